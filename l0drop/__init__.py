@@ -1,0 +1,9 @@
+"""l0drop shortens what an encoder hands to its decoder."""
+
+from l0drop.core.gates import Gate, Gates, register_gate
+from l0drop.core.memory import Memory, compress
+from l0drop.models.config import L0DropConfig
+from l0drop.models.sparsify import sparsify
+
+__all__ = ["Gate", "Gates", "L0DropConfig", "Memory", "compress", "register_gate", "sparsify"]
+__version__ = "0.1.0"

@@ -1,0 +1,95 @@
+"""The dial: keep more or fewer encodings than the model chose by itself, without training.
+
+Shapes: B sentences, N source positions. Masks are True on real tokens.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from l0drop.core import hard_concrete
+from l0drop.core.gates import Gates
+from l0drop.core.memory import Gating
+
+
+@dataclass(frozen=True, eq=False)
+class Dial:
+    """One setting of the dial; at most one of `keep`, `max_memory` and `shift`.
+
+    keep: the share of real tokens to keep: n = max(1, round(keep · real tokens)) per sentence. In training it may be a
+        tensor [B], one share per sentence.
+    max_memory: the most rows a memory may have, the zero row of gating `zero` included.
+    shift: added to log α; larger keeps more.
+    dense: decode on the full gated memory.
+    """
+
+    keep: float | Tensor | None = None
+    max_memory: int | None = None
+    shift: float | None = None
+    dense: bool = False
+
+    def __post_init__(self) -> None:
+        turned = [name for name in ("keep", "max_memory", "shift") if getattr(self, name) is not None]
+        if len(turned) > 1:
+            raise ValueError(f"dial: choose one of keep, max_memory and shift, got {' and '.join(turned)}")
+        if self.keep is not None:
+            shares = torch.as_tensor(self.keep)
+            if not bool(((shares > 0) & (shares <= 1)).all()):
+                raise ValueError(f"keep: expected a share in (0, 1], got {self.keep}")
+        if self.max_memory is not None and (int(self.max_memory) != self.max_memory or self.max_memory < 1):
+            raise ValueError(f"max_memory: expected a whole number of rows, at least 1, got {self.max_memory}")
+
+    def turn(self, gates: Gates, mask_BN: Tensor, gating: Gating, epsilon: float, always_BN: Tensor | None) -> Gates:
+        """The gates at this setting. `always_BN` marks tokens that are kept at any setting."""
+        if self.keep is None and self.max_memory is None and self.shift is None:
+            return gates
+        if gates.log_alpha is None:
+            raise ValueError(
+                "dial: this gate has no log α to rank or shift (it is a rule); only dense=True works with it"
+            )
+        if self.shift is not None:
+            values_BN = hard_concrete.test_time_gate(gates.log_alpha + self.shift, epsilon) * mask_BN
+            if always_BN is not None:
+                values_BN = values_BN.masked_fill(always_BN, 1)
+            return gates._replace(values=values_BN)
+        if self.max_memory is not None:
+            return gates._replace(values=self._at_most(gates, mask_BN, gating, always_BN))
+        rank_BN = _rank(gates.log_alpha, mask_BN, always_BN)
+        keep = torch.as_tensor(self.keep, dtype=torch.float64, device=mask_BN.device)
+        wanted_B = (keep * mask_BN.sum(1)).round().clamp_min(1)
+        chosen_BN = (rank_BN < wanted_B[:, None]) & _reachable(gates.log_alpha, mask_BN)
+        reopened_BN = torch.where(gates.values == 0, 1.0, gates.values)
+        return gates._replace(values=_keep_always(torch.where(chosen_BN, reopened_BN, 0.0), always_BN))
+
+    def _at_most(self, gates: Gates, mask_BN: Tensor, gating: Gating, always_BN: Tensor | None) -> Tensor:
+        assert self.max_memory is not None
+        assert gates.log_alpha is not None
+        rows = self.max_memory - (gating == "zero")
+        if rows < 1:
+            raise ValueError("max_memory: gating zero needs one row for the zero row and one to keep: at least 2")
+        open_BN = gates.values != 0
+        rank_BN = _rank(gates.log_alpha, open_BN, always_BN)
+        return _keep_always(torch.where(rank_BN < rows, gates.values, 0.0), always_BN)
+
+
+def _reachable(log_alpha_BN: Tensor, mask_BN: Tensor) -> Tensor:
+    # log α = -inf marks a row that an earlier layer removed for good: there is no encoding to keep
+    return mask_BN & (log_alpha_BN != -torch.inf)
+
+
+def _rank(log_alpha_BN: Tensor, among_BN: Tensor, always_BN: Tensor | None) -> Tensor:
+    """0 for the position of largest log α, 1 for the next, ties by position; tokens always kept come first."""
+    score_BN = log_alpha_BN.masked_fill(~among_BN, -torch.inf)
+    if always_BN is not None:
+        score_BN = score_BN.masked_fill(always_BN & among_BN, torch.inf)
+    order_BN = score_BN.argsort(dim=1, descending=True, stable=True)
+    # among equals at -inf a position outside `among` may precede one inside; a second stable sort puts it last
+    outside_BN = (~among_BN).gather(1, order_BN).int()
+    order_BN = order_BN.gather(1, outside_BN.argsort(dim=1, stable=True))
+    ranks = torch.arange(order_BN.shape[1], device=order_BN.device).expand_as(order_BN)
+    return torch.empty_like(order_BN).scatter(1, order_BN, ranks)
+
+
+def _keep_always(values_BN: Tensor, always_BN: Tensor | None) -> Tensor:
+    return values_BN if always_BN is None else values_BN.masked_fill(always_BN, 1)

@@ -1,0 +1,178 @@
+"""What decides which encodings are dropped: the `Gate` contract, its result `Gates`, the registry, the learned gate.
+
+Shapes: B sentences, N source positions, D model width. Masks are True on real tokens.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from l0drop.core import hard_concrete
+
+NOISE = "noise"
+"""The hint under which a training model hands its gates the uniforms to sample with, [B, N] in [0, 1)."""
+
+
+class Gates(NamedTuple):
+    """One decision per source position, whoever made it: the learned gate, a rule, a random baseline.
+
+    values: [B, N] in [0, 1], 0 on padding; closed is exactly 0.
+    open_probability: [B, N], P(gate ≠ 0), what the penalty acts on; None for a gate that has nothing to learn.
+    log_alpha: [B, N], the score behind the gate, which the dial ranks and shifts; None for a rule.
+    """
+
+    values: Tensor
+    open_probability: Tensor | None = None
+    log_alpha: Tensor | None = None
+
+    def check(self, mask_BN: Tensor) -> None:
+        """Raise ValueError unless these are gates for `mask_BN`: right shapes, values in [0, 1], 0 on padding."""
+        for name, tensor in zip(self._fields, self, strict=True):
+            if tensor is not None and tensor.shape != mask_BN.shape:
+                raise ValueError(
+                    f"Gates.{name}: expected shape {tuple(mask_BN.shape)}, one number per source position, "
+                    f"got {tuple(tensor.shape)}"
+                )
+        if torch.compiler.is_compiling():
+            return  # looking at values would break the graph; the eager run of the same gate has looked
+        if not bool(((self.values >= 0) & (self.values <= 1)).all()):
+            raise ValueError("Gates.values: a gate lies in [0, 1]; clamp what the gate's forward returns")
+        if bool(((self.values != 0) & ~mask_BN).any()):
+            raise ValueError("Gates.values: padding must have gate 0; multiply what the gate's forward returns by mask")
+
+
+class Gate(nn.Module):
+    """A way to drop: subclass it and override `forward`.
+
+    A gate is rebuilt from the arguments it was constructed with, which are recorded by themselves, so they must be
+    plain JSON values. `encodings` are [B, N, D] and differentiable, `mask` is [B, N] and True on real tokens, `hints`
+    maps names to per-token tensors [B, N] (tags, frequency ranks: whatever a rule needs).
+    """
+
+    arguments: dict[str, Any]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "Gate":
+        gate = super().__new__(cls)
+        try:
+            bound = inspect.signature(cls.__init__).bind(gate, *args, **kwargs)
+        except TypeError:
+            return gate  # __init__ raises the error with its own words; a copy gets the attribute with the rest
+        arguments: dict[str, Any] = {}
+        for name, value in list(bound.arguments.items())[1:]:
+            variadic = bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+            arguments.update(value if variadic else {name: value})
+        gate.__dict__["arguments"] = arguments
+        return gate
+
+    @classmethod
+    def build(cls, arguments: Mapping[str, Any], *, width: int, **defaults: Any) -> "Gate":
+        """The gate for a model of this width; `defaults` are what the model would give a learned gate."""
+        return cls(**arguments)
+
+    def forward(
+        self,
+        encodings: Tensor,
+        mask: Tensor,
+        input_ids: Tensor | None = None,
+        hints: Mapping[str, Tensor] | None = None,
+    ) -> Gates:
+        raise NotImplementedError(f"{type(self).__name__} must override forward and return Gates")
+
+    def fold(self, shift: float) -> None:
+        """Add `shift` to log α for good."""
+        raise ValueError(f"{type(self).__name__} has no bias to fold a shift of log α into")
+
+
+class LearnedGate(Gate):
+    """log α = x·w + b, then the hard-concrete gate: sampled in training, the test-time gate otherwise (Eq. 9, 6-8, 13).
+
+    w starts at 0 and b at `start`, so every gate starts alike. With `normalize`, x is brought to zero mean and unit
+    variance first, for encoders whose output has a scale of its own. The parameters are float32 in any model.
+    """
+
+    def __init__(
+        self, width: int, beta: float = 2 / 3, epsilon: float = 0.1, start: float | None = None, normalize: bool = False
+    ) -> None:
+        super().__init__()
+        self.beta, self.epsilon, self.normalize = beta, epsilon, normalize
+        self.start = hard_concrete.threshold(epsilon) + 0.6 if start is None else start
+        self.weight = nn.Parameter(torch.zeros(width, dtype=torch.float32))
+        self.bias = nn.Parameter(torch.full((), self.start, dtype=torch.float32))
+
+    @classmethod
+    def build(cls, arguments: Mapping[str, Any], *, width: int, **defaults: Any) -> "LearnedGate":
+        return cls(**{"width": width, **defaults, **arguments})
+
+    def reset_parameters(self) -> None:
+        """Back to the start: all gates alike and open."""
+        with torch.no_grad():
+            self.weight.zero_()
+            self.bias.fill_(self.start)
+
+    def forward(
+        self,
+        encodings: Tensor,
+        mask: Tensor,
+        input_ids: Tensor | None = None,
+        hints: Mapping[str, Tensor] | None = None,
+    ) -> Gates:
+        with torch.autocast(encodings.device.type, enabled=False):
+            x_BND = hard_concrete.wide(encodings)
+            if self.normalize:
+                x_BND = nn.functional.layer_norm(x_BND, x_BND.shape[-1:])
+            log_alpha_BN = x_BND @ self.weight.to(x_BND.dtype) + self.bias.to(x_BND.dtype)
+            if self.training:
+                noise_BN = torch.rand_like(log_alpha_BN) if hints is None or NOISE not in hints else hints[NOISE]
+                values_BN = hard_concrete.sample(log_alpha_BN, noise_BN, self.beta, self.epsilon)
+            else:
+                values_BN = hard_concrete.test_time_gate(log_alpha_BN, self.epsilon)
+            open_BN = hard_concrete.open_probability(log_alpha_BN, self.beta, self.epsilon)
+            return Gates(values_BN * mask, open_BN * mask, log_alpha_BN)
+
+    def fold(self, shift: float) -> None:
+        with torch.no_grad():
+            self.bias.add_(shift)
+
+
+_registry: dict[str, type[Gate]] = {"learned": LearnedGate}
+
+GateClass = TypeVar("GateClass", bound=type[Gate])
+
+
+def register_gate(name: str) -> Callable[[GateClass], GateClass]:
+    """Class decorator: under this name a saved model finds its gate again, once the defining module is imported."""
+
+    def register(gate_class: GateClass) -> GateClass:
+        known = _registry.get(name)
+        if known is not None and f"{known.__module__}.{known.__qualname__}" != (
+            f"{gate_class.__module__}.{gate_class.__qualname__}"
+        ):
+            raise ValueError(f"gate: the name {name!r} is taken by {known.__module__}.{known.__qualname__}")
+        _registry[name] = gate_class
+        return gate_class
+
+    return register
+
+
+def gate_class(name: str) -> type[Gate]:
+    """The registered gate of that name."""
+    if name not in _registry:
+        raise ValueError(
+            f"gate: no gate is registered as {name!r} (known: {', '.join(sorted(_registry))}); "
+            "import the module that defines it, with @register_gate, before loading the model"
+        )
+    return _registry[name]
+
+
+def gate_name(gate: Gate) -> str:
+    """The name a gate's class is registered under."""
+    for name, known in _registry.items():
+        if known is type(gate):
+            return name
+    raise ValueError(
+        f"gate: {type(gate).__name__} is not registered, so a saved model could not find it again; "
+        'decorate the class with @register_gate("name")'
+    )

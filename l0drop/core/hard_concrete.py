@@ -1,0 +1,86 @@
+"""The hard-concrete distribution of Louizos et al., as the paper uses it (Eq. 6 to 10 and 13). Pure functions.
+
+A gate is a binary-concrete variable with location log α and temperature β, stretched from (0, 1) to (-ε, 1+ε) and
+clipped to [0, 1], so that it is exactly 0 and exactly 1 with positive probability.
+
+Everything is computed in at least float32; float64 stays float64. Shapes: B sentences, N source positions; log α may
+have any shape.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+# SplitMix64 (Steele, Lea, Flood 2014): the increment and the two multipliers, as signed 64-bit numbers.
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX_2 = 0x94D049BB133111EB - (1 << 64)
+
+
+def threshold(epsilon: float) -> float:
+    """The t for which the test-time gate is 0 exactly when log α <= -t, and 1 exactly when log α >= t: ln((1+ε)/ε)."""
+    return math.log((1 + epsilon) / epsilon)
+
+
+def sample(log_alpha: Tensor, uniforms: Tensor, beta: float, epsilon: float) -> Tensor:
+    """A gate in [0, 1], differentiable in log α; its randomness, `uniforms`, is given from outside (Eq. 6-8)."""
+    log_alpha = wide(log_alpha)
+    edge = torch.finfo(log_alpha.dtype).eps
+    noise = torch.logit(uniforms.to(log_alpha.dtype).clamp(edge, 1 - edge))
+    concrete = torch.sigmoid((noise + log_alpha) / beta)
+    return (concrete * (1 + 2 * epsilon) - epsilon).clamp(0, 1)
+
+
+def test_time_gate(log_alpha: Tensor, epsilon: float) -> Tensor:
+    """ĝ = min(1, max(0, σ(log α)(1+2ε) - ε)) (Eq. 13), 0 and 1 exactly at ∓`threshold`, whatever the rounding."""
+    log_alpha = wide(log_alpha)
+    between = torch.sigmoid(log_alpha) * (1 + 2 * epsilon) - epsilon
+    between = between.clamp(torch.finfo(log_alpha.dtype).eps, 1)
+    return between.masked_fill(closed(log_alpha, epsilon), 0).masked_fill(log_alpha >= threshold(epsilon), 1)
+
+
+def closed(log_alpha: Tensor, epsilon: float) -> Tensor:
+    """Where the test-time gate is exactly 0."""
+    return wide(log_alpha) <= -threshold(epsilon)
+
+
+def closed_probability(log_alpha: Tensor, beta: float, epsilon: float) -> Tensor:
+    """P(gate = 0) = σ(β log(ε/(1+ε)) - log α), for a sampled gate."""
+    return torch.sigmoid(-beta * threshold(epsilon) - wide(log_alpha))
+
+
+def open_probability(log_alpha: Tensor, beta: float, epsilon: float) -> Tensor:
+    """P(gate ≠ 0) = 1 - P(gate = 0), the term of the penalty (Eq. 10), accurate where it is tiny."""
+    return torch.sigmoid(wide(log_alpha) + beta * threshold(epsilon))
+
+
+def keyed_uniforms(key_B: Tensor, position_BN: Tensor, stream: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Uniforms in (0, 1), each a function of its sentence's key, its position and the stream alone.
+
+    Counter-based: nothing is drawn from a generator, so the numbers do not depend on the batch, on the process, on the
+    device or on being computed a second time. Independent draws of the same sentence take different keys; independent
+    gates on the same sentence (layer by layer) take different streams.
+    """
+    row_B = _mix(_mix(key_B.to(torch.int64)) + (stream + 1) * _GOLDEN)
+    bits_BN = _mix(row_B[:, None] + (position_BN.to(torch.int64) + 1) * _GOLDEN)
+    digits = 52 if dtype == torch.float64 else 23  # one bit fewer than the significand, so that + 0.5 stays exact
+    integer_BN = _logical_right_shift(bits_BN, 64 - digits)
+    return (integer_BN.to(dtype) + 0.5) * 2.0**-digits
+
+
+def wide(x: Tensor) -> Tensor:
+    """`x` in the precision gates are computed in: float64 as it is, everything else as float32."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _mix(z: Tensor) -> Tensor:
+    """SplitMix64's finalizer: a bijection on 64-bit integers whose output bits look independent."""
+    z = (z ^ _logical_right_shift(z, 30)) * _MIX_1
+    z = (z ^ _logical_right_shift(z, 27)) * _MIX_2
+    return z ^ _logical_right_shift(z, 31)
+
+
+def _logical_right_shift(z: Tensor, by: int) -> Tensor:
+    # torch has no unsigned 64-bit arithmetic; >> on int64 repeats the sign bit.
+    return (z >> by) & ((1 << (64 - by)) - 1)

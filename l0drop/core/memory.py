@@ -1,0 +1,135 @@
+"""What a dropped encoding means to the decoder, for the three gatings. The only file that knows.
+
+`compress` builds the short memory, `full` the dense one; a decoder that adds `bias` to its attention scores computes
+the same on either.
+
+| gating | the decoder attends to                                       | short memory                             |
+|--------|--------------------------------------------------------------|------------------------------------------|
+| zero   | encoding × gate; closed rows stay as zero vectors            | kept rows + one zero row, bias log count |
+| mask   | encoding × gate; closed rows are masked out                  | kept rows                                |
+| weight | encodings; attention weight × gate, renormalised             | kept rows, bias log gate                 |
+
+With `mask` and `weight` a sentence whose gates are all closed keeps one position, with gate 1; see `keep_one`.
+
+Shapes: B sentences, N source positions, K memory rows, D model width. Masks are True on real tokens.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from l0drop.core.gates import Gates
+
+Gating = Literal["zero", "mask", "weight"]
+GATINGS: tuple[str, ...] = get_args(Gating)
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """What the decoder attends to.
+
+    states: [B, K, D], in source order.
+    bias: [B, 1, 1, K], added to the attention scores; -inf on padding; float32, or float64 beside float64 states.
+    index: [B, K], the source position of each row; -1 for the zero row and padding.
+    count: [B], dropped real tokens, which with gating `zero` the zero row stands for.
+    """
+
+    states: Tensor
+    bias: Tensor
+    index: Tensor
+    count: Tensor
+
+
+def compress(encodings: Tensor, gates: Gates, mask: Tensor, gating: Gating = "zero") -> Memory:
+    """The short memory: kept rows in source order, padded to the longest; with `zero` the zero row in front.
+
+    The zero row is there even for a sentence that dropped nothing: its bias is then log 0 = -inf.
+    """
+    mask_BN = _checked(encodings, gates, mask, gating)
+    values_BN = keep_one(gates, mask_BN, gating).values
+    kept_BN = values_BN != 0
+    kept_B = kept_BN.sum(1)
+    rows = int(kept_B.max())
+    # argsort, because it can be stable: torch.topk does not keep the order of equal elements
+    index_BK = kept_BN.int().argsort(dim=1, descending=True, stable=True)[:, :rows]
+    real_BK = torch.arange(rows, device=mask_BN.device) < kept_B[:, None]
+    gate_BK = values_BN.gather(1, index_BK)
+    states_BKD = encodings.gather(1, index_BK[..., None].expand(-1, -1, encodings.shape[-1]))
+    # where, not a product: what stands on padding may be anything, NaN included
+    states_BKD = torch.where(real_BK[..., None], _scaled(states_BKD, gate_BK, gating), 0)
+    bias_BK = _row_bias(gate_BK, real_BK, gating, states_BKD.dtype)
+    index_BK = index_BK.masked_fill(~real_BK, -1)
+    count_B = mask_BN.sum(1) - kept_B
+    if gating == "zero":
+        states_BKD = torch.cat([torch.zeros_like(encodings[:, :1]), states_BKD], 1)
+        bias_BK = torch.cat([count_B[:, None].to(bias_BK.dtype).log(), bias_BK], 1)
+        index_BK = torch.nn.functional.pad(index_BK, (1, 0), value=-1)
+    return Memory(states_BKD, bias_BK[:, None, None], index_BK, count_B)
+
+
+def full(encodings: Tensor, gates: Gates, mask: Tensor, gating: Gating = "zero") -> Memory:
+    """The dense memory: every position in its place, gated. Differentiable; what training decodes from."""
+    mask_BN = _checked(encodings, gates, mask, gating)
+    values_BN = keep_one(gates, mask_BN, gating).values
+    kept_BN = values_BN != 0
+    seen_BN = mask_BN if gating == "zero" else kept_BN
+    states_BND = _scaled(encodings, values_BN, gating)
+    bias_BN = _row_bias(values_BN, seen_BN, gating, states_BND.dtype)
+    index_BN = torch.arange(mask_BN.shape[1], device=mask_BN.device).expand_as(mask_BN).masked_fill(~seen_BN, -1)
+    return Memory(states_BND, bias_BN[:, None, None], index_BN, mask_BN.sum(1) - kept_BN.sum(1))
+
+
+def keep_one(gates: Gates, mask_BN: Tensor, gating: Gating) -> Gates:
+    """With `mask` and `weight`, give a sentence whose gates are all closed one position with gate 1.
+
+    It is the position of largest log α, the first of them; the first real token where there is no log α. With `zero`
+    nothing happens: the zero row alone is a valid memory.
+    """
+    if gating == "zero":
+        return gates
+    score_BN = torch.zeros_like(gates.values) if gates.log_alpha is None else gates.log_alpha
+    best_B1 = score_BN.masked_fill(~mask_BN, -torch.inf).argmax(1, keepdim=True)
+    # where every score is -inf, argmax may land on padding
+    best_B1 = torch.where(mask_BN.gather(1, best_B1), best_B1, mask_BN.int().argmax(1, keepdim=True))
+    all_closed_B1 = (gates.values == 0).all(1, keepdim=True)
+    forced_BN = torch.zeros_like(mask_BN).scatter(1, best_B1, all_closed_B1)
+    return gates._replace(values=torch.where(forced_BN, 1.0, gates.values))
+
+
+def check_mask(mask_BN: Tensor) -> None:
+    """Raise ValueError where a sentence has no real token: attention over nothing is undefined."""
+    if torch.compiler.is_compiling():
+        return
+    empty = (~mask_BN.any(1)).nonzero().flatten().tolist()
+    if empty:
+        raise ValueError(
+            f"attention_mask: sentence {empty[0]} of the batch has no real token; drop it or give it an EOS"
+        )
+
+
+def _checked(encodings: Tensor, gates: Gates, mask: Tensor, gating: str) -> Tensor:
+    if gating not in GATINGS:
+        raise ValueError(f"gating: expected one of {', '.join(GATINGS)}, got {gating!r}")
+    if mask.shape != encodings.shape[:2]:
+        raise ValueError(f"mask: expected shape {tuple(encodings.shape[:2])}, got {tuple(mask.shape)}")
+    mask_BN = mask.bool()
+    gates.check(mask_BN)
+    check_mask(mask_BN)
+    return mask_BN
+
+
+def _scaled(states: Tensor, gate: Tensor, gating: str) -> Tensor:
+    return states if gating == "weight" else states * gate[..., None].to(states.dtype)
+
+
+def _row_bias(gate: Tensor, seen: Tensor, gating: str, dtype: torch.dtype) -> Tensor:
+    bias_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    if gating == "weight":
+        # log of a safe number, then masked: the gradient of log 0 would be NaN
+        tiny = torch.finfo(bias_dtype).tiny
+        bias = torch.where(seen, gate, 1).to(bias_dtype).clamp_min(tiny).log()
+    else:
+        bias = torch.zeros_like(gate, dtype=bias_dtype)
+    return bias.masked_fill(~seen, -torch.inf)

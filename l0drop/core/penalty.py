@@ -1,0 +1,214 @@
+"""The L0 term of the objective, and what sets its weight λ: a constant, a ramp, or a controller with a target sparsity.
+
+The schedules are plain Python with a state that can be saved, so a resumed run goes on where it stopped.
+
+Shapes: B sentences, N source positions. Masks are True on real tokens.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from l0drop.core import hard_concrete
+from l0drop.core.memory import Gating
+
+Reduction = Literal["mean", "sum"]
+
+
+def penalty(open_probability_BN: Tensor, mask_BN: Tensor, reduction: Reduction = "mean") -> Tensor:
+    """[B], the expected number of open gates of each sentence (Eq. 10), or its mean over the sentence's tokens.
+
+    The paper writes the sum, its authors' code takes the mean; with the mean λ weighs the same for short and for long
+    inputs. Positions outside `mask_BN` are left out; a sentence with none inside has penalty 0.
+    """
+    total_B = open_probability_BN.masked_fill(~mask_BN, 0).sum(1)
+    return total_B if reduction == "sum" else total_B / mask_BN.sum(1).clamp_min(1)
+
+
+class LambdaSchedule:
+    """What λ is at each optimizer step: call `step` once per step and use what it returns."""
+
+    value: float
+
+    def step(self, sparsity: float | None = None, validation: float | None = None) -> float:
+        """Move on by one optimizer step. `sparsity`: share of closed test-time gates in the step's training batch;
+        `validation`: the same on held-out text with dropout off, at the steps where it was measured."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if set(state) != set(vars(self)):
+            raise ValueError(f"{type(self).__name__}: a state with {sorted(vars(self))} expected, got {sorted(state)}")
+        vars(self).update(state)
+
+
+class ConstantLambda(LambdaSchedule):
+    """λ as given."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def step(self, sparsity: float | None = None, validation: float | None = None) -> float:
+        return self.value
+
+
+class RampedLambda(LambdaSchedule):
+    """λ rising linearly from 0 at step `start` to its value at step `end`: training from scratch."""
+
+    def __init__(self, value: float, start: int, end: int) -> None:
+        if not 0 <= start < end:
+            raise ValueError(f"λ ramp: 0 <= start < end expected, got start {start}, end {end}")
+        self.final, self.start, self.end = value, start, end
+        self.steps = 0
+        self.value = 0.0
+
+    def step(self, sparsity: float | None = None, validation: float | None = None) -> float:
+        self.steps += 1
+        self.value = self.final * min(max(0, self.steps - self.start) / (self.end - self.start), 1.0)
+        return self.value
+
+
+class SteeredLambda(LambdaSchedule):
+    """λ moved by a PI controller until the sparsity is the target.
+
+    Why PI: a Lagrange multiplier (the integral term alone) answers to the accumulated error only. Gates follow λ with
+    a lag, so by the time the error is gone λ is too large and the sparsity swings around the target. The proportional
+    term answers to the error's change and cancels that lag.
+
+    Velocity form: each step adds  gain · (kp · change of the error + ki · error)  to λ and clips λ to [0, max_lambda].
+    What is clipped is the only state that accumulates, so nothing winds up while λ rests at a bound. Steps scale with
+    max(λ, `scale`), so that targets which need λ = 0.2 and λ = 20 are approached at a like pace.
+
+    The error is taken against a setpoint that rises linearly from 0 to the target over `ramp` steps. What is measured
+    is a moving average over training batches, corrected by its difference to the last validation measurement.
+    """
+
+    def __init__(
+        self,
+        target: float,
+        *,
+        start: float = 0.0,
+        kp: float = 3.0,
+        ki: float = 0.03,
+        smoothing: float = 0.9,
+        ramp: int = 100,
+        scale: float = 0.2,
+        max_lambda: float = 50.0,
+    ) -> None:
+        if not 0 < target < 1:
+            raise ValueError(f"target_sparsity: expected a share in (0, 1), got {target}")
+        self.target, self.kp, self.ki, self.smoothing = target, kp, ki, smoothing
+        self.ramp, self.scale, self.max_lambda = ramp, scale, max_lambda
+        self.value = start
+        self.steps = 0
+        self.average: float | None = None
+        self.offset = 0.0
+        self.last_error: float | None = None
+
+    @property
+    def setpoint(self) -> float:
+        """Where the sparsity should be at the present step."""
+        return self.target * min(1.0, self.steps / self.ramp) if self.ramp else self.target
+
+    @property
+    def measured(self) -> float | None:
+        """The best present estimate of the sparsity on held-out text."""
+        return None if self.average is None else self.average + self.offset
+
+    def step(self, sparsity: float | None = None, validation: float | None = None) -> float:
+        self.steps += 1
+        if sparsity is not None:
+            fresh = self.average is None
+            self.average = (
+                sparsity if fresh else self.smoothing * float(self.average or 0) + (1 - self.smoothing) * sparsity
+            )
+        if validation is not None:
+            if self.average is None:
+                self.average = validation
+            self.offset = validation - self.average
+        if self.measured is None:
+            return self.value
+        error = self.setpoint - self.measured
+        change = 0.0 if self.last_error is None else error - self.last_error
+        self.last_error = error
+        moved = self.value + max(self.value, self.scale) * (self.kp * change + self.ki * error)
+        self.value = min(max(moved, 0.0), self.max_lambda)
+        return self.value
+
+
+class Sentences(NamedTuple):
+    """What the calibration needs of one batch of held-out text: log α [B, N], real tokens, tokens always kept."""
+
+    log_alpha: Tensor
+    mask: Tensor
+    always: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The outcome: `shift` of log α, and the sparsity on the text it was found on, without and with it."""
+
+    shift: float
+    target: float
+    before: float
+    after: float
+
+    @property
+    def met(self) -> bool:
+        return abs(self.after - self.target) <= TOLERANCE
+
+
+TOLERANCE = 0.005
+"""How near to the target the calibration brings the sparsity: half a point."""
+
+
+def calibrate(batches: Iterable[Sentences], target: float, epsilon: float, gating: Gating) -> Calibration:
+    """The smallest shift of log α that brings the share of closed test-time gates to `target` ± half a point.
+
+    Counted as in decoding: tokens always kept are never closed; with gatings that keep one row of a sentence whose
+    gates are all closed, that row is never closed either. Where tokens share one log α the share moves in jumps; if it
+    jumps over the window, the shift that comes nearest is taken (`Calibration.met` tells).
+    """
+    closable, real = [], 0
+    for log_alpha_BN, mask_BN, always_BN in batches:
+        may_close_BN = mask_BN.clone()
+        if gating != "zero":
+            best_B1 = log_alpha_BN.masked_fill(~mask_BN, -torch.inf).argmax(1, keepdim=True)
+            may_close_BN.scatter_(1, best_B1, False)
+        if always_BN is not None:
+            # a sentence with a token that is always kept never needs a row forced open
+            has_always_B1 = (always_BN & mask_BN).any(1, keepdim=True)
+            may_close_BN = torch.where(has_always_B1, mask_BN, may_close_BN) & ~always_BN
+        closable.append(hard_concrete.wide(log_alpha_BN)[may_close_BN].double().cpu())
+        real += int(mask_BN.sum())
+    if not real:
+        raise ValueError("calibrate: no real token in the validation text")
+    needed_N = (-hard_concrete.threshold(epsilon) - torch.cat(closable)).sort(descending=True).values
+    # needed_N[i]: below this shift the i-th closable token is closed; so with shift s, #{needed >= s} tokens are
+
+    def sparsity(shift: float) -> float:
+        return int((needed_N >= shift).sum()) / real
+
+    before = sparsity(0.0)
+    if abs(before - target) <= TOLERANCE or not len(needed_N):
+        return Calibration(0.0, target, before, before)
+    # candidates lie half way between neighbouring thresholds, where rounding cannot flip a token
+    finite = needed_N[needed_N.isfinite()].unique().flip(0)
+    middle = (finite[1:] + finite[:-1]) / 2
+    candidates = torch.cat([finite[:1] + 1, middle, finite[-1:] - 1]) if len(finite) else finite
+    closed_at = torch.searchsorted(-needed_N, -candidates, right=True).double() / real
+    distance = (closed_at - target).abs()
+    within = distance <= TOLERANCE
+    if bool(within.any()):
+        allowed = candidates[within]
+        shift = float(allowed[allowed.abs().argmin()])
+    elif len(candidates) and float(distance.min()) < abs(before - target):
+        shift = float(candidates[distance.argmin()])
+    else:
+        shift = 0.0
+    return Calibration(shift, target, before, sparsity(shift))

@@ -1,0 +1,1 @@
+"""The idea inside Hugging Face encoder-decoders."""

@@ -1,0 +1,30 @@
+"""One model's parameters in another model's modules: how a gate is put in and taken out without copying weights."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+
+def adopt_parameters(source: PreTrainedModel, model_class: type[Any], config: Any) -> Any:
+    """A model of `model_class` whose parameters and buffers are the very objects of `source`, where it has them."""
+    with torch.device("meta"):
+        model = model_class(config)
+    others = dict(source.named_modules(remove_duplicate=False))
+    for name, module in model.named_modules(remove_duplicate=False):
+        other = others.get(name)
+        if other is None or other is source:
+            continue
+        if type(module) is not type(other) and not isinstance(other, nn.ModuleList):
+            raise ValueError(
+                f"model: {name} is a {type(other).__name__}, not a plain {type(module).__name__}; "
+                "sparsify before quantizing, adapters or other surgery"
+            )
+        module._parameters.update(other._parameters)
+        module._buffers.update(other._buffers)
+        module.training = other.training
+    model._buffers.update({name: tensor for name, tensor in source._buffers.items() if name in model._buffers})
+    model.training = source.training
+    model.generation_config = source.generation_config
+    return model

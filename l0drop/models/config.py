@@ -1,0 +1,201 @@
+"""How a model drops: the user's `L0DropConfig`, and the Hugging Face config classes that carry it."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from l0drop.core.gates import gate_class
+from l0drop.core.memory import GATINGS, Gating
+from l0drop.core.penalty import Reduction
+
+FORMAT = 1
+"""Version of what is stored in a model's config; raised when an older l0drop could not read it any more."""
+
+DEFAULT_LAMBDA = 0.3
+"""λ where neither λ nor a target sparsity is given: the paper's value for fine-tuning."""
+
+
+@dataclass
+class L0DropConfig:
+    """How a model drops. Bad values raise ValueError with the field's name, at construction and on assignment.
+
+    gating: what a dropped encoding means to the decoder: `zero` (the paper), `mask` or `weight`. Weights are trained
+        for one gating, so it cannot be changed afterwards.
+    lambda_, target_sparsity: the weight of the penalty, or the sparsity that it is steered to; never both.
+    penalty: `mean` or `sum` over a sentence's real tokens.
+    beta, epsilon: temperature and stretch of the hard-concrete distribution.
+    start: the gate's bias at the start; None is ln((1+ε)/ε) + 0.6, where every gate is exactly 1.
+    gate, gate_args: a registered gate and its arguments.
+    always_keep: token ids that are never dropped: gate 1, left out of the penalty, counted as kept.
+    layerwise: gates between the encoder's layers too.
+    enabled: False runs the current weights ungated.
+    """
+
+    gating: Gating = "zero"
+    lambda_: float | None = None
+    target_sparsity: float | None = None
+    penalty: Reduction = "mean"
+    beta: float = 2 / 3
+    epsilon: float = 0.1
+    start: float | None = None
+    gate: str = "learned"
+    gate_args: dict[str, Any] = field(default_factory=dict)
+    always_keep: Sequence[int] = ()
+    layerwise: bool = False
+    enabled: bool = True
+
+    def __post_init__(self) -> None:
+        self._checked = True
+        if self.lambda_ is None and self.target_sparsity is None:
+            self.lambda_ = DEFAULT_LAMBDA
+        self._check()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = {f.name for f in dataclasses.fields(self)} | {"_checked"}
+        if name not in known:
+            raise AttributeError(
+                f"L0DropConfig has no field {name!r}; it has {', '.join(sorted(known - {'_checked'}))}"
+            )
+        ready = self.__dict__.get("_checked", False)
+        if ready and name == "gating" and value != self.gating:
+            raise ValueError(
+                f"gating: the model is trained for {self.gating!r} and decodes wrongly with {value!r}; "
+                f"load it with {self.gating!r}, or sparsify the base model anew and train it with {value!r}"
+            )
+        before = self.__dict__.get(name)
+        object.__setattr__(self, name, tuple(value) if name == "always_keep" else value)
+        if ready:
+            try:
+                self._check()
+            except ValueError:
+                object.__setattr__(self, name, before)
+                raise
+
+    def _check(self) -> None:
+        def require(name: str, fine: bool, expected: str) -> None:
+            if not fine:
+                raise ValueError(f"{name}: expected {expected}, got {getattr(self, name)!r}")
+
+        def is_number(value: Any) -> bool:
+            return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+        require("gating", self.gating in GATINGS, f"one of {', '.join(GATINGS)}")
+        if self.lambda_ is not None and self.target_sparsity is not None:
+            raise ValueError(
+                "lambda_ and target_sparsity: give one of them; a target sets λ by itself "
+                f"(got lambda_ {self.lambda_}, target_sparsity {self.target_sparsity})"
+            )
+        require(
+            "lambda_",
+            self.lambda_ is None or (is_number(self.lambda_) and self.lambda_ >= 0),
+            "a number that is not negative",
+        )
+        target = self.target_sparsity
+        require("target_sparsity", target is None or (is_number(target) and 0 < target < 1), "a share between 0 and 1")
+        require("penalty", self.penalty in ("mean", "sum"), "mean or sum")
+        require("beta", is_number(self.beta) and self.beta > 0, "a positive number")
+        require("epsilon", is_number(self.epsilon) and self.epsilon > 0, "a positive number (the paper's -0.1 is 0.1)")
+        require("start", self.start is None or is_number(self.start), "a number or None")
+        require("gate", isinstance(self.gate, str), "the name of a registered gate")
+        require("gate_args", isinstance(self.gate_args, dict), "a mapping of the gate's arguments")
+        ids = self.always_keep
+        fine = all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids)
+        require("always_keep", fine, "a list of token ids")
+        require("layerwise", isinstance(self.layerwise, bool), "True or False")
+        require("enabled", isinstance(self.enabled, bool), "True or False")
+        if self.layerwise and self.gating == "weight":
+            raise ValueError(
+                "layerwise: gates between layers act on encodings, so gating must be zero or mask, not weight"
+            )
+        if self.layerwise and self.gate != "learned":
+            raise ValueError(f"layerwise: only the learned gate goes between layers, not {self.gate!r}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, with the format version."""
+        return {"format": FORMAT, **dataclasses.asdict(self), "always_keep": list(self.always_keep)}
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any]) -> "L0DropConfig":
+        values = dict(stored)
+        version = values.pop("format", FORMAT)
+        if version != FORMAT:
+            raise ValueError(
+                f"l0drop.format: this l0drop reads version {FORMAT}, the model has {version}; upgrade l0drop"
+            )
+        unknown = set(values) - {f.name for f in dataclasses.fields(cls)}
+        if unknown:
+            raise ValueError(f"l0drop: unknown field {', '.join(sorted(unknown))} in the model's config")
+        config = cls(**values)
+        gate_class(config.gate)
+        return config
+
+
+class L0DropModelConfig:
+    """What every L0Drop model config adds to its base: the field `l0drop`, whose gating cannot be changed."""
+
+    base_config: type[PreTrainedConfig]
+
+    @property
+    def l0drop(self) -> L0DropConfig:
+        return self.__dict__["_l0drop"]
+
+    @l0drop.setter
+    def l0drop(self, value: "L0DropConfig | dict[str, Any] | None") -> None:
+        config = value if isinstance(value, L0DropConfig) else L0DropConfig.from_dict(value or {})
+        present = self.__dict__.get("_l0drop")
+        if present is not None:
+            dataclasses.replace(present).gating = config.gating  # raises where it differs
+        self.__dict__["_l0drop"] = config
+
+    def to_dict(self) -> dict[str, Any]:
+        values = super().to_dict()  # type: ignore[misc]
+        del values["_l0drop"]
+        return {**values, "l0drop": self.l0drop.to_dict()}
+
+    def to_base(self) -> PreTrainedConfig:
+        """The plain config of the base model."""
+        values = {k: v for k, v in self.to_dict().items() if k not in ("l0drop", "model_type", "architectures")}
+        base = self.base_config(**values)
+        base._attn_implementation = self._attn_implementation  # type: ignore[attr-defined]
+        return base
+
+
+_classes: dict[Any, Any] = {}
+
+
+def config_class(base: Any) -> Any:
+    """`L0Drop<Base>Config`, known to the Auto classes under the model type `l0drop_<base>`."""
+    if base in _classes:
+        return _classes[base]
+
+    class Config(L0DropModelConfig, base):
+        model_type = f"l0drop_{base.model_type}"
+        base_config = base
+        keys_to_ignore_at_inference = [  # noqa: RUF012
+            *getattr(base, "keys_to_ignore_at_inference", ["past_key_values"]),
+            *("cross_entropy", "penalty", "sparsity", "gates", "layer_gates"),
+        ]
+
+        def __init__(self, l0drop: L0DropConfig | dict[str, Any] | None = None, **kwargs: Any) -> None:
+            self.l0drop = l0drop
+            super().__init__(**kwargs)
+
+    Config.__name__ = Config.__qualname__ = f"L0Drop{base.__name__}"
+    Config.__module__ = __name__
+    globals()[Config.__name__] = Config  # so that it can be pickled
+    AutoConfig.register(Config.model_type, Config)
+    _classes[base] = Config
+    return Config
+
+
+def wrap_config(base: PreTrainedConfig, l0drop: L0DropConfig) -> PreTrainedConfig:
+    """The L0Drop config with everything the base model's config says."""
+    values = {k: v for k, v in base.to_dict().items() if k not in ("model_type", "architectures")}
+    config = config_class(type(base))(l0drop=l0drop, **values)
+    config._attn_implementation = base._attn_implementation
+    config._name_or_path = base._name_or_path
+    return config

@@ -1,0 +1,130 @@
+"""What users turn and read on a sparsified model: the dial, λ, optimizer groups, explanations, the calibration."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from l0drop.core.dial import Dial
+from l0drop.core.gates import Gate
+from l0drop.core.memory import check_mask
+from l0drop.core.penalty import Calibration, LambdaSchedule, Sentences, calibrate
+from l0drop.models.outputs import Explanation
+
+
+class Controls(nn.Module):
+    """The part of `L0DropModel` that people with their own loop call."""
+
+    config: Any
+    gate: Gate
+    inner_gates: nn.ModuleList
+    schedule: LambdaSchedule
+    lambda_: float
+    get_encoder: Any
+    _dial: Dial
+
+    def _always(self, input_ids: Tensor | None) -> Tensor | None:
+        """[B, N], True on tokens that are kept whatever the gate says; None where there are none."""
+        always_keep = self.config.l0drop.always_keep
+        if not always_keep:
+            return None
+        if input_ids is None:
+            raise ValueError("always_keep: token ids are needed to know which tokens to keep; pass input_ids")
+        return torch.isin(input_ids, torch.tensor(always_keep, device=input_ids.device))
+
+    @contextmanager
+    def dial(
+        self,
+        keep: float | Tensor | None = None,
+        max_memory: int | None = None,
+        shift: float | None = None,
+        dense: bool = False,
+    ) -> Iterator[None]:
+        """Keep more or fewer encodings than the model chose by itself, for the calls inside; see `Dial`."""
+        before, self._dial = self._dial, Dial(keep, max_memory, shift, dense)
+        try:
+            yield
+        finally:
+            self._dial = before
+
+    def steer(self, sparsity: float | Tensor | None = None, *, validation: float | None = None) -> float:
+        """Move λ, once per optimizer step. `sparsity` is the training batch's (`output.sparsity`); `validation` the
+        same on held-out text, whenever it was measured. Without a target sparsity λ follows its schedule."""
+        observed = None if sparsity is None else float(sparsity)
+        self.lambda_ = self.schedule.step(observed, validation)
+        return self.lambda_
+
+    def parameter_groups(self, lr: float, gate_scale: float = 30) -> list[dict[str, Any]]:
+        """Optimizer groups: the gates learn `gate_scale` times faster (an open gate's L0 gradient is tiny)."""
+        gates = [p for module in (self.gate, self.inner_gates) for p in module.parameters() if p.requires_grad]
+        own = {id(p) for p in gates}
+        rest = [p for p in self.parameters() if p.requires_grad and id(p) not in own]
+        return [{"params": rest, "lr": lr}, {"params": gates, "lr": lr * gate_scale, "weight_decay": 0.0}]
+
+    @torch.no_grad()
+    def explain(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        hints: Mapping[str, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> list[Explanation]:
+        """Test-time gates, log α and kept positions of each sentence."""
+        with _evaluating(self):
+            output = self.get_encoder()(input_ids=input_ids, attention_mask=attention_mask, hints=hints, **kwargs)
+        gates, mask_BN = output.gates, real_tokens(attention_mask, input_ids)
+        explanations = []
+        for row, real in enumerate(mask_BN):
+            values = gates.values[row, real]
+            log_alpha = None if gates.log_alpha is None else gates.log_alpha[row, real]
+            positions = real.nonzero().flatten()
+            explanations.append(Explanation(values, log_alpha, positions[values != 0].tolist()))
+        return explanations
+
+    @torch.no_grad()
+    def calibrate(self, batches: Iterable[Mapping[str, Any]], target: float | None = None) -> Calibration:
+        """Bring the sparsity on held-out text to the target within half a point by the smallest shift of log α, and
+        fold it into the gate's bias. `batches` hold input_ids, attention_mask and what else the encoder takes."""
+        wanted = self.config.l0drop.target_sparsity if target is None else target
+        if wanted is None:
+            raise ValueError("target: the model has no target_sparsity; say which sparsity to calibrate to")
+        sentences = []
+        with _evaluating(self), self.dial():
+            for batch in batches:
+                inputs = {k: v for k, v in batch.items() if k not in ("labels", "noise_key", "decoder_input_ids")}
+                gates = self.get_encoder()(**inputs).gates
+                if gates.log_alpha is None:
+                    raise ValueError("calibrate: this gate has no log α to shift (it is a rule)")
+                mask_BN = real_tokens(inputs.get("attention_mask"), gates.values)
+                sentences.append(Sentences(gates.log_alpha, mask_BN, self._always(inputs.get("input_ids"))))
+        result = calibrate(sentences, wanted, self.config.l0drop.epsilon, self.config.l0drop.gating)
+        if result.shift:
+            self.gate.fold(result.shift)
+        return result
+
+
+def real_tokens(attention_mask: Tensor | None, like_BN: Tensor) -> Tensor:
+    """[B, N], True on real tokens."""
+    if attention_mask is None:
+        return torch.ones(like_BN.shape[:2], dtype=torch.bool, device=like_BN.device)
+    if attention_mask.shape != like_BN.shape[:2]:
+        raise ValueError(
+            f"attention_mask: expected shape {tuple(like_BN.shape[:2])}, one entry per source token, "
+            f"got {tuple(attention_mask.shape)}"
+        )
+    mask_BN = attention_mask.bool()
+    check_mask(mask_BN)
+    return mask_BN
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in training.items():
+            module.training = mode

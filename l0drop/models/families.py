@@ -1,0 +1,57 @@
+"""The encoder-decoder families l0drop knows, and the little in which they differ."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import transformers as hf
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.models.led.modeling_led import LEDEncoderBaseModelOutput
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family.
+
+    normalize: bring encodings to zero mean and unit variance before the gate reads them. T5 ends its encoder in an
+        RMS norm whose learned scale leaves outputs far from unit size; the others end in a layer norm.
+    layerwise: gates can be put between its encoder's layers: each layer ends in its own norm and takes a bias as mask.
+    full_bias: its cross-attention wants the bias expanded to [B, 1, T, K].
+    encoder_output: what its forward expects as `encoder_outputs`.
+    encoder_arguments: what its encoder takes besides ids, embeddings and mask.
+    """
+
+    base: type[hf.PreTrainedModel]
+    normalize: bool = False
+    layerwise: bool = False
+    full_bias: bool = False
+    encoder_output: type[Any] = BaseModelOutput
+    encoder_arguments: tuple[str, ...] = field(default=())
+
+
+FAMILIES = (
+    Family(hf.MarianMTModel, layerwise=True),
+    Family(hf.BartForConditionalGeneration, layerwise=True),
+    Family(hf.MBartForConditionalGeneration),
+    Family(hf.M2M100ForConditionalGeneration),
+    Family(hf.PegasusForConditionalGeneration),
+    Family(hf.T5ForConditionalGeneration, normalize=True),
+    Family(hf.MT5ForConditionalGeneration, normalize=True),
+    Family(
+        hf.LEDForConditionalGeneration,
+        full_bias=True,
+        encoder_output=LEDEncoderBaseModelOutput,
+        encoder_arguments=("global_attention_mask",),
+    ),
+)
+
+
+def family_of(model_class: type) -> Family:
+    """The family of a model class, or ValueError naming the supported ones."""
+    for family in FAMILIES:
+        if issubclass(model_class, family.base):
+            return family
+    supported = ", ".join(family.base.__name__ for family in FAMILIES)
+    raise ValueError(
+        f"model: {model_class.__name__} is not an encoder-decoder l0drop supports; supported: {supported} "
+        "(NLLB is M2M100; ByT5 and Flan-T5 are T5)"
+    )

@@ -1,0 +1,378 @@
+"""Hugging Face encoder-decoders with a gate between their halves.
+
+`sparsify(model)` returns an `L0Drop<Base>` model: a subclass of the base model's class that overrides `get_encoder` and
+`forward`, and inherits the rest: state-dict keys, tied weights, generation, saving, the Auto classes, the Trainer.
+
+    encoder ─ encodings ─ gate ─ Gates ─┬─ training, dense: full length, gated ─▶ decoder
+                                        └─ eval: compressed once ─▶ decoder
+
+The short memory travels as `encoder_outputs`, its bias as a field of it, so `generate` expands both for its beams; the
+decoder takes the bias as an additive attention mask. Shapes: B sentences, N source positions, K memory rows, D width.
+"""
+
+import functools
+import inspect
+import json
+import os
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from l0drop.core import hard_concrete
+from l0drop.core.dial import Dial
+from l0drop.core.gates import NOISE, Gate, Gates, gate_class, gate_name
+from l0drop.core.memory import compress, full, keep_one
+from l0drop.core.penalty import (
+    ConstantLambda,
+    LambdaSchedule,
+    SteeredLambda,
+    penalty,
+)
+from l0drop.models.adopt import adopt_parameters
+from l0drop.models.config import L0DropConfig
+from l0drop.models.controls import Controls, real_tokens
+from l0drop.models.families import FAMILIES, Family
+from l0drop.models.layerwise import GatedLayers, LayerRun
+from l0drop.models.outputs import L0DropEncoderOutput, L0DropOutput
+
+
+class GatedEncoder:
+    """What `get_encoder` hands to `generate`: the encoder followed by the gate. It owns no parameters."""
+
+    def __init__(self, model: "L0DropModel", encoder: nn.Module) -> None:
+        self.__dict__.update(_model=model, _encoder=encoder)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._encoder, name)
+
+    # generate passes an encoder only what its forward names, unless it has a parameter called exactly `kwargs`
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        hints: Mapping[str, Tensor] | None = None,
+        noise_key: Tensor | None = None,
+        **kwargs: Any,
+    ) -> L0DropEncoderOutput:
+        return self._model._encode(self._encoder, input_ids, attention_mask, hints, noise_key, **kwargs)
+
+    __call__ = forward
+
+
+class L0DropModel(Controls, PreTrainedModel):
+    """What an `L0Drop<Base>` class adds to its base. Comes first in its bases; never used alone."""
+
+    family: Family
+    base_class: type[PreTrainedModel]
+    gate: Gate
+    accepts_loss_kwargs = False  # the base losses ignore num_items_in_batch, so the Trainer must divide by itself
+    _keep_in_fp32_modules_strict = {"gate", "inner_gates"}  # noqa: RUF012
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        l0drop: L0DropConfig = config.l0drop
+        self.gate = self._build_gate()
+        self.inner_gates = nn.ModuleList()
+        if l0drop.layerwise:
+            self._put_gates_between_layers()
+        self.schedule: LambdaSchedule = (
+            ConstantLambda(l0drop.lambda_ or 0.0)
+            if l0drop.target_sparsity is None
+            else SteeredLambda(l0drop.target_sparsity)
+        )
+        self.lambda_ = self.schedule.value
+        self._dial = Dial()
+        self.post_init()
+
+    # --- the gate, built and saved -------------------------------------------------------------------------------
+
+    def _build_gate(self) -> Gate:
+        l0drop: L0DropConfig = self.config.l0drop
+        with torch.device("cpu"):  # also while the rest is laid out on the meta device: what a gate computes is kept
+            return gate_class(l0drop.gate).build(l0drop.gate_args, **self._gate_defaults())
+
+    def _gate_defaults(self) -> dict[str, Any]:
+        l0drop: L0DropConfig = self.config.l0drop
+        return {
+            "width": self.config.hidden_size,
+            "beta": l0drop.beta,
+            "epsilon": l0drop.epsilon,
+            "start": l0drop.start,
+            "normalize": self.family.normalize,
+        }
+
+    def _put_gates_between_layers(self) -> None:
+        if not self.family.layerwise:
+            able = ", ".join(family.base.__name__ for family in FAMILIES if family.layerwise)
+            raise ValueError(f"layerwise: possible with {able}, not with {self.family.base.__name__}")
+        if getattr(self.config, "encoder_layerdrop", 0):
+            raise ValueError("layerwise: set encoder_layerdrop to 0; a layer that is skipped has no gate")
+        encoder = super().get_encoder()
+        encoder.layers = GatedLayers(encoder.layers)
+        self.inner_gates.extend(self._build_gate() for _ in range(len(encoder.layers) - 1))
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if not isinstance(module, Gate):
+            super()._init_weights(module)
+            return
+        with torch.device("cpu"):
+            fresh = type(module).build(module.arguments, **self._gate_defaults())
+        for own, new in ((module.parameters(), fresh.parameters()), (module.buffers(), fresh.buffers())):
+            for tensor, value in zip(own, new, strict=True):
+                if not getattr(tensor, "_is_hf_initialized", False) and not tensor.is_meta:
+                    tensor.copy_(value)
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        l0drop: L0DropConfig = self.config.l0drop
+        name, arguments = gate_name(self.gate), self.gate.arguments
+        if name == "learned":  # what the config says already is not repeated
+            defaults = self._gate_defaults()
+            arguments = {k: v for k, v in arguments.items() if v != defaults[k]}
+        try:
+            json.dumps(arguments)
+        except TypeError as error:
+            raise ValueError(f"gate_args: the arguments of {name!r} must be plain JSON values: {error}") from None
+        self.config.l0drop = replace(l0drop, gate=name, gate_args=arguments)
+        super().save_pretrained(save_directory, *args, **kwargs)
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls, name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any
+    ) -> Any:
+        file = Path(str(name_or_path), "config.json")
+        if config is not None and hasattr(config, "l0drop") and file.is_file():
+            stored = json.loads(file.read_text()).get("l0drop")
+            if stored is not None:
+                L0DropConfig.from_dict(stored).gating = config.l0drop.gating  # raises where it differs
+        return super().from_pretrained(name_or_path, *args, config=config, **kwargs)
+
+    def export(self, directory: str | os.PathLike[str]) -> None:
+        """Write the base model back as a plain checkpoint, without gates, that loads without l0drop."""
+        adopt_parameters(self, self.base_class, self.config.to_base()).save_pretrained(directory)
+
+    # --- encoding ------------------------------------------------------------------------------------------------
+
+    def get_encoder(self, *args: Any, **kwargs: Any) -> Any:
+        encoder = super().get_encoder(*args, **kwargs)
+        return GatedEncoder(self, encoder) if self.config.l0drop.enabled else encoder
+
+    def _encode(
+        self,
+        encoder: Any,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        hints: Mapping[str, Tensor] | None,
+        noise_key: Tensor | None,
+        **kwargs: Any,
+    ) -> L0DropEncoderOutput:
+        """Run the encoder with the gates between its layers, if there are any, then the gate."""
+        kwargs.update(attention_mask=attention_mask, return_dict=True)
+        if input_ids is not None:
+            kwargs["input_ids"] = input_ids
+        run = None
+        if self.config.l0drop.layerwise:
+            mask_BN = real_tokens(attention_mask, kwargs["inputs_embeds"] if input_ids is None else input_ids)
+            ask = functools.partial(self._ask, input_ids=input_ids, hints=None, noise_key=noise_key, real_BN=mask_BN)
+            run = LayerRun(self.inner_gates, ask, mask_BN, self.config.l0drop.gating, remove_rows=self._short)
+        with encoder.layers.running(run) if run is not None else nullcontext():
+            outputs = encoder(**kwargs)
+        return self._gate(outputs, input_ids, attention_mask, hints, noise_key, run)
+
+    @property
+    def _short(self) -> bool:
+        return not self.training and not self._dial.dense
+
+    def _gate(
+        self,
+        outputs: Any,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        hints: Mapping[str, Tensor] | None,
+        noise_key: Tensor | None,
+        run: LayerRun | None,
+    ) -> L0DropEncoderOutput:
+        """From encodings to the memory that the decoder attends to."""
+        l0drop: L0DropConfig = self.config.l0drop
+        encodings = outputs.last_hidden_state if run is None else run.restore(outputs.last_hidden_state)
+        mask_BN = real_tokens(attention_mask, encodings)
+        alive_BN = mask_BN if run is None or l0drop.gating == "zero" else run.alive_BN
+        stream = len(self.inner_gates)
+        gates = self._ask(self.gate, encodings, alive_BN, None, stream, input_ids, hints, noise_key, mask_BN)
+        if run is not None:
+            gates = run.joined(gates)
+        always_BN = self._always(input_ids)
+        penalised_BN = mask_BN if always_BN is None else mask_BN & ~always_BN
+        all_gates = (*run.layer_gates, gates) if run is not None else (gates,)
+        penalty_B = encodings.new_zeros(len(encodings), dtype=gates.values.dtype)
+        for one in all_gates:
+            if one.open_probability is not None:
+                penalty_B = penalty_B + penalty(one.open_probability, penalised_BN, l0drop.penalty)
+        closed_BN = self._closed(gates, mask_BN, always_BN)
+        gates = self._dial.turn(gates, mask_BN, l0drop.gating, l0drop.epsilon, always_BN)
+        gates = keep_one(gates, mask_BN, l0drop.gating)
+        if not self.training:
+            closed_BN = gates.values == 0
+        memory = (compress if self._short else full)(encodings, gates, mask_BN, l0drop.gating)
+        return L0DropEncoderOutput(
+            last_hidden_state=memory.states,  # type: ignore[arg-type]
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            global_attentions=getattr(outputs, "global_attentions", None),
+            memory_bias=memory.bias,
+            gates=gates,
+            layer_gates=(*all_gates[:-1], gates) if run is not None else None,
+            penalty=penalty_B,
+            dropped=(closed_BN & mask_BN).sum(1),
+            real=mask_BN.sum(1),
+        )
+
+    def _ask(
+        self,
+        gate: Gate,
+        encodings: Tensor,
+        mask: Tensor,
+        index: Tensor | None,
+        stream: int,
+        input_ids: Tensor | None,
+        hints: Mapping[str, Tensor] | None,
+        noise_key: Tensor | None,
+        real_BN: Tensor,
+    ) -> Gates:
+        """One gate's decisions on the rows of `mask`; `index` says which source positions those rows are."""
+        if self.training and noise_key is not None:
+            # counted in real tokens, so that padding on the left does not move the noise
+            position_BN = real_BN.cumsum(1) - 1
+            dtype = torch.float64 if encodings.dtype == torch.float64 else torch.float32
+            noise = hard_concrete.keyed_uniforms(noise_key.to(encodings.device), position_BN, stream, dtype)
+            hints = {**(hints or {}), NOISE: noise}
+        gates = gate(encodings, mask, input_ids=input_ids, hints=hints)
+        if not isinstance(gates, Gates):
+            raise ValueError(f"gate: {type(gate).__name__}.forward must return Gates, got {type(gates).__name__}")
+        gates.check(mask)
+        always = self._always(input_ids)
+        if always is not None:
+            if index is not None:
+                always = always.gather(1, index.clamp_min(0)) & (index >= 0)
+            always = always & mask
+            open_probability = gates.open_probability
+            if open_probability is not None:
+                open_probability = open_probability.masked_fill(always, 1)
+            gates = gates._replace(values=gates.values.masked_fill(always, 1), open_probability=open_probability)
+        return gates
+
+    def _closed(self, gates: Gates, mask_BN: Tensor, always_BN: Tensor | None) -> Tensor:
+        """Where the test-time gate is closed, also while sampled gates are in use."""
+        if gates.log_alpha is None or gates.open_probability is None:
+            return gates.values == 0
+        closed_BN = hard_concrete.closed(gates.log_alpha, self.config.l0drop.epsilon)
+        return closed_BN if always_BN is None else closed_BN & ~always_BN
+
+    # --- forward -------------------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        *,
+        encoder_outputs: Any = None,
+        labels: Tensor | None = None,
+        hints: Mapping[str, Tensor] | None = None,
+        noise_key: Tensor | None = None,
+        own_loss: bool = False,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """The base model's forward on the gated encodings.
+
+        hints: what a rule needs, per source token. noise_key: [B], makes a sentence's gate noise a function of the key
+        alone. own_loss: in training without labels, says that the caller adds λ · `penalty` to a loss of its own.
+        """
+        if not self.config.l0drop.enabled:
+            return super().forward(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                encoder_outputs=encoder_outputs,
+                labels=labels,
+                return_dict=return_dict,
+                **kwargs,
+            )
+        if self.training and labels is None and not own_loss and torch.is_grad_enabled() and self._penalises:
+            raise ValueError(
+                "labels: training without them would lose the penalty, as the Trainer's label_smoothing_factor does "
+                "(it takes the labels away); use l0drop's own trainer, or set label_smoothing_factor=0, or pass "
+                "own_loss=True and add model.lambda_ * output.penalty to your loss"
+            )
+        if encoder_outputs is None:
+            names = ("inputs_embeds", "output_attentions", "output_hidden_states", *self.family.encoder_arguments)
+            given = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
+            encoder_outputs = self.get_encoder()(
+                input_ids=input_ids, attention_mask=attention_mask, hints=hints, noise_key=noise_key, **given
+            )
+        elif not isinstance(encoder_outputs, L0DropEncoderOutput):
+            encoder_outputs = self._gate_given(encoder_outputs, input_ids, attention_mask, hints, noise_key)
+        kwargs.pop("inputs_embeds", None)
+        plain = self.family.encoder_output(
+            **{
+                k: v
+                for k, v in encoder_outputs.items()
+                if k in inspect.signature(self.family.encoder_output).parameters
+            }
+        )
+        bias = self._attention_bias(encoder_outputs, labels, kwargs)
+        base = super().forward(attention_mask=bias, encoder_outputs=plain, labels=labels, return_dict=True, **kwargs)
+        loss, l0 = base.loss, encoder_outputs.penalty.mean()
+        if loss is not None and self.training:
+            loss = loss + self.lambda_ * l0
+        output = L0DropOutput(
+            **{
+                **base,
+                "loss": loss,
+                "cross_entropy": base.loss,
+                "penalty": l0,
+                "sparsity": encoder_outputs.dropped.sum() / encoder_outputs.real.sum(),
+                "gates": encoder_outputs.gates,
+                "layer_gates": encoder_outputs.layer_gates,
+            }
+        )
+        as_dict = self.config.return_dict if return_dict is None else return_dict
+        return output if as_dict else output.to_tuple()
+
+    @property
+    def _penalises(self) -> bool:
+        return self.lambda_ != 0 or self.config.l0drop.target_sparsity is not None
+
+    def _gate_given(self, encoder_outputs: Any, input_ids: Any, mask: Any, hints: Any, noise_key: Any) -> Any:
+        """Gate encodings that were computed outside."""
+        if self.config.l0drop.layerwise:
+            raise ValueError("encoder_outputs: with layerwise gates they must come from this model's get_encoder()")
+        if not isinstance(encoder_outputs, BaseModelOutput):
+            encoder_outputs = self.family.encoder_output(*encoder_outputs[:3])
+        return self._gate(encoder_outputs, input_ids, mask, hints, noise_key, None)
+
+    def _attention_bias(self, memory: L0DropEncoderOutput, labels: Tensor | None, kwargs: dict[str, Any]) -> Tensor:
+        """The memory's bias in the form that the family's cross-attention takes."""
+        bias, implementation = memory.memory_bias, self.config._attn_implementation
+        assert bias is not None
+        assert memory.last_hidden_state is not None
+        if implementation == "eager":
+            bias = bias.to(
+                memory.last_hidden_state.dtype
+            )  # eager attention adds it to scores and multiplies the result
+        elif implementation != "sdpa":
+            raise ValueError(
+                f"attn_implementation: {implementation!r} cannot add a bias to cross-attention; load the model with "
+                'attn_implementation="sdpa" or "eager"'
+            )
+        if self.family.full_bias:
+            targets = (kwargs.get("decoder_input_ids"), kwargs.get("decoder_inputs_embeds"), labels)
+            length = next(target.shape[1] for target in targets if target is not None)
+            bias = bias.expand(-1, -1, length, -1)
+        return bias

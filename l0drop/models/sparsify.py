@@ -1,0 +1,79 @@
+"""`sparsify`: put the gate into a model, and the class factory behind it."""
+
+import functools
+import inspect
+from typing import Any
+
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
+
+from l0drop.models.adopt import adopt_parameters
+from l0drop.models.config import L0DropConfig, config_class, wrap_config
+from l0drop.models.families import FAMILIES, Family, family_of
+from l0drop.models.modeling import L0DropModel
+
+_classes: dict[type[PreTrainedModel], type[L0DropModel]] = {}
+
+
+def sparse_class(base: type[PreTrainedModel]) -> type[L0DropModel]:
+    """`L0Drop<Base>`: the base class with a gate. Its `from_pretrained` takes plain checkpoints of the base as well."""
+    if base in _classes:
+        return _classes[base]
+    family = family_of(base)
+    model_class = type(
+        f"L0Drop{base.__name__}",
+        (L0DropModel, base),
+        {
+            "family": family,
+            "base_class": base,
+            "config_class": config_class(base.config_class),
+            "__module__": __name__,
+        },
+    )
+    model_class.forward = _with_signature(L0DropModel.forward, base, family)  # type: ignore[attr-defined]
+    globals()[model_class.__name__] = model_class  # so that it can be pickled
+    if base is family.base:
+        AutoModelForSeq2SeqLM.register(model_class.config_class, model_class)  # type: ignore[attr-defined]
+    _classes[base] = model_class
+    return model_class
+
+
+def _with_signature(forward: Any, base: type[PreTrainedModel], family: Family) -> Any:
+    """`forward` that tells the base's arguments and ours: the Trainer and generate look at names to pass things on."""
+
+    @functools.wraps(forward)
+    def with_names(self: L0DropModel, *args: Any, **kwargs: Any) -> Any:
+        return forward(self, *args, **kwargs)
+
+    own = inspect.signature(forward).parameters
+    named = [p for n, p in inspect.signature(base.forward).parameters.items() if n not in own]
+    together = [p for p in own.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    together += [
+        p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in named if p.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    wildcard = inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)
+    with_names.__signature__ = inspect.Signature([*together, wildcard])  # type: ignore[attr-defined]
+    return with_names
+
+
+def sparsify(model: PreTrainedModel, config: L0DropConfig | None = None) -> L0DropModel:
+    """An `L0Drop<Base>` model on the base model's own Parameter objects: training one trains both.
+
+    It starts open: in eval mode it computes what the base model computes. The base model is left as it is; copy it
+    first if you need it as a teacher.
+    """
+    if isinstance(model, L0DropModel):
+        raise ValueError(
+            f"model: {type(model).__name__} has its gate already, with gating {model.config.l0drop.gating!r}; "
+            "use it as it is, or sparsify the base model (model.export(folder) writes it)"
+        )
+    model_class = sparse_class(type(model))
+    sparse = adopt_parameters(model, model_class, wrap_config(model.config, config or L0DropConfig()))
+    for gates in (sparse.gate, sparse.inner_gates):
+        gates.to(model.device).train(model.training)
+    if model.is_gradient_checkpointing:
+        sparse.gradient_checkpointing_enable()
+    return sparse
+
+
+for _family in FAMILIES:
+    sparse_class(_family.base)

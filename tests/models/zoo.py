@@ -1,0 +1,84 @@
+"""Tiny models of every supported family, with sharp attention and non-zero biases, so that mistakes show."""
+
+import torch
+import transformers as hf
+
+VOCABULARY, WIDTH = 97, 32
+
+_COMMON = {
+    "vocab_size": VOCABULARY,
+    "d_model": WIDTH,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+    "forced_eos_token_id": None,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+}
+_POSITIONS = {"max_position_embeddings": 64}
+_T5 = {
+    "vocab_size": VOCABULARY,
+    "d_model": WIDTH,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+    "dropout_rate": 0.0,
+}
+_LED = {"max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 64, "attention_window": 8}
+
+_BUILDERS = {
+    "marian": lambda: hf.MarianMTModel(
+        hf.MarianConfig(
+            **_COMMON, **_POSITIONS, decoder_vocab_size=VOCABULARY, activation_function="relu", scale_embedding=True
+        )
+    ),
+    "bart": lambda: hf.BartForConditionalGeneration(hf.BartConfig(**_COMMON, **_POSITIONS)),
+    "mbart": lambda: hf.MBartForConditionalGeneration(hf.MBartConfig(**_COMMON, **_POSITIONS)),
+    "m2m100": lambda: hf.M2M100ForConditionalGeneration(hf.M2M100Config(**_COMMON, **_POSITIONS)),
+    "pegasus": lambda: hf.PegasusForConditionalGeneration(hf.PegasusConfig(**_COMMON, **_POSITIONS)),
+    "t5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(**_T5)),
+    "mt5": lambda: hf.MT5ForConditionalGeneration(hf.MT5Config(**_T5)),
+    "led": lambda: hf.LEDForConditionalGeneration(hf.LEDConfig(**_COMMON, **_LED)),
+}
+FAMILIES = tuple(_BUILDERS)
+BOTH_ATTENTIONS = [(name, kind) for name in FAMILIES for kind in ("sdpa", "eager") if (name, kind) != ("led", "sdpa")]
+"""Every family with the attention implementations it has: LED knows only its own, which counts as eager."""
+
+
+def build(family: str, attention: str | None = None, seed: int = 0) -> hf.PreTrainedModel:
+    """A random model in eval mode whose attention is peaked and whose every bias is non-zero."""
+    torch.manual_seed(seed)
+    model = _BUILDERS[family]().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.5)
+            elif "embed_positions" in name:
+                continue
+            elif "embed_tokens" in name or "shared" in name:
+                parameter.normal_(0, 1.0 / WIDTH**0.5 if family == "marian" else 1.0)
+            elif parameter.dim() == 2:
+                parameter.normal_(0, 1.5 / parameter.shape[1] ** 0.5)
+    if attention is not None and family != "led":
+        model.set_attn_implementation(attention)
+        assert model.config._attn_implementation == attention
+    return model
+
+
+def ragged_batch(lengths: tuple[int, ...] = (24, 17, 9, 20, 24, 3), seed: int = 3) -> dict[str, torch.Tensor]:
+    """Right-padded random sentences of these lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, VOCABULARY, (len(lengths), max(lengths)), generator=generator)
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    return {"input_ids": ids * mask, "attention_mask": mask.long()}
