@@ -62,7 +62,7 @@ def keyed_uniforms(key_B: Tensor, position_BN: Tensor, stream: int = 0, dtype: t
     device or on being computed a second time. Independent draws of the same sentence take different keys; independent
     gates on the same sentence (layer by layer) take different streams.
     """
-    row_B = _mix(_mix(key_B.to(torch.int64)) + (stream + 1) * _GOLDEN)
+    row_B = _mix(_mix(key_B.to(torch.int64)) + stream + 1)
     bits_BN = _mix(row_B[:, None] + (position_BN.to(torch.int64) + 1) * _GOLDEN)
     digits = 52 if dtype == torch.float64 else 23  # one bit fewer than the significand, so that + 0.5 stays exact
     integer_BN = _logical_right_shift(bits_BN, 64 - digits)

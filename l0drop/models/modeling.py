@@ -174,6 +174,12 @@ class L0DropModel(Controls, PreTrainedModel):
         **kwargs: Any,
     ) -> L0DropEncoderOutput:
         """Run the encoder with the gates between its layers, if there are any, then the gate."""
+        implementation = self.config._attn_implementation
+        if implementation not in ("sdpa", "eager"):
+            raise ValueError(
+                f"attn_implementation: {implementation!r} cannot add a bias to cross-attention; load the model with "
+                'attn_implementation="sdpa" or "eager"'
+            )
         kwargs.update(attention_mask=attention_mask, return_dict=True)
         if input_ids is not None:
             kwargs["input_ids"] = input_ids
@@ -359,18 +365,13 @@ class L0DropModel(Controls, PreTrainedModel):
 
     def _attention_bias(self, memory: L0DropEncoderOutput, labels: Tensor | None, kwargs: dict[str, Any]) -> Tensor:
         """The memory's bias in the form that the family's cross-attention takes."""
-        bias, implementation = memory.memory_bias, self.config._attn_implementation
+        bias = memory.memory_bias
         assert bias is not None
         assert memory.last_hidden_state is not None
-        if implementation == "eager":
+        if self.config._attn_implementation == "eager":
             bias = bias.to(
                 memory.last_hidden_state.dtype
             )  # eager attention adds it to scores and multiplies the result
-        elif implementation != "sdpa":
-            raise ValueError(
-                f"attn_implementation: {implementation!r} cannot add a bias to cross-attention; load the model with "
-                'attn_implementation="sdpa" or "eager"'
-            )
         if self.family.full_bias:
             targets = (kwargs.get("decoder_input_ids"), kwargs.get("decoder_inputs_embeds"), labels)
             length = next(target.shape[1] for target in targets if target is not None)

@@ -82,3 +82,25 @@ def ragged_batch(lengths: tuple[int, ...] = (24, 17, 9, 20, 24, 3), seed: int = 
     ids = torch.randint(3, VOCABULARY, (len(lengths), max(lengths)), generator=generator)
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     return {"input_ids": ids * mask, "attention_mask": mask.long()}
+
+
+@torch.no_grad()
+def spread_gates(model, share_closed: float = 0.5, seed: int = 6, batch=None):  # type: ignore[no-untyped-def]
+    """Give a model's learned gates weights for which about this share of the ragged batch's gates is closed.
+
+    Random projections of a random model's encodings hardly differ from token to token; these are centred and scaled.
+    """
+    batch = batch or ragged_batch()
+    real = batch["attention_mask"].bool()
+    encoder = model.base_class.get_encoder(model)
+    states = encoder(**batch, output_hidden_states=True).hidden_states[1:]
+    for gate, x in zip((*model.inner_gates, model.gate), states[-1 - len(model.inner_gates) :], strict=True):
+        rows = x[real].double()
+        if gate.normalize:
+            rows = torch.nn.functional.layer_norm(rows, rows.shape[-1:])
+        weight = torch.randn(WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        score = rows @ weight
+        weight *= 3.0 / score.std()
+        gate.weight.copy_(weight)
+        gate.bias.fill_(float(-(rows @ weight).quantile(share_closed)) - 2.398)
+    return model

@@ -1,0 +1,116 @@
+"""The gate contract: the learned gate, the registry, recorded arguments, and what is refused."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from l0drop.core import hard_concrete
+from l0drop.core.gates import NOISE, Gate, Gates, LearnedGate, gate_class, gate_name, register_gate
+
+MASK = torch.arange(6) < torch.tensor([[6], [4], [1]])
+
+
+def encodings(seed: int = 0) -> torch.Tensor:
+    return torch.randn(3, 6, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def test_learned_gate_starts_open_and_exactly_one() -> None:
+    gates = LearnedGate(8).eval()(encodings(), MASK)
+    assert torch.equal(gates.values, MASK.float())
+    assert gates.log_alpha is not None
+    torch.testing.assert_close(gates.log_alpha, torch.full((3, 6), math.log(11) + 0.6))
+
+
+def test_learned_gate_is_the_projection_then_equation_13() -> None:
+    gate = LearnedGate(8, start=-0.5).eval()
+    torch.nn.init.normal_(gate.weight, generator=torch.Generator().manual_seed(1))
+    x = encodings()
+    gates = gate(x, MASK)
+    log_alpha = (x * gate.weight).sum(-1) - 0.5
+    torch.testing.assert_close(gates.log_alpha, log_alpha)
+    torch.testing.assert_close(gates.values, hard_concrete.test_time_gate(log_alpha, 0.1) * MASK)
+    torch.testing.assert_close(gates.open_probability, hard_concrete.open_probability(log_alpha, 2 / 3, 0.1) * MASK)
+
+
+def test_training_samples_with_the_noise_it_is_given() -> None:
+    gate = LearnedGate(8, start=0.0).train()
+    noise = torch.rand(3, 6, generator=torch.Generator().manual_seed(4))
+    gates = gate(encodings(), MASK, hints={NOISE: noise})
+    torch.testing.assert_close(gates.values, hard_concrete.sample(torch.zeros(3, 6), noise, 2 / 3, 0.1) * MASK)
+    assert not torch.equal(gate(encodings(), MASK).values, gates.values), "without given noise it draws its own"
+
+
+def test_normalized_input_makes_log_alpha_independent_of_scale_and_offset() -> None:
+    gate = LearnedGate(8, normalize=True).eval()
+    torch.nn.init.normal_(gate.weight)
+    x = encodings()
+    torch.testing.assert_close(gate(x, MASK).log_alpha, gate(50 * x + 3, MASK).log_alpha, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_gates_are_computed_in_at_least_float32(dtype: torch.dtype) -> None:
+    expected = torch.float64 if dtype == torch.float64 else torch.float32
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        gates = LearnedGate(8)(encodings().to(dtype), MASK)
+    assert gates.values.dtype == gates.log_alpha.dtype == gates.open_probability.dtype == expected
+
+
+def test_folding_a_shift_moves_log_alpha_by_it() -> None:
+    gate = LearnedGate(8).eval()
+    before = gate(encodings(), MASK).log_alpha
+    gate.fold(-1.25)
+    torch.testing.assert_close(gate(encodings(), MASK).log_alpha, before - 1.25)
+    with pytest.raises(ValueError, match="no bias to fold"):
+        Gate().fold(1.0)
+
+
+@pytest.mark.parametrize(
+    ("gates", "message"),
+    [
+        (Gates(torch.ones(3, 5)), r"Gates.values: expected shape \(3, 6\)"),
+        (Gates(MASK.float(), log_alpha=torch.ones(6)), "Gates.log_alpha: expected shape"),
+        (Gates(MASK * 1.5), r"Gates.values: a gate lies in \[0, 1\]"),
+        (Gates(MASK * -0.1), r"Gates.values: a gate lies in \[0, 1\]"),
+        (Gates(torch.full((3, 6), torch.nan)), r"Gates.values: a gate lies in \[0, 1\]"),
+        (Gates(torch.ones(3, 6)), "padding must have gate 0"),
+    ],
+)
+def test_wrong_gates_are_refused_by_name(gates: Gates, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        gates.check(MASK)
+
+
+@register_gate("test-every")
+class Every(Gate):
+    def __init__(self, step: int = 2, **options: float) -> None:
+        super().__init__()
+        self.step, self.options = step, options
+
+    def forward(self, encodings, mask, input_ids=None, hints=None):  # type: ignore[no-untyped-def]
+        return Gates(((mask.cumsum(1) - 1) % self.step == 0) * mask.float())
+
+
+def test_a_gate_remembers_its_arguments_through_copies() -> None:
+    for gate in (Every(3, decay=0.5), copy.deepcopy(Every(3, decay=0.5))):
+        assert gate.arguments == {"step": 3, "decay": 0.5}
+        again = gate_class(gate_name(gate)).build(gate.arguments, width=8, beta=1, epsilon=1, start=None)
+        assert isinstance(again, Every)
+        assert (again.step, again.options) == (3, {"decay": 0.5})
+    with pytest.raises(TypeError, match="positional"):
+        Every(1, 2)  # type: ignore[call-arg]
+
+
+def test_the_registry_names_what_it_knows_and_keeps_names_unique() -> None:
+    with pytest.raises(ValueError, match=r"no gate is registered as 'absent'.*learned.*import the module"):
+        gate_class("absent")
+
+    class Unregistered(Gate):
+        pass
+
+    with pytest.raises(ValueError, match="Unregistered is not registered"):
+        gate_name(Unregistered())
+    with pytest.raises(ValueError, match="the name 'learned' is taken"):
+        register_gate("learned")(Unregistered)
+    assert register_gate("test-every")(Every) is Every, "importing a module twice is no clash"

@@ -1,0 +1,281 @@
+"""The wrapped model in the surroundings it is used in: generation modes, precision, compilation, accumulation."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+from l0drop import L0DropConfig, sparsify
+from l0drop.core import hard_concrete
+from l0drop.core.memory import GATINGS
+from l0drop.core.penalty import penalty
+from tests.models import zoo
+
+LABELS = torch.randint(3, zoo.VOCABULARY, (6, 7), generator=torch.Generator().manual_seed(9))
+
+
+def some_closed(family: str = "marian", attention: str | None = None, **options):  # type: ignore[no-untyped-def]
+    return zoo.spread_gates(sparsify(zoo.build(family, attention), L0DropConfig(**options)))
+
+
+def test_sparsify_shares_parameters_and_leaves_the_base_alone() -> None:
+    base = zoo.build("bart").train()
+    modules = {name: type(module) for name, module in base.named_modules()}
+    model = sparsify(base)
+    own = dict(model.named_parameters())
+    assert all(own[name] is parameter for name, parameter in base.named_parameters())
+    assert {name: type(module) for name, module in base.named_modules()} == modules
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in base.modules())
+    assert set(own) - set(dict(base.named_parameters())) == {"gate.weight", "gate.bias"}
+    assert model.training
+    assert isinstance(model, type(base))
+    before = base(**zoo.ragged_batch(), labels=LABELS).loss.item()
+    torch.optim.SGD(model.parameters(), lr=0.1).zero_grad()
+    model(**zoo.ragged_batch(), labels=LABELS).loss.backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert base(**zoo.ragged_batch(), labels=LABELS).loss.item() != before
+
+
+@pytest.mark.parametrize("family", zoo.FAMILIES)
+def test_every_way_to_generate(family: str) -> None:
+    model, batch = some_closed(family), zoo.ragged_batch()
+    assert model.generate(**batch, max_new_tokens=5).shape[0] == 6
+    several = model.generate(**batch, num_beams=4, num_return_sequences=3, max_new_tokens=5)
+    assert several.shape[0] == 18
+    best = model.generate(**batch, num_beams=4, max_new_tokens=5)
+    assert torch.equal(several[::3, : best.shape[1]], best)
+    torch.manual_seed(0)
+    sampled = model.generate(**batch, do_sample=True, top_k=20, num_return_sequences=2, max_new_tokens=5)
+    assert sampled.shape[0] == 12
+    forced = model.generate(**batch, forced_bos_token_id=7, num_beams=2, max_new_tokens=5)
+    assert forced[:, 1].tolist() == [7] * 6
+    scored = model.generate(**batch, num_beams=2, max_new_tokens=5, return_dict_in_generate=True, output_scores=True)
+    assert scored.sequences_scores.shape == (6,)
+
+
+@torch.no_grad()
+def test_encodings_computed_outside_are_gated_too() -> None:
+    model, batch = some_closed("bart"), zoo.ragged_batch()
+    expected = model(**batch, labels=LABELS).logits
+    plain = model.model.encoder(**batch)
+    mask = batch["attention_mask"]
+    torch.testing.assert_close(model(encoder_outputs=plain, attention_mask=mask, labels=LABELS).logits, expected)
+    as_tuple = model(encoder_outputs=(plain.last_hidden_state,), attention_mask=mask, labels=LABELS).logits
+    torch.testing.assert_close(as_tuple, expected)
+    memory = model.get_encoder()(**batch)
+    torch.testing.assert_close(model(encoder_outputs=memory, labels=LABELS).logits, expected)
+    tokens = model.generate(**batch, num_beams=3, max_new_tokens=8)
+    assert torch.equal(model.generate(encoder_outputs=memory, num_beams=3, max_new_tokens=8), tokens)
+
+
+@torch.no_grad()
+def test_embeddings_in_place_of_ids_and_tuples_in_place_of_outputs() -> None:
+    model, batch = some_closed("bart"), zoo.ragged_batch()
+    expected = model(**batch, labels=LABELS)
+    embedded = model.get_input_embeddings()(batch["input_ids"])
+    found = model(inputs_embeds=embedded, attention_mask=batch["attention_mask"], labels=LABELS)
+    torch.testing.assert_close(found.logits, expected.logits)
+    assert torch.equal(model(**batch, labels=LABELS, return_dict=False)[0], expected.loss)
+    inside = model(**batch, labels=LABELS, output_hidden_states=True)
+    assert len(inside.encoder_hidden_states) == len(inside.decoder_hidden_states) == 3
+
+
+@torch.no_grad()
+def test_global_attention_reaches_the_encoder_of_led() -> None:
+    batch = zoo.ragged_batch()
+    attend_first = torch.zeros_like(batch["input_ids"])
+    attend_first[:, 0] = 1
+    base = zoo.build("led")
+    sparse = sparsify(base)
+    expected = base(**batch, global_attention_mask=attend_first, labels=LABELS).logits
+    torch.testing.assert_close(sparse(**batch, global_attention_mask=attend_first, labels=LABELS).logits, expected)
+    assert not torch.allclose(sparse(**batch, labels=LABELS).logits, expected)
+    tokens = [m.generate(**batch, global_attention_mask=attend_first, max_new_tokens=6) for m in (base, sparse)]
+    assert torch.equal(*tokens)
+
+
+@pytest.mark.parametrize("family", zoo.FAMILIES)
+@pytest.mark.parametrize("gating", GATINGS)
+def test_training_step(family: str, gating: str) -> None:
+    """loss = cross-entropy + λ · penalty; gradients reach the gate and are finite."""
+    model, batch = some_closed(family, gating=gating, lambda_=0.7).train(), zoo.ragged_batch()
+    output = model(**batch, labels=LABELS, noise_key=torch.arange(6))
+    torch.testing.assert_close(output.loss, output.cross_entropy + 0.7 * output.penalty)
+    mask = batch["attention_mask"].bool()
+    torch.testing.assert_close(output.penalty, penalty(output.gates.open_probability, mask).mean())
+    closed = hard_concrete.closed(output.gates.log_alpha, 0.1) & mask
+    assert float(output.sparsity) == pytest.approx(float(closed.sum() / mask.sum()))
+    output.loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is None or parameter.grad.isfinite().all(), name
+    assert float(model.gate.weight.grad.abs().max()) > 0
+    again = model(**batch, labels=LABELS, noise_key=torch.arange(6))
+    assert torch.equal(again.gates.values, output.gates.values), "the key alone decides"
+    assert not torch.equal(
+        model(**batch, labels=LABELS, noise_key=torch.arange(6) + 9).gates.values, output.gates.values
+    )
+    model.eval()
+    evaluated = model(**batch, labels=LABELS)
+    assert torch.equal(evaluated.loss, evaluated.cross_entropy)
+
+
+def test_keyed_noise_does_not_depend_on_batch_or_side_of_padding() -> None:
+    model, batch = some_closed("t5").train(), zoo.ragged_batch()
+    keys = torch.tensor([8, 6, 7, 5, 3, 0])
+    values = model(**batch, labels=LABELS, noise_key=keys).gates.values
+    row, length = 1, 17
+    alone = {name: tensor[row : row + 1, :length] for name, tensor in batch.items()}
+    one = model(**alone, labels=LABELS[row : row + 1], noise_key=keys[row : row + 1]).gates.values
+    torch.testing.assert_close(one[0], values[row, :length])
+    left = {name: torch.nn.functional.pad(tensor, (3, 0)) for name, tensor in alone.items()}
+    padded = model(**left, labels=LABELS[row : row + 1], noise_key=keys[row : row + 1]).gates.values
+    torch.testing.assert_close(padded[0, 3:], one[0], atol=1e-5, rtol=0)
+
+
+def test_tokens_always_kept_have_gate_one_and_no_penalty() -> None:
+    batch = zoo.ragged_batch()
+    token = int(batch["input_ids"][1, 3])
+    model = some_closed("bart", always_keep=(token, 2), lambda_=1.0).train()
+    output = model(**batch, labels=LABELS)
+    marked = batch["input_ids"] == token
+    assert bool((output.gates.values[marked] == 1).all())
+    rest = batch["attention_mask"].bool() & ~marked
+    torch.testing.assert_close(output.penalty, penalty(output.gates.open_probability, rest).mean())
+    model.eval()
+    with torch.no_grad():
+        closed = (model(**batch, labels=LABELS).gates.values == 0) & batch["attention_mask"].bool()
+        assert not bool(closed[marked].any())
+        assert float(model(**batch, labels=LABELS).sparsity) == pytest.approx(float(closed.sum() / 97))
+
+
+@pytest.mark.parametrize("gating", GATINGS)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_autocast(gating: str, attention: str) -> None:
+    model, batch = some_closed("marian", attention, gating=gating).train(), zoo.ragged_batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(**batch, labels=LABELS)
+    assert output.gates.values.dtype == torch.float32
+    output.loss.backward()
+    assert model.gate.weight.grad.isfinite().all()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.eval().generate(**batch, num_beams=2, max_new_tokens=4).shape[0] == 6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("family", "attention"), zoo.BOTH_ATTENTIONS)
+@torch.no_grad()
+def test_low_precision(dtype: torch.dtype, family: str, attention: str, told_gate: torch.nn.Module) -> None:
+    """Short against dense: the drift stays within what rounding the same sums in another order gives."""
+    batch = zoo.ragged_batch()
+    for gating in GATINGS:
+        model = sparsify(zoo.build(family, attention).to(dtype), L0DropConfig(gating=gating))
+        model.gate = told_gate
+        short = model(**batch, labels=LABELS).logits.float()
+        with model.dial(dense=True):
+            dense = model(**batch, labels=LABELS).logits.float()
+        assert short.isfinite().all()
+        assert float((short - dense).abs().mean() / dense.abs().mean()) < (0.02 if dtype == torch.bfloat16 else 0.005)
+        assert model.generate(**batch, num_beams=2, max_new_tokens=4).shape[0] == 6
+
+
+@pytest.mark.parametrize("family", ["marian", "t5", "led"])
+def test_gradient_checkpointing_gives_the_same_gradient(family: str) -> None:
+    gradients = []
+    for checkpointing in (False, True):
+        model = some_closed(family, gating="weight").train()
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        model(**zoo.ragged_batch(), labels=LABELS, noise_key=torch.arange(6)).loss.backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert set(gradients[0]) == set(gradients[1])
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, msg=name)
+
+
+@pytest.mark.parametrize("gating", [pytest.param(g, marks=[] if g == "weight" else pytest.mark.slow) for g in GATINGS])
+def test_compiled_step_equals_the_eager_one(gating: str) -> None:
+    model, batch = some_closed("marian", gating=gating).train(), zoo.ragged_batch()
+    keys = torch.arange(6)
+    compiled = torch.compile(model, backend="aot_eager")
+    losses = []
+    for step in range(4):
+        model.lambda_ = 0.1 * step  # λ changes at every step of a steered run; the graph must not be frozen to one
+        eager, fast = (m(**batch, labels=LABELS, noise_key=keys + step).loss for m in (model, compiled))
+        torch.testing.assert_close(fast, eager)
+        losses.append(fast.item())
+    assert len(set(losses)) == 4
+    with torch.no_grad():
+        model.eval()
+        torch.testing.assert_close(compiled(**batch, labels=LABELS).logits, model(**batch, labels=LABELS).logits)
+    torch._dynamo.reset()
+
+
+def test_copies_and_pickles() -> None:
+    model, batch = sparsify(zoo.build("marian")), zoo.ragged_batch()
+    torch.nn.init.normal_(model.gate.weight)
+    tokens = model.generate(**batch, max_new_tokens=5)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert type(other) is type(model)
+        assert torch.equal(other.generate(**batch, max_new_tokens=5), tokens)
+        other.gate.bias.data.fill_(50.0)
+    assert torch.equal(model.generate(**batch, max_new_tokens=5), tokens)
+
+
+def test_parameter_groups_give_the_gate_its_own_rate() -> None:
+    model = sparsify(zoo.build("marian"), L0DropConfig(layerwise=True))
+    rest, gates = model.parameter_groups(1e-4, gate_scale=20)
+    assert gates["lr"] == pytest.approx(2e-3)
+    assert rest["lr"] == 1e-4
+    assert {id(p) for p in gates["params"]} == {id(p) for n, p in model.named_parameters() if "gate" in n}
+    together = [id(p) for p in rest["params"] + gates["params"]]
+    assert len(together) == len(set(together)) == sum(p.requires_grad for p in model.parameters())
+
+
+class Examples(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    def __init__(self, n: int) -> None:
+        batch = zoo.ragged_batch((12,) * n)
+        labels = torch.randint(3, zoo.VOCABULARY, (n, 7), generator=torch.Generator().manual_seed(1))
+        self.rows = [
+            {"input_ids": ids, "attention_mask": mask, "labels": label}
+            for ids, mask, label in zip(batch["input_ids"], batch["attention_mask"], labels, strict=True)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return self.rows[index]
+
+
+def trainer(model, folder, **options):  # type: ignore[no-untyped-def]
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=str(folder), report_to=[], use_cpu=True, max_steps=1, learning_rate=1e-3, save_strategy="no",
+        disable_tqdm=True, max_grad_norm=1e9, logging_steps=1, **options,
+    )  # fmt: skip
+    return Seq2SeqTrainer(model=model, args=arguments, train_dataset=Examples(8), eval_dataset=Examples(8))
+
+
+def test_trainer_refuses_to_lose_the_penalty(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match="label_smoothing_factor"):
+        trainer(sparsify(zoo.build("bart")), tmp_path, label_smoothing_factor=0.1).train()
+
+
+def test_trainer_accumulates_the_same_gradient_and_predicts_logits_alone(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    norms = []
+    for size, accumulation in ((8, 1), (2, 4)):
+        model = sparsify(zoo.build("marian"), L0DropConfig(lambda_=0.5, start=50.0))  # so open that noise does nothing
+        run = trainer(
+            model,
+            tmp_path,
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=accumulation,
+            eval_strategy="no",
+        )
+        run.train()
+        norms.append(next(entry["grad_norm"] for entry in run.state.log_history if "grad_norm" in entry))
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+    predictions = run.predict(Examples(4)).predictions
+    logits = predictions[0] if isinstance(predictions, tuple) else predictions
+    assert logits.shape == (4, 7, zoo.VOCABULARY)

@@ -1,0 +1,183 @@
+"""Gates between the encoder's layers: `zero` as in the paper, `mask` with rows removed for good."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from l0drop import L0DropConfig, sparsify
+from l0drop.core import hard_concrete
+from l0drop.core.penalty import penalty
+from tests.models import zoo
+
+LABELS = torch.randint(3, zoo.VOCABULARY, (6, 7), generator=torch.Generator().manual_seed(9))
+
+
+def layered(family: str, gating: str, *, closed: float = 0.3, **options):  # type: ignore[no-untyped-def]
+    """A model in float64 whose inner and last gates close some rows each."""
+    model = sparsify(zoo.build(family).double(), L0DropConfig(gating=gating, layerwise=True, **options))
+    return zoo.spread_gates(model, closed)
+
+
+def zeroed_by_hand(model, batch: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:  # type: ignore[no-untyped-def]
+    """The encoder as the paper describes it, layer by layer, with hooks that multiply by the gate."""
+    mask, seen, handles = batch["attention_mask"], [], []
+    layers = list(model.model.encoder.layers)
+
+    def multiply(gate):  # type: ignore[no-untyped-def]
+        def hook(module, args, output):  # type: ignore[no-untyped-def]
+            values = hard_concrete.test_time_gate(output @ gate.weight.double() + gate.bias.double(), 0.1) * mask
+            seen.append(values)
+            return output * values[..., None]
+
+        return hook
+
+    for layer, gate in zip(layers, (*model.inner_gates, model.gate), strict=True):
+        handles.append(layer.register_forward_hook(multiply(gate)))
+    try:
+        return model.model.encoder(**batch).last_hidden_state, seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@pytest.mark.parametrize("family", ["marian", "bart"])
+@torch.no_grad()
+def test_zero_multiplies_after_every_layer_and_keeps_rows(family: str) -> None:
+    model, batch = layered(family, "zero"), zoo.ragged_batch()
+    by_hand, seen = zeroed_by_hand(model, batch)
+    with model.dial(dense=True):
+        memory = model.get_encoder()(**batch)
+    torch.testing.assert_close(memory.last_hidden_state, by_hand, atol=1e-10, rtol=1e-10)
+    assert len(memory.layer_gates) == model.config.encoder_layers
+    for gates, expected in zip(memory.layer_gates, seen, strict=True):
+        torch.testing.assert_close(gates.values, expected, atol=1e-10, rtol=0)
+    assert 0 < int((seen[0] == 0).sum()) < seen[0].numel()
+    assert int(((seen[0] == 0) & (seen[1] != 0)).sum()) > 0, "with zero a row may come back"
+
+
+@pytest.mark.parametrize("family", ["marian", "bart"])
+@torch.no_grad()
+def test_mask_removes_rows_and_gives_the_tokens_of_masking(family: str) -> None:
+    model, batch = layered(family, "mask"), zoo.ragged_batch()
+    lengths = []
+    handle = model.model.encoder.layers[-1].register_forward_hook(lambda m, a, out: lengths.append(out.shape[1]))
+    short, tokens = model(**batch, labels=LABELS), model.generate(**batch, num_beams=4, max_new_tokens=10)
+    with model.dial(dense=True):
+        dense = model(**batch, labels=LABELS)
+        assert torch.equal(tokens, model.generate(**batch, num_beams=4, max_new_tokens=10))
+    handle.remove()
+    assert lengths[0] < lengths[-1] == 24, "the last layer ran on fewer rows"
+    torch.testing.assert_close(short.logits, dense.logits, atol=1e-10, rtol=1e-10)
+    for one, other in zip(short.layer_gates, dense.layer_gates, strict=True):
+        assert one.values.shape == batch["input_ids"].shape, "gates come back at full length"
+        torch.testing.assert_close(one.values, other.values, atol=1e-10, rtol=0)
+    inner, last = short.layer_gates
+    assert not bool(((inner.values == 0) & (last.values != 0)).any()), "what is gone stays gone"
+    assert bool(((inner.values != 0).sum(1) >= 1).all())
+
+
+@torch.no_grad()
+def test_mask_keeps_one_row_among_those_still_open() -> None:
+    model, batch = layered("marian", "mask"), zoo.ragged_batch()
+    model.gate.bias.fill_(-100.0)
+    output = model(**batch, labels=LABELS)
+    inner, last = output.layer_gates
+    assert (last.values != 0).sum(1).tolist() == [1] * 6
+    assert bool((inner.values[last.values != 0] != 0).all())
+    model.inner_gates[0].bias.fill_(-100.0)
+    output = model(**batch, labels=LABELS)
+    assert (output.layer_gates[0].values != 0).sum(1).tolist() == [1] * 6
+    with model.dial(dense=True):
+        torch.testing.assert_close(model(**batch, labels=LABELS).logits, output.logits, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("gating", ["zero", "mask"])
+def test_penalty_is_the_sum_over_layers(gating: str) -> None:
+    """With `mask` a later gate's open probability is multiplied by the earlier ones'."""
+    model, batch = layered("bart", gating), zoo.ragged_batch()
+    with torch.no_grad():
+        output = model(**batch, labels=LABELS)
+    mask = batch["attention_mask"].bool()
+    total = sum(penalty(g.open_probability, mask).mean() for g in output.layer_gates)
+    torch.testing.assert_close(output.penalty, total)
+    inner, last = output.layer_gates
+    if gating == "mask":
+        assert bool((last.open_probability <= inner.open_probability).all())
+        model.gate.bias.data.fill_(100.0)
+        with torch.no_grad():
+            opened = model(**batch, labels=LABELS).layer_gates
+        alive = opened[0].values != 0
+        torch.testing.assert_close(opened[1].open_probability[alive], opened[0].open_probability[alive])
+
+
+@pytest.mark.parametrize("gating", ["zero", "mask"])
+def test_training_reaches_every_gate_with_and_without_checkpointing(gating: str) -> None:
+    batch = zoo.ragged_batch()
+    keys = torch.arange(6)
+    gradients = []
+    for checkpointing in (False, True):
+        model = layered("marian", gating).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        model(**batch, labels=LABELS, noise_key=keys).loss.backward()
+        gradients.append([gate.weight.grad for gate in (*model.inner_gates, model.gate)])
+    for plain, recomputed in zip(*gradients, strict=True):
+        assert float(plain.abs().max()) > 0
+        torch.testing.assert_close(recomputed, plain)
+
+
+@torch.no_grad()
+def test_layers_draw_different_noise() -> None:
+    model = layered("bart", "zero").train()
+    for gate in (*model.inner_gates, model.gate):
+        gate.weight.zero_()
+        gate.bias.zero_()
+    output = model(**zoo.ragged_batch(), labels=LABELS, noise_key=torch.arange(6))
+    inner, last = output.layer_gates
+    assert not torch.equal(inner.values, last.values)
+
+
+@torch.no_grad()
+def test_dial_and_calibration_act_on_the_last_gate() -> None:
+    model, batch = layered("marian", "mask"), zoo.ragged_batch()
+    before = model(**batch, labels=LABELS).layer_gates
+    with model.dial(keep=0.2):
+        turned = model(**batch, labels=LABELS).layer_gates
+    assert torch.equal(before[0].values, turned[0].values)
+    kept = (turned[1].values != 0).sum(1).tolist()
+    assert kept == [max(1, round(0.2 * n)) for n in batch["attention_mask"].sum(1).tolist()]
+    inner_bias = float(model.inner_gates[0].bias)
+    target = float(model(**batch, labels=LABELS).sparsity) + 0.2
+    result = model.calibrate([batch], target=target)
+    assert result.shift < 0
+    assert float(model.inner_gates[0].bias) == inner_bias
+    assert float(model(**batch, labels=LABELS).sparsity) == pytest.approx(result.after, abs=1e-6)
+
+
+@torch.no_grad()
+def test_tokens_always_kept_survive_every_layer() -> None:
+    batch = zoo.ragged_batch()
+    token = int(batch["input_ids"][0, 4])
+    model = layered("bart", "mask", closed=0.8, always_keep=(token,))
+    output = model(**batch, labels=LABELS)
+    marked = batch["input_ids"] == token
+    for gates in output.layer_gates:
+        assert bool((gates.values[marked] == 1).all())
+    with model.dial(dense=True):
+        torch.testing.assert_close(model(**batch, labels=LABELS).logits, output.logits, atol=1e-10, rtol=1e-10)
+
+
+def test_what_layerwise_cannot_do_is_refused() -> None:
+    with pytest.raises(ValueError, match="layerwise: .* not weight"):
+        L0DropConfig(gating="weight", layerwise=True)
+    with pytest.raises(
+        ValueError, match=r"layerwise: possible with MarianMTModel, BartForConditionalGeneration, not with T5"
+    ):
+        sparsify(zoo.build("t5"), L0DropConfig(layerwise=True))
+    base = zoo.build("marian")
+    base.config.encoder_layerdrop = 0.1
+    with pytest.raises(ValueError, match="encoder_layerdrop"):
+        sparsify(base, L0DropConfig(layerwise=True))
+    model = layered("marian", "zero")
+    with pytest.raises(ValueError, match=r"encoder_outputs: .*get_encoder"), torch.no_grad():
+        model(encoder_outputs=zoo.build("marian").double().get_encoder()(**zoo.ragged_batch()), labels=LABELS)

@@ -1,0 +1,140 @@
+"""Saving and loading: tokens come back, custom gates are found or missed loudly, the base model can be had back."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
+
+from l0drop import Gate, Gates, L0DropConfig, register_gate, sparsify
+from l0drop.models.sparsify import sparse_class
+from tests.models import zoo
+
+
+@register_gate("test-short-words")
+class ShortWords(Gate):
+    """Keeps tokens whose id is a multiple of `step`, weighted by a learned scale."""
+
+    def __init__(self, step: int = 2) -> None:
+        super().__init__()
+        self.step = step
+        self.scale = torch.nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, encodings, mask, input_ids=None, hints=None):  # type: ignore[no-untyped-def]
+        return Gates(((input_ids % self.step) == 0) * mask * self.scale.clamp(0, 1))
+
+
+@pytest.mark.parametrize("family", zoo.FAMILIES)
+def test_the_same_tokens_after_saving_and_loading(family: str, tmp_path: Path) -> None:
+    batch = zoo.ragged_batch()
+    config = L0DropConfig(gating="weight", target_sparsity=0.4, always_keep=(5, 6), beta=0.5)
+    model = zoo.spread_gates(sparsify(zoo.build(family), config))
+    model.save_pretrained(tmp_path)
+    files = {path.name for path in tmp_path.iterdir()}
+    assert "model.safetensors" in files
+    assert not any(name.endswith((".bin", ".pt", ".pkl")) for name in files)
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert type(loaded) is type(model)
+    assert loaded.config.l0drop == config
+    assert json.loads((tmp_path / "config.json").read_text())["l0drop"]["format"] == 1
+    assert torch.equal(loaded.gate.weight, model.gate.weight)
+    arguments = {"num_beams": 3, "max_new_tokens": 10}
+    assert torch.equal(loaded.generate(**batch, **arguments), model.generate(**batch, **arguments))
+    assert not loaded.training
+
+
+def test_a_registered_gate_is_found_again_with_its_arguments(tmp_path: Path) -> None:
+    batch = zoo.ragged_batch()
+    replaced = sparsify(zoo.build("marian"))
+    replaced.gate = ShortWords(step=3)
+    by_config = sparsify(zoo.build("marian"), L0DropConfig(gate="test-short-words", gate_args={"step": 3}))
+    for name, model in (("replaced", replaced), ("config", by_config)):
+        with torch.no_grad():
+            model.gate.scale.fill_(0.25)
+        model.save_pretrained(tmp_path / name)
+        loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / name)
+        assert isinstance(loaded.gate, ShortWords)
+        assert loaded.gate.step == 3
+        assert loaded.gate.scale.item() == 0.25
+        assert torch.equal(loaded.generate(**batch, max_new_tokens=8), model.generate(**batch, max_new_tokens=8))
+
+
+def test_an_unregistered_gate_is_refused_when_saving_and_when_loading(tmp_path: Path) -> None:
+    class Unknown(Gate):
+        pass
+
+    model = sparsify(zoo.build("marian"))
+    model.gate = Unknown()
+    with pytest.raises(ValueError, match="Unknown is not registered"):
+        model.save_pretrained(tmp_path)
+    good = sparsify(zoo.build("marian"))
+    good.save_pretrained(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    stored["l0drop"]["gate"] = "from-elsewhere"
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    with pytest.raises(ValueError, match="no gate is registered as 'from-elsewhere'"):
+        AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+
+
+def test_gate_arguments_must_be_json(tmp_path: Path) -> None:
+    model = sparsify(zoo.build("marian"))
+    model.gate = ShortWords(step=torch.tensor(3))
+    with pytest.raises(ValueError, match=r"gate_args: .* plain JSON"):
+        model.save_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["marian", "bart", "t5", "led"])
+def test_a_plain_checkpoint_loads_into_the_sparse_class_and_starts_open(family: str, tmp_path: Path) -> None:
+    base, batch = zoo.build(family), zoo.ragged_batch()
+    base.save_pretrained(tmp_path)
+    model = sparse_class(type(base)).from_pretrained(tmp_path)
+    assert torch.equal(model.gate.weight, torch.zeros(zoo.WIDTH))
+    assert all(float(e.gates.min()) == 1 for e in model.explain(**batch))
+    assert torch.equal(model.generate(**batch, max_new_tokens=8), base.generate(**batch, max_new_tokens=8))
+
+
+@pytest.mark.parametrize("family", zoo.FAMILIES)
+def test_export_writes_a_plain_checkpoint(family: str, tmp_path: Path) -> None:
+    base, batch = zoo.build(family), zoo.ragged_batch()
+    model = zoo.spread_gates(sparsify(base))
+    model.export(tmp_path)
+    text = (tmp_path / "config.json").read_text()
+    assert "l0drop" not in text
+    assert AutoConfig.from_pretrained(tmp_path).model_type == base.config.model_type
+    plain = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert type(plain) is type(base)
+    labels = batch["input_ids"][:, :5].contiguous()
+    assert torch.equal(plain(**batch, labels=labels).logits, base(**batch, labels=labels).logits)
+    assert torch.equal(plain.generate(**batch, max_new_tokens=8), base.generate(**batch, max_new_tokens=8))
+
+
+def test_low_precision_loading_keeps_the_gate_in_float32(tmp_path: Path) -> None:
+    zoo.spread_gates(sparsify(zoo.build("marian"))).save_pretrained(tmp_path)
+    for dtype in (torch.bfloat16, torch.float16):
+        model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=dtype)
+        assert model.dtype == dtype
+        assert model.gate.weight.dtype == torch.float32
+
+
+def test_a_config_of_another_format_is_refused(tmp_path: Path) -> None:
+    sparsify(zoo.build("marian")).save_pretrained(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    for change, message in (
+        ({"format": 99}, "l0drop.format: .* reads version 1"),
+        ({"gaiting": 1}, "unknown field gaiting"),
+    ):
+        broken = {**stored, "l0drop": {**stored["l0drop"], **change}}
+        (tmp_path / "config.json").write_text(json.dumps(broken))
+        with pytest.raises(ValueError, match=message):
+            AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+
+
+def test_layerwise_models_save_their_inner_gates(tmp_path: Path) -> None:
+    model = zoo.spread_gates(sparsify(zoo.build("bart"), L0DropConfig(gating="mask", layerwise=True)), 0.3)
+    model.save_pretrained(tmp_path)
+    batch = zoo.ragged_batch()
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded.generate(**batch, max_new_tokens=8), model.generate(**batch, max_new_tokens=8))
+    assert [e.kept for e in loaded.explain(**batch)] == [e.kept for e in model.explain(**batch)]
+    assert any(len(e.kept) < len(e.gates) for e in model.explain(**batch))
