@@ -1,0 +1,130 @@
+"""Tokenized corpora as memory maps, read with numpy alone.
+
+A corpus is a folder that `l0drop.data.prepare` writes:
+
+    source.ids  source.offsets     token ids of all sentences end to end; sentence i is ids[offsets[i]:offsets[i + 1]]
+    target.ids  target.offsets     the same for the target; absent in a source-only corpus
+    hints.NAME                     one integer per source token, for gates that need more than ids
+    manifest.json                  what it was made from, how, and what was skipped or cut
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from l0drop.data.text import CorpusError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+
+@dataclass
+class Summary:
+    """What became of the lines of a text.
+
+    `blank` lines have no text on any side, `one_sided` ones lack a side; all others are in a pair, or, when documents
+    were joined, share one.
+    """
+
+    lines: int = 0
+    pairs: int = 0
+    blank: int = 0
+    one_sided: int = 0
+    truncated_source: int = 0
+    truncated_target: int = 0
+    source_tokens: int = 0
+    target_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One pair of a corpus: token ids, and hints aligned with the source."""
+
+    source: np.ndarray
+    target: np.ndarray | None
+    hints: dict[str, np.ndarray]
+    index: int
+
+
+@dataclass(frozen=True, eq=False)
+class TokenizedCorpus:
+    """A prepared corpus on disk, of which `corpus[i]` reads one example; other processes share its pages."""
+
+    folder: Path
+    manifest: Mapping[str, Any] = field(repr=False)
+    source_lengths: np.ndarray = field(repr=False)
+    target_lengths: np.ndarray | None = field(repr=False)
+    _columns: Mapping[str, np.ndarray] = field(repr=False)
+
+    @classmethod
+    def open(cls, folder: Path | str) -> "TokenizedCorpus":
+        """Map a prepared folder; one that is not whole or of another format raises CorpusError."""
+        folder = Path(folder)
+        manifest = _read_manifest(folder)
+        columns = {name: _map(folder / name, layout) for name, layout in manifest["columns"].items()}
+        targets = columns.get("target.offsets")
+        return cls(
+            folder=folder,
+            manifest=manifest,
+            source_lengths=np.diff(columns["source.offsets"]),
+            target_lengths=None if targets is None else np.diff(targets),
+            _columns=columns,
+        )
+
+    @property
+    def summary(self) -> Summary:
+        return Summary(**self.manifest["summary"])
+
+    @property
+    def hint_names(self) -> tuple[str, ...]:
+        return tuple(name.removeprefix("hints.") for name in self._columns if name.startswith("hints."))
+
+    def __len__(self) -> int:
+        return len(self.source_lengths)
+
+    def __getitem__(self, index: int) -> Example:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"example {index} of a corpus of {len(self)}")
+        index = int(index) % len(self)
+        return Example(
+            source=self._read("source.ids", "source.offsets", index),
+            target=None if self.target_lengths is None else self._read("target.ids", "target.offsets", index),
+            hints={name: self._read(f"hints.{name}", "source.offsets", index) for name in self.hint_names},
+            index=index,
+        )
+
+    def __iter__(self) -> Iterator[Example]:
+        return (self[index] for index in range(len(self)))
+
+    def __reduce__(self) -> tuple[Callable[[Path], "TokenizedCorpus"], tuple[Path]]:
+        return TokenizedCorpus.open, (self.folder,)  # memory maps would be pickled as full copies
+
+    def _read(self, column: str, offsets: str, index: int) -> np.ndarray:
+        start, end = self._columns[offsets][index : index + 2]
+        return self._columns[column][start:end].astype(np.int64)
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CorpusError(f"{folder} is not a prepared corpus: {MANIFEST} cannot be read ({error})") from error
+    found = manifest.get("format") if isinstance(manifest, dict) else None
+    if found != FORMAT:
+        raise CorpusError(f"{path}: format {found}, but this version reads format {FORMAT}; prepare the corpus again")
+    return manifest
+
+
+def _map(path: Path, layout: Mapping[str, Any]) -> np.ndarray:
+    dtype, length = np.dtype(layout["dtype"]), layout["length"]
+    size = path.stat().st_size if path.is_file() else 0
+    if size != length * dtype.itemsize:
+        raise CorpusError(
+            f"{path} has {size} bytes, the manifest says {length * dtype.itemsize}: prepare the corpus again"
+        )
+    return np.memmap(path, dtype=dtype, mode="r", shape=(length,))

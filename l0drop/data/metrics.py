@@ -1,0 +1,176 @@
+"""Scores of generated text, each with the signature it takes to repeat it, and counts of what the gates did."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+
+BleuTokenizer = Literal["13a", "intl", "zh", "none"]
+_BLEU_TOKENIZERS = ("13a", "intl", "zh", "none")
+_ROUGE_TYPES = ("rouge1", "rouge2", "rougeLsum")
+_SENTENCE_END = re.compile(r"""(?<=[.!?])\s+|(?<=[.!?]["'”’)])\s+""")
+
+
+@dataclass(frozen=True)
+class Score:
+    """A number, what it is called, how to get it again, and the numbers behind it."""
+
+    name: str
+    value: float
+    signature: str
+    details: Mapping[str, float]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"name": self.name, "value": self.value, "signature": self.signature, "details": dict(self.details)}
+
+
+def bleu(hyps: Sequence[str], refs: Sequence[str], tokenize: BleuTokenizer = "13a", lowercase: bool = False) -> Score:
+    """sacreBLEU of detokenized text; with tokenize="none" the text counts as tokenized at its spaces."""
+    if tokenize not in _BLEU_TOKENIZERS:
+        raise ValueError(f"tokenize={tokenize!r} is not one of {', '.join(_BLEU_TOKENIZERS)}")
+    return _bleu("BLEU", hyps, refs, BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none"))
+
+
+def bleu_paper(hyps: Sequence[str], refs: Sequence[str]) -> Score:
+    """Tokenized case-sensitive BLEU, as papers report it for WMT14 En-De, from detokenized text.
+
+    Both sides are tokenized by mteval-v13a's rules and hyphenated compounds are split, "a-b" to "a ##AT##-##AT## b",
+    as in the widespread get_ende_bleu.sh; then BLEU without smoothing, as in multi-bleu.perl. Those scripts start from
+    the Moses tokenizer, so the value is near, not equal, to theirs.
+    """
+    tokenizer = Tokenizer13a()
+
+    def prepared(text: str) -> str:
+        # One pass, as in the script: in "a-b-c" the second hyphen stays, because "b" is taken by the first.
+        return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", tokenizer(text))
+
+    metric = BLEU(tokenize="none", smooth_method="none", force=True)
+    return _bleu("BLEU-paper", hyps, refs, metric, prepared, tokenization="13a+compound-split")
+
+
+def chrf(hyps: Sequence[str], refs: Sequence[str]) -> Score:
+    """chrF2 of sacreBLEU: character n-grams up to 6, no words."""
+    _check(hyps, refs)
+    metric = CHRF()
+    result = metric.corpus_score(list(hyps), [list(refs)])
+    details = {"char_order": result.char_order, "word_order": result.word_order, "beta": result.beta}
+    return Score(result.name, float(result.score), str(metric.get_signature()), details)
+
+
+def rouge(hyps: Sequence[str], refs: Sequence[str]) -> Score:
+    """ROUGE-L (Lsum) as the value, ROUGE-1 and ROUGE-2 in the details: mean F-measure × 100, with Porter's stemmer.
+
+    Lsum compares sentence by sentence. Sentences are lines; a text without a line feed is cut after ., ! or ? (and a
+    closing quote or bracket) before white space. rouge-score only sees a-z and 0-9, so this is for English.
+    """
+    from rouge_score.rouge_scorer import RougeScorer  # brings all of nltk, which nothing else needs
+
+    _check(hyps, refs)
+    scorer = RougeScorer(list(_ROUGE_TYPES), use_stemmer=True)
+    scores = [scorer.score(_sentences(ref), _sentences(hyp)) for hyp, ref in zip(hyps, refs, strict=True)]
+    details = {kind: 100 * float(np.mean([score[kind].fmeasure for score in scores])) for kind in _ROUGE_TYPES}
+    signature = f"nrefs:1|stem:porter|sent:lines-or-.!?|agg:mean-F|rouge-score:{version('rouge-score')}"
+    return Score("rougeLsum", details["rougeLsum"], signature, details)
+
+
+@dataclass
+class SparsityMeter:
+    """Sums over a corpus what the gates did with its real tokens; each token weighs the same, padding nothing."""
+
+    tokens: int = 0
+    zeros: int = 0
+    ones: int = 0
+    open_probability: float = 0.0
+    tokens_with_probability: int = 0
+
+    def add(
+        self,
+        gate_values: np.ndarray | torch.Tensor,
+        mask: np.ndarray | torch.Tensor,
+        open_probability: np.ndarray | torch.Tensor | None = None,
+    ) -> None:
+        """Count one batch: gates [B, N] in [0, 1], a mask [B, N] of real tokens, and P(gate ≠ 0) where there is one."""
+        real = torch.as_tensor(mask) != 0
+        values = _on_real_tokens("gate_values", gate_values, real)
+        if open_probability is not None:
+            self.open_probability += float(_on_real_tokens("open_probability", open_probability, real).double().sum())
+            self.tokens_with_probability += values.numel()
+        self.tokens += values.numel()
+        self.zeros += int((values == 0).sum())
+        self.ones += int((values == 1).sum())
+
+    @property
+    def sparsity(self) -> float:
+        """Dropped / real source tokens."""
+        return self._share(self.zeros)
+
+    @property
+    def expected_open_rate(self) -> float | None:
+        """Mean P(gate ≠ 0), which is not 1 - sparsity; None where the gates have no such probability."""
+        if self.tokens_with_probability == 0:
+            return None
+        if self.tokens_with_probability != self.tokens:
+            raise ValueError("open_probability was given for some batches only")
+        return self._share(self.open_probability)
+
+    @property
+    def exactly_zero(self) -> float:
+        return self._share(self.zeros)
+
+    @property
+    def exactly_one(self) -> float:
+        return self._share(self.ones)
+
+    @property
+    def between(self) -> float:
+        return self._share(self.tokens - self.zeros - self.ones)
+
+    def _share(self, part: float) -> float:
+        if self.tokens == 0:
+            raise ValueError("no real token was added, so there is no rate")
+        return part / self.tokens
+
+
+def _on_real_tokens(name: str, values: np.ndarray | torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    values = torch.as_tensor(values)
+    if values.shape != real.shape:
+        raise ValueError(f"{name} {tuple(values.shape)} and mask {tuple(real.shape)} differ in shape")
+    values = values[real]
+    if not bool(((values >= 0) & (values <= 1)).all()):
+        raise ValueError(f"{name} has values outside [0, 1] on real tokens")
+    return values
+
+
+def _bleu(
+    name: str,
+    hyps: Sequence[str],
+    refs: Sequence[str],
+    metric: BLEU,
+    prepared: Callable[[str], str] = str,
+    tokenization: str | None = None,
+) -> Score:
+    _check(hyps, refs)
+    result = metric.corpus_score([prepared(hyp) for hyp in hyps], [[prepared(ref) for ref in refs]])
+    signature = str(metric.get_signature())
+    if tokenization:
+        signature = signature.replace("tok:none", f"tok:{tokenization}")
+    details = {f"precision{n}": float(value) for n, value in enumerate(result.precisions, 1)}
+    details |= {"brevity_penalty": result.bp, "hyp_length": result.sys_len, "ref_length": result.ref_len}
+    return Score(name, float(result.score), signature, details)
+
+
+def _check(hyps: Sequence[str], refs: Sequence[str]) -> None:
+    if len(hyps) != len(refs):
+        raise ValueError(f"{len(hyps)} hypotheses but {len(refs)} references: each needs exactly one")
+    if not hyps:
+        raise ValueError("there is nothing to score: no hypotheses and no references")
+
+
+def _sentences(text: str) -> str:
+    return text if "\n" in text.strip() else "\n".join(_SENTENCE_END.split(text.strip()))

@@ -1,0 +1,264 @@
+"""Preparing a corpus: parallel text in, token ids on disk, in memory that does not grow with the text."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from transformers import BatchEncoding, PreTrainedTokenizerBase
+
+from l0drop.data.corpus import FORMAT, MANIFEST, Summary, TokenizedCorpus
+from l0drop.data.folders import locked, whole_folder
+from l0drop.data.text import CorpusError, Pair, ParallelText
+from l0drop.data.tokenizer import TokenizerPair
+
+CHUNK = 1_000  # pairs tokenized at once, and all that is ever in memory
+
+
+class Annotator(Protocol):
+    """Computes hints: for each of its `names`, and each text of a chunk, one integer per token of the encoding.
+
+    `fingerprint` changes whenever its results would.
+    """
+
+    names: Sequence[str]
+    fingerprint: str
+
+    def __call__(self, texts: Sequence[str], encoding: BatchEncoding) -> Mapping[str, Sequence[Sequence[int]]]: ...
+
+
+def prepare_corpus(
+    text: ParallelText,
+    tokenizers: TokenizerPair,
+    out_dir: Path | str,
+    *,
+    max_source: int,
+    max_target: int,
+    documents: bool = False,
+    annotator: Annotator | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> TokenizedCorpus:
+    """Tokenize `text` into `out_dir`, or open what is there if it was made from the same text in the same way.
+
+    Lines blank on one side or on both are skipped and counted. With `documents`, neighbouring lines are joined by a
+    space as long as both sides stay within their limits; a line blank on both sides ends a document. Sequences longer
+    than `max_source` or `max_target` tokens are cut, but keep the special tokens that close them. `progress` is
+    called with the number of lines read so far.
+    """
+    out_dir = Path(out_dir)
+    sides = [_Side("source", tokenizers.source, max_source)]
+    if not text.source_only:
+        sides.append(_Side("target", tokenizers.target, max_target))
+    request = {
+        "inputs": text.inputs(),
+        "tokenizers": tokenizers.fingerprints,
+        "limits": {side.name: side.limit for side in sides},
+        "documents": documents,
+        "annotator": None if annotator is None else annotator.fingerprint,
+    }
+    if not _is_made_from(out_dir, request):
+        with locked(out_dir):
+            if not _is_made_from(out_dir, request):  # another process may have written it while this one waited
+                _check_replaceable(out_dir)
+                with whole_folder(out_dir) as partial:
+                    _write(partial, text, sides, request, annotator, progress)
+    return TokenizedCorpus.open(out_dir)
+
+
+class _Side:
+    """How the texts of one side become at most `limit` token ids each."""
+
+    def __init__(self, name: str, tokenizer: PreTrainedTokenizerBase, limit: int) -> None:
+        self.name, self.limit = name, limit
+        self._tokenizer = tokenizer
+        # Text may end in an unknown word; only what the tokenizer adds must outlive a cut.
+        self._special = frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+        self.room = limit - len(self.encode([""])["input_ids"][0])
+        if self.room < 1:
+            raise ValueError(f"max_{name}={limit} leaves no room beside the {limit - self.room} special tokens")
+        largest = max(tokenizer.get_vocab().values())
+        self.dtype = np.dtype(np.uint16 if largest <= np.iinfo(np.uint16).max else np.uint32)
+
+    def encode(self, texts: list[str], add_special_tokens: bool = True) -> BatchEncoding:
+        side = {"text": texts} if self.name == "source" else {"text_target": texts}
+        return self._tokenizer(
+            **side, add_special_tokens=add_special_tokens, return_attention_mask=False, verbose=False
+        )
+
+    def cut(self, ids: Sequence[int]) -> tuple[int, int]:
+        """Start and end of what has to go: the last tokens before the closing special ones."""
+        if len(ids) <= self.limit:
+            return len(ids), len(ids)
+        closing = 0
+        while closing < self.limit and ids[-closing - 1] in self._special:
+            closing += 1
+        return self.limit - closing, len(ids) - closing
+
+
+class _Column:
+    """A file to which integers are appended."""
+
+    def __init__(self, path: Path, dtype: np.dtype, files: ExitStack) -> None:
+        self.dtype, self.length = dtype, 0
+        self._file = files.enter_context(path.open("wb"))
+
+    def append(self, values: Iterable[int]) -> None:
+        array = np.fromiter(values, dtype=np.int64)
+        limits = np.iinfo(self.dtype)
+        assert array.size == 0 or (limits.min <= array.min() and array.max() <= limits.max)
+        array.astype(self.dtype).tofile(self._file)
+        self.length += len(array)
+
+
+def _write(
+    folder: Path,
+    text: ParallelText,
+    sides: list[_Side],
+    request: Mapping[str, Any],
+    annotator: Annotator | None,
+    progress: Callable[[int], None] | None,
+) -> None:
+    summary = Summary()
+    truncated = dict.fromkeys((side.name for side in sides), 0)
+    layout = {f"{side.name}.ids": side.dtype for side in sides}
+    layout |= {f"{side.name}.offsets": np.dtype(np.int64) for side in sides}
+    layout |= {f"hints.{name}": np.dtype(np.int32) for name in (annotator.names if annotator else ())}
+    with ExitStack() as files:
+        columns = {name: _Column(folder / name, dtype, files) for name, dtype in layout.items()}
+        for side in sides:
+            columns[f"{side.name}.offsets"].append([0])
+        for chunk in _chunks(_documents(text, sides, summary) if request["documents"] else _sentences(text, summary)):
+            for side, texts in zip(sides, _texts(chunk), strict=False):
+                encoding = side.encode(texts)
+                cuts = [side.cut(ids) for ids in encoding["input_ids"]]
+                truncated[side.name] += sum(start < end for start, end in cuts)
+                rows = _apply(cuts, encoding["input_ids"])
+                _check_not_empty(rows, chunk, side)
+                ids, offsets = columns[f"{side.name}.ids"], columns[f"{side.name}.offsets"]
+                offsets.append(ids.length + np.cumsum([len(row) for row in rows]))
+                ids.append(chain.from_iterable(rows))
+                if annotator and side.name == "source":
+                    for name, hints in _annotate(annotator, texts, encoding).items():
+                        columns[f"hints.{name}"].append(chain.from_iterable(_apply(cuts, hints)))
+            summary.pairs += len(chunk)
+            if progress:
+                progress(summary.lines)
+    if summary.pairs == 0:
+        raise CorpusError(f"{_described(request)}: each of the {summary.lines} lines is blank on some side")
+    for side in sides:
+        setattr(summary, f"truncated_{side.name}", truncated[side.name])
+        setattr(summary, f"{side.name}_tokens", columns[f"{side.name}.ids"].length)
+    manifest = {
+        "format": FORMAT,
+        "request": request,
+        "summary": asdict(summary),
+        "columns": {name: {"dtype": column.dtype.name, "length": column.length} for name, column in columns.items()},
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _sentences(text: ParallelText, summary: Summary) -> Iterator[Pair]:
+    """The pairs with text on every side."""
+    for pair in text:
+        summary.lines += 1
+        if pair.is_blank:
+            summary.blank += 1
+        elif pair.is_one_sided:
+            summary.one_sided += 1
+        else:
+            yield pair
+
+
+def _documents(text: ParallelText, sides: list[_Side], summary: Summary) -> Iterator[Pair]:
+    """Neighbouring pairs joined, as many as every side has room for."""
+    held: list[Pair] = []
+    room = [0 for _ in sides]
+    for pair, sizes in _measured(text, sides, summary):
+        if held and (pair.is_blank or any(size > left for size, left in zip(sizes, room, strict=True))):
+            yield _joined(held)
+            held = []
+        if pair.is_blank:
+            continue
+        if not held:
+            room = [side.room for side in sides]
+        held.append(pair)
+        room = [left - size for size, left in zip(sizes, room, strict=True)]
+    if held:
+        yield _joined(held)
+
+
+def _measured(text: ParallelText, sides: list[_Side], summary: Summary) -> Iterator[tuple[Pair, list[int]]]:
+    """Pairs with their numbers of tokens; blank ones stay, as borders, and one-sided ones go."""
+    for chunk in _chunks(text):
+        usable = [pair for pair in chunk if not pair.is_one_sided]
+        summary.lines += len(chunk)
+        summary.one_sided += len(chunk) - len(usable)
+        summary.blank += sum(pair.is_blank for pair in usable)
+        if usable:
+            encodings = [
+                side.encode(texts, add_special_tokens=False)["input_ids"]
+                for side, texts in zip(sides, _texts(usable), strict=False)
+            ]
+            for pair, *rows in zip(usable, *encodings, strict=True):
+                yield pair, [len(ids) for ids in rows]
+
+
+def _joined(pairs: list[Pair]) -> Pair:
+    sources, targets = _texts(pairs)
+    return Pair(" ".join(sources), None if pairs[0].target is None else " ".join(targets), pairs[0].line)
+
+
+def _texts(pairs: Sequence[Pair]) -> tuple[list[str], list[str]]:
+    return [pair.source for pair in pairs], [pair.target or "" for pair in pairs]
+
+
+def _annotate(annotator: Annotator, texts: list[str], encoding: BatchEncoding) -> dict[str, Sequence[Sequence[int]]]:
+    hints = annotator(texts, encoding)
+    sizes = [len(ids) for ids in encoding["input_ids"]]
+    for name in annotator.names:
+        if [len(values) for values in hints[name]] != sizes:
+            raise ValueError(f"hint {name!r}: the annotator did not give one value for each source token")
+    return {name: hints[name] for name in annotator.names}
+
+
+def _apply(cuts: list[tuple[int, int]], rows: Sequence[Sequence[int]]) -> list[list[int]]:
+    return [[*row[:start], *row[end:]] for row, (start, end) in zip(rows, cuts, strict=True)]
+
+
+def _check_not_empty(rows: list[list[int]], pairs: list[Pair], side: _Side) -> None:
+    for row, pair in zip(rows, pairs, strict=True):
+        if not row:
+            raise CorpusError(f"line {pair.line}: the tokenizer makes no token of the {side.name}; take the line out")
+
+
+def _chunks(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
+    iterator = iter(pairs)
+    while chunk := list(islice(iterator, CHUNK)):
+        yield chunk
+
+
+def _described(request: Mapping[str, Any]) -> str:
+    return ", ".join(str(item.get("path") or item.get("name")) for item in request["inputs"])
+
+
+def _is_made_from(folder: Path, request: Mapping[str, Any]) -> bool:
+    """Whether a whole corpus is there that an equal request wrote; its text may have been read from elsewhere."""
+    try:
+        made_from = TokenizedCorpus.open(folder).manifest["request"]
+    except CorpusError:
+        return False
+    return _without_paths(made_from) == _without_paths(request)
+
+
+def _without_paths(request: Mapping[str, Any]) -> dict[str, Any]:
+    inputs = [{key: value for key, value in item.items() if key != "path"} for item in request["inputs"]]
+    return {**request, "inputs": inputs}
+
+
+def _check_replaceable(folder: Path) -> None:
+    if folder.exists() and not (folder / MANIFEST).is_file() and any(folder.iterdir()):
+        raise CorpusError(f"{folder} holds files that are not a prepared corpus: choose another folder")

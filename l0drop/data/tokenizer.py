@@ -1,0 +1,173 @@
+"""Subword tokenizers: training BPE, saving and loading it, and telling the pieces of words apart."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, BatchEncoding, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from l0drop.data.folders import locked, whole_folder
+
+PAD, EOS, UNK, BOS = SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>", "<s>")
+
+_SPACE = "▁"
+# A space stays with the mark it stands before, so that decoding puts it back ("well - known" is not "well-known")
+# and no token holds a space alone. The symbols are ASCII punctuation that Unicode does not count as such.
+_MARK = Regex(rf"{_SPACE}?[\p{{P}}$+<=>^`|~]")
+
+
+@dataclass(frozen=True)
+class TokenizerPair:
+    """The tokenizers of both sides; with a shared vocabulary they are the same object."""
+
+    source: PreTrainedTokenizerBase
+    target: PreTrainedTokenizerBase
+
+    @property
+    def shared(self) -> bool:
+        return self.source is self.target
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Fingerprint of each side, for manifests."""
+        return {"source": fingerprint(self.source), "target": fingerprint(self.target)}
+
+    def save(self, folder: Path | str) -> None:
+        """Write `tokenizer/` and, for separate vocabularies, `tokenizer_target/` into `folder`."""
+        source, target = _places(folder)
+        _save(self.source, source)
+        if not self.shared:
+            _save(self.target, target)
+        elif target.exists():
+            shutil.rmtree(target)
+
+
+class Piece(NamedTuple):
+    """Where one token stands in its word: the first (BPEH) or a later (BPEO) piece of a split word, or a whole one.
+
+    Tokens that the tokenizer adds, such as EOS, belong to no word: `word` is None and both flags are False.
+    """
+
+    word: int | None
+    is_first: bool
+    is_split: bool
+
+
+def train_tokenizer(
+    source: Iterable[str], target: Iterable[str] | None = None, *, vocab_size: int, shared: bool = True
+) -> TokenizerPair:
+    """Train BPE on lines of text that are read once, as they come.
+
+    Words are what stands between spaces and punctuation; every punctuation mark is a word of its own. White space is
+    made single, characters are composed (NFC); decoding gives such text back exactly. Each sequence ends with EOS, and
+    the names of special tokens have no meaning inside text. Where a script has no spaces, a "word" is all that
+    stands between two marks, and training holds each different one in memory.
+    """
+    if shared:
+        tokenizer = _train(chain(source, target or ()), vocab_size)
+        return TokenizerPair(tokenizer, tokenizer)
+    if target is None:
+        raise ValueError("separate vocabularies (shared=False) need text on the target side too")
+    return TokenizerPair(_train(source, vocab_size), _train(target, vocab_size))
+
+
+def load_tokenizers(folder: Path | str) -> TokenizerPair:
+    """The tokenizers that `TokenizerPair.save` wrote into `folder`."""
+    source, target = _places(folder)
+    if not source.is_dir():
+        raise ValueError(f"{folder}: no tokenizer here, expected the folder {source.name}/")
+    first = AutoTokenizer.from_pretrained(source)
+    return TokenizerPair(first, AutoTokenizer.from_pretrained(target) if target.is_dir() else first)
+
+
+def word_pieces(encoding: BatchEncoding, row: int = 0) -> list[Piece]:
+    """One Piece per token of one row of what a fast tokenizer returned."""
+    if not encoding.is_fast:
+        raise ValueError(
+            "this tokenizer is a slow one (written in Python), which does not say to which word a token belongs "
+            "(no word_ids); use a fast one, or leave out what needs words"
+        )
+    words = encoding.word_ids(row)
+    sizes: dict[int | None, int] = {}
+    for word in words:
+        sizes[word] = sizes.get(word, 0) + 1
+    return [
+        Piece(word, word is not None and word != before, word is not None and sizes[word] > 1)
+        for before, word in zip([None, *words], words, strict=False)
+    ]
+
+
+def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """SHA-256 of what decides a tokenizer's output: tokenizer.json, or the vocabulary files of a slow one."""
+    languages = [getattr(tokenizer, name, None) for name in ("src_lang", "tgt_lang")]
+    digest = hashlib.sha256(json.dumps(languages).encode())
+    if tokenizer.is_fast:
+        content = json.loads(tokenizer.backend_tokenizer.to_str())
+        # Earlier calls leave their own truncation and padding behind; every call sets them anew.
+        content.pop("truncation", None)
+        content.pop("padding", None)
+        digest.update(json.dumps(content, sort_keys=True).encode())
+    else:
+        with TemporaryDirectory() as folder:
+            for name in sorted(tokenizer.save_vocabulary(folder)):
+                digest.update(Path(name).read_bytes())
+    return digest.hexdigest()
+
+
+def _train(lines: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE(unk_token=UNK))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(_SPACE, prepend_scheme="always"), pre_tokenizers.Split(_MARK, "isolated")]
+    )
+    tokenizer.decoder = decoders.Metaspace(_SPACE, prepend_scheme="always")
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), min_frequency=2, show_progress=False
+    )
+    tokenizer.train_from_iterator(_not_empty(lines), trainer)
+    if tokenizer.get_vocab_size() > vocab_size:
+        characters = tokenizer.get_vocab_size() - len(SPECIAL_TOKENS)
+        raise ValueError(
+            f"vocab_size={vocab_size} is too small: the text has {characters} different characters, "
+            f"and {len(SPECIAL_TOKENS)} special tokens come on top"
+        )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {EOS}", special_tokens=[(EOS, tokenizer.token_to_id(EOS))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNK,
+        bos_token=BOS,
+        split_special_tokens=True,  # "</s>" in a user's text is text, never the end of the sequence
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def _not_empty(lines: Iterable[str]) -> Iterator[str]:
+    seen = False
+    for line in lines:
+        seen = seen or bool(line.strip())
+        yield line
+    if not seen:
+        raise ValueError("there is no text to train a tokenizer on")
+
+
+def _places(folder: Path | str) -> tuple[Path, Path]:
+    return Path(folder) / "tokenizer", Path(folder) / "tokenizer_target"
+
+
+def _save(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    with locked(folder), whole_folder(folder) as partial:
+        tokenizer.save_pretrained(partial)
