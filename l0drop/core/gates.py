@@ -120,10 +120,7 @@ class LearnedGate(Gate):
         hints: Mapping[str, Tensor] | None = None,
     ) -> Gates:
         with torch.autocast(encodings.device.type, enabled=False):
-            x_BND = hard_concrete.wide(encodings)
-            if self.normalize:
-                x_BND = nn.functional.layer_norm(x_BND, x_BND.shape[-1:])
-            log_alpha_BN = x_BND @ self.weight.to(x_BND.dtype) + self.bias.to(x_BND.dtype)
+            log_alpha_BN = self.log_alpha(hard_concrete.wide(encodings))
             if self.training:
                 noise_BN = torch.rand_like(log_alpha_BN) if hints is None or NOISE not in hints else hints[NOISE]
                 values_BN = hard_concrete.sample(log_alpha_BN, noise_BN, self.beta, self.epsilon)
@@ -131,6 +128,12 @@ class LearnedGate(Gate):
                 values_BN = hard_concrete.test_time_gate(log_alpha_BN, self.epsilon)
             open_BN = hard_concrete.open_probability(log_alpha_BN, self.beta, self.epsilon)
             return Gates(values_BN * mask, open_BN * mask, log_alpha_BN)
+
+    def log_alpha(self, x_BND: Tensor) -> Tensor:
+        """[B, N] from encodings in at least float32 (Eq. 9); override it to learn another function of them."""
+        if self.normalize:
+            x_BND = nn.functional.layer_norm(x_BND, x_BND.shape[-1:])
+        return x_BND @ self.weight.to(x_BND.dtype) + self.bias.to(x_BND.dtype)
 
     def fold(self, shift: float) -> None:
         with torch.no_grad():

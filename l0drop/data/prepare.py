@@ -12,7 +12,7 @@ import numpy as np
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from l0drop.data.corpus import FORMAT, MANIFEST, Summary, TokenizedCorpus
-from l0drop.data.folders import locked, whole_folder
+from l0drop.data.whole import locked, whole_folder
 from l0drop.data.text import CorpusError, Pair, ParallelText
 from l0drop.data.tokenizer import TokenizerPair
 

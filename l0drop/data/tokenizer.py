@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, BatchEncoding, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from l0drop.data.folders import locked, whole_folder
+from l0drop.data.whole import locked, whole_folder
 
 PAD, EOS, UNK, BOS = SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>", "<s>")
 

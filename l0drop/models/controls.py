@@ -24,6 +24,7 @@ class Controls(nn.Module):
     lambda_: float
     get_encoder: Any
     _dial: Dial
+    _seen: tuple[Tensor, Tensor] | None  # dropped and real tokens in training since λ was last moved
 
     def _always(self, input_ids: Tensor | None) -> Tensor | None:
         """[B, N], True on tokens that are kept whatever the gate says; None where there are none."""
@@ -50,10 +51,16 @@ class Controls(nn.Module):
             self._dial = before
 
     def steer(self, sparsity: float | Tensor | None = None, *, validation: float | None = None) -> float:
-        """Move λ, once per optimizer step. `sparsity` is the training batch's (`output.sparsity`); `validation` the
-        same on held-out text, whenever it was measured. Without a target sparsity λ follows its schedule."""
-        observed = None if sparsity is None else float(sparsity)
-        self.lambda_ = self.schedule.step(observed, validation)
+        """Move λ, once per optimizer step, by what was measured: towards the target sparsity, or along its schedule.
+
+        `sparsity` is that of the step's training batches; left out, it is what `forward` has seen since the last call.
+        `validation` is the sparsity on held-out text, at the steps where it was measured.
+        """
+        if sparsity is None and self._seen is not None:
+            dropped, real = self._seen
+            sparsity = dropped / real
+        self._seen = None
+        self.lambda_ = self.schedule.step(None if sparsity is None else float(sparsity), validation)
         return self.lambda_
 
     def parameter_groups(self, lr: float, gate_scale: float = 30) -> list[dict[str, Any]]:

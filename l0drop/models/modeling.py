@@ -89,6 +89,7 @@ class L0DropModel(Controls, PreTrainedModel):
         )
         self.lambda_ = self.schedule.value
         self._dial = Dial()
+        self._seen: tuple[Tensor, Tensor] | None = None
         self.post_init()
 
     # --- the gate, built and saved -------------------------------------------------------------------------------
@@ -334,6 +335,10 @@ class L0DropModel(Controls, PreTrainedModel):
         )
         bias = self._attention_bias(encoder_outputs, labels, kwargs)
         base = super().forward(attention_mask=bias, encoder_outputs=plain, labels=labels, return_dict=True, **kwargs)
+        dropped, real = encoder_outputs.dropped.sum(), encoder_outputs.real.sum()
+        if self.training:
+            before = (0, 0) if self._seen is None else self._seen
+            self._seen = (before[0] + dropped, before[1] + real)
         loss, l0 = base.loss, encoder_outputs.penalty.mean()
         if loss is not None and self.training:
             loss = loss + self.lambda_ * l0
@@ -343,7 +348,7 @@ class L0DropModel(Controls, PreTrainedModel):
                 "loss": loss,
                 "cross_entropy": base.loss,
                 "penalty": l0,
-                "sparsity": encoder_outputs.dropped.sum() / encoder_outputs.real.sum(),
+                "sparsity": dropped / real,
                 "gates": encoder_outputs.gates,
                 "layer_gates": encoder_outputs.layer_gates,
             }

@@ -1,4 +1,4 @@
-"""A generated task: repeat a sentence without its fillers. About four tenths of what the encoder reads is not needed."""
+"""A generated task: repeat a sentence without its fillers. Four tenths of what the encoder reads is not needed."""
 
 import random
 from collections.abc import Iterator
@@ -75,3 +75,11 @@ def solve(model: hf.PreTrainedModel, steps: int = 400) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+
+
+def unbatched(batch: Batch) -> list[tuple[list[int], list[int]]]:
+    """The pairs a batch was made of."""
+    pairs = []
+    for ids, mask, labels in zip(batch["input_ids"], batch["attention_mask"], batch["labels"], strict=True):
+        pairs.append((ids[mask.bool()].tolist(), labels[labels != -100].tolist()))
+    return pairs

@@ -1,4 +1,4 @@
-"""Folders that stand under their final name only once they are whole."""
+"""Files and folders that stand under their final name only once they are whole."""
 
 import os
 import shutil
@@ -38,6 +38,18 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     os.replace(partial, folder)
     if old.exists():
         shutil.rmtree(old)
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a text file beside its place and put it there when it is complete."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = _beside(file, "partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, file)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def _beside(folder: Path, ending: str) -> Path:

@@ -1,0 +1,30 @@
+"""The command line."""
+
+import os
+import sys
+
+import typer
+from rich.console import Console
+
+from l0drop.app.bench import bench
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Shorten what an encoder hands to its decoder.",
+)
+app.add_typer(bench, name="bench")
+
+
+def main() -> None:
+    """Run the command line; what the user can mend is one message and exit code 2, not a traceback.
+
+    L0DROP_TRACEBACK=1 shows where an error comes from.
+    """
+    try:
+        app()
+    except (ValueError, OSError) as error:
+        if os.environ.get("L0DROP_TRACEBACK"):
+            raise
+        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False)
+        sys.exit(2)

@@ -1,0 +1,222 @@
+"""Benchmarks on models built from a config: the gate's cost in training, the layer-wise encoder, low-precision drift.
+
+Machines are shared and noisy: systems are interleaved round by round, CPU time stands beside wall time, and what is
+reported are medians and ratios within one run.
+"""
+
+import copy
+import statistics
+import time
+import typing
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+import transformers as hf
+from torch import Tensor
+
+from l0drop.core.gates import Gate, Gates
+from l0drop.core.memory import Gating
+from l0drop.models.config import L0DropConfig
+from l0drop.models.sparsify import sparsify
+from l0drop.study.provenance import provenance
+
+Progress = Callable[[str], None]
+
+
+@dataclass
+class Timing:
+    """Seconds of each round of one system."""
+
+    cpu: list[float] = field(default_factory=list)
+    wall: list[float] = field(default_factory=list)
+
+    @property
+    def cpu_median(self) -> float:
+        return statistics.median(self.cpu)
+
+    @property
+    def wall_median(self) -> float:
+        return statistics.median(self.wall)
+
+
+def interleaved(systems: dict[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:
+    """Time each system once per round, in turns, after one round that is not counted."""
+    timings = {name: Timing() for name in systems}
+    for round_ in range(rounds + 1):
+        order = list(systems) if round_ % 2 else list(systems)[::-1]
+        for name in order:
+            cpu, wall = time.process_time(), time.perf_counter()
+            systems[name]()
+            cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+            if round_:
+                timings[name].cpu.append(cpu)
+                timings[name].wall.append(wall)
+    return timings
+
+
+def ratio(timings: dict[str, Timing], one: str, other: str) -> float:
+    """The median over rounds of one system's CPU time by another's."""
+    return statistics.median(a / b for a, b in zip(timings[one].cpu, timings[other].cpu, strict=True))
+
+
+def transformer_base(vocabulary: int = 32_000, **changes: Any) -> hf.MarianMTModel:
+    """The paper's Transformer base with random weights: Marian, 6 + 6 layers, d 512, 8 heads, ffn 2048."""
+    torch.manual_seed(0)
+    settings = {
+        "vocab_size": vocabulary, "decoder_vocab_size": vocabulary, "d_model": 512, "encoder_layers": 6,
+        "decoder_layers": 6, "encoder_attention_heads": 8, "decoder_attention_heads": 8, "encoder_ffn_dim": 2048,
+        "decoder_ffn_dim": 2048, "activation_function": "relu", "scale_embedding": True, "dropout": 0.1,
+        "max_position_embeddings": 4096, "pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 1,
+        "forced_eos_token_id": None,
+    }  # fmt: skip
+    return hf.MarianMTModel(hf.MarianConfig(**{**settings, **changes}))
+
+
+class Share(Gate):
+    """Keeps a share of the tokens, spread evenly; for measuring speed at a given sparsity."""
+
+    def __init__(self, keep: float) -> None:
+        super().__init__()
+        self.keep = keep
+
+    def forward(self, encodings: Tensor, mask: Tensor, input_ids: Any = None, hints: Any = None) -> Gates:
+        position = mask.cumsum(1)
+        kept = ((position * self.keep).floor() > ((position - 1) * self.keep).floor()) & mask
+        score = torch.where(kept, 9.0, -9.0)
+        return Gates(kept.to(score.dtype), torch.sigmoid(score) * mask, score)
+
+
+def gate_cost(rounds: int = 10, sentences: int = 16, length: int = 32, progress: Progress = print) -> dict[str, Any]:
+    """One training step of the Transformer base with and without the gate: CPU time, the median of the ratios."""
+    base = transformer_base().train()
+    plain = transformer_base().train()
+    plain.load_state_dict(base.state_dict())
+    gated = sparsify(base, L0DropConfig(target_sparsity=0.5)).train()
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, 32_000, (sentences, length), generator=generator)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.flip(1).contiguous()}
+    optimizers = {
+        "without": torch.optim.Adam(plain.parameters(), lr=1e-5),
+        "with": torch.optim.Adam(gated.parameter_groups(1e-5)),
+    }
+
+    def step(model: Any, name: str) -> None:
+        output = model(**batch)
+        output.loss.backward()
+        optimizers[name].step()
+        optimizers[name].zero_grad()
+        if name == "with":
+            model.steer(output.sparsity)
+
+    progress(f"{rounds} rounds of a training step with and without the gate, {sentences} × {length} tokens")
+    timings = interleaved({"with": lambda: step(gated, "with"), "without": lambda: step(plain, "without")}, rounds)
+    return {
+        "what": "one training step, Transformer base, fp32",
+        "shape": {"sentences": sentences, "length": length},
+        "ratio_cpu": ratio(timings, "with", "without"),
+        "seconds": {name: asdict(timing) for name, timing in timings.items()},
+        **provenance(),
+    }
+
+
+def layerwise_encoder(
+    keep: tuple[float, ...] = (1.0, 0.7, 0.5, 0.3),
+    rounds: int = 7,
+    sentences: int = 8,
+    length: int = 256,
+    progress: Progress = print,
+) -> dict[str, Any]:
+    """Encoder time of the layer-wise variant with gating `mask`, by the share of rows kept after the first layer.
+
+    Against the same model with rows masked instead of removed.
+    """
+    model = sparsify(transformer_base(dropout=0.0), L0DropConfig(gating="mask", layerwise=True)).eval()
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, 32_000, (sentences, length), generator=generator)
+    rows = []
+    for share in keep:
+        model.inner_gates[0] = Share(share)
+
+        @torch.no_grad()
+        def encode(dense: bool) -> None:
+            with model.dial(dense=dense):
+                model.get_encoder()(input_ids=ids)
+
+        progress(f"{rounds} rounds, {share:.0%} of the rows kept after the first of six layers")
+        timings = interleaved({"removed": lambda: encode(False), "masked": lambda: encode(True)}, rounds)
+        rows.append(
+            {
+                "kept": share,
+                "cpu_seconds_removed": timings["removed"].cpu_median,
+                "cpu_seconds_masked": timings["masked"].cpu_median,
+                "ratio_cpu": ratio(timings, "removed", "masked"),
+            }
+        )
+    return {
+        "what": "encoder of the layer-wise variant, Transformer base, fp32",
+        "shape": {"sentences": sentences, "length": length},
+        "rows": rows,
+        **provenance(),
+    }
+
+
+@torch.no_grad()
+def drift(sentences: int = 8, length: int = 96, keep: float = 0.5, progress: Progress = print) -> dict[str, Any]:
+    """How far low precision moves the logits: short against dense, beside dense against float32.
+
+    Distances are means of absolute differences by the mean absolute logit in float32.
+    """
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, 1_000, (sentences, length), generator=generator)
+    lengths = torch.linspace(length // 4, length, sentences).long()
+    mask = (torch.arange(length) < lengths[:, None]).long()
+    batch = {"input_ids": ids * mask, "attention_mask": mask, "labels": ids[:, :24].contiguous()}
+    builders: dict[str, Callable[[], Any]] = {
+        "Marian": lambda: transformer_base(1_000),
+        "BART": lambda: hf.BartForConditionalGeneration(
+            hf.BartConfig(vocab_size=1_000, d_model=512, encoder_layers=6, decoder_layers=6, pad_token_id=0)
+        ),
+        "T5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(vocab_size=1_000)),
+    }
+    rows = []
+    for family, build in builders.items():
+        torch.manual_seed(0)
+        base = build().eval()
+        if family != "T5":  # its attention is not divided by the square root of the width, and peaked as it is
+            _sharpen(base)
+        for gating in typing.get_args(Gating):
+            for attention in ("sdpa", "eager"):
+                reference = None
+                for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                    model = sparsify(copy.deepcopy(base).to(dtype), L0DropConfig(gating=gating))
+                    model.set_attn_implementation(attention)
+                    model.gate = Share(keep)
+                    short, dense = (_logits(model, batch, dense=dense) for dense in (False, True))
+                    reference = dense if reference is None else reference
+                    scale = reference.abs().mean()
+                    rows.append(
+                        {
+                            "family": family,
+                            "gating": gating,
+                            "attention": attention,
+                            "dtype": str(dtype).removeprefix("torch."),
+                            "short_against_dense": float((short - dense).abs().mean() / scale),
+                            "dense_against_float32": float((dense - reference).abs().mean() / scale),
+                        }
+                    )
+            progress(f"{family}, gating {gating}")
+    return {"what": "drift of logits in low precision", "kept": keep, "rows": rows, **provenance()}
+
+
+def _logits(model: Any, batch: dict[str, Tensor], dense: bool) -> Tensor:
+    with model.dial(dense=dense):
+        return model(**batch).logits.float()
+
+
+def _sharpen(model: torch.nn.Module) -> None:
+    """Weights at which attention is peaked, as in a trained model; at their start all of it is nearly uniform."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2 and "embed" not in name and "shared" not in name:
+            parameter.normal_(0, 1.2 / parameter.shape[1] ** 0.5)

@@ -1,0 +1,1 @@
+"""Training: Hugging Face's Trainer with the penalty, token-budget batches and a steered λ."""

@@ -1,0 +1,104 @@
+"""It trains: the README's loop and the Trainer bring a small model to its target with the task still solved."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM
+
+from l0drop import L0DropConfig, sparsify
+from l0drop.core.penalty import RampedLambda
+from tests.models import task
+from tests.snippets import python_blocks
+
+STEPS = 450
+
+
+@pytest.fixture(scope="module")
+def solved():  # type: ignore[no-untyped-def]
+    """A model that can do the task, without a gate."""
+    model = task.small_model()
+    task.solve(model, 800)
+    return model
+
+
+@pytest.fixture(scope="module")
+def held_out() -> list[task.Batch]:
+    return list(task.batches(6, seed=99))
+
+
+def sparsity(model, batches: list[task.Batch]) -> float:  # type: ignore[no-untyped-def]
+    kept = [
+        explanation for batch in batches for explanation in model.explain(batch["input_ids"], batch["attention_mask"])
+    ]
+    return 1 - sum(len(e.kept) for e in kept) / sum(len(e.gates) for e in kept)
+
+
+@pytest.mark.parametrize("gating", ["zero", pytest.param("mask", marks=pytest.mark.slow), "weight"])
+def test_the_readme_loop_reaches_the_target(solved, held_out, gating, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    before = task.accuracy(solved, held_out)
+    assert before > 0.8, "the baseline itself must have learned the task"
+    model = sparsify(copy.deepcopy(solved), L0DropConfig(gating=gating, target_sparsity=0.4))
+    monkeypatch.chdir(tmp_path)
+    exec(python_blocks("README.md")[1], {"model": model, "batches": task.batches(STEPS, seed=2), "held_out": held_out})
+    fresh = list(task.batches(6, seed=7))
+    assert sparsity(model, fresh) == pytest.approx(0.4, abs=0.05)
+    assert task.accuracy(model, fresh) > max(0.9, before - 0.05)
+    loaded = AutoModelForSeq2SeqLM.from_pretrained("sparse")
+    assert sparsity(loaded, fresh) == sparsity(model, fresh)
+    dropped = [
+        int(token)
+        for batch in fresh
+        for ids, e in zip(batch["input_ids"], model.explain(batch["input_ids"], batch["attention_mask"]), strict=True)
+        for position, token in enumerate(ids[: len(e.gates)])
+        if position not in e.kept
+    ]
+    fillers = sum(task.FIRST_FILLER <= token < task.FIRST_WORD for token in dropped)
+    assert fillers / len(dropped) > 0.9, "what is dropped is what the task does not need"
+
+
+def test_the_trainer_reaches_the_target(solved, held_out, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    model = sparsify(copy.deepcopy(solved), L0DropConfig(gating="weight", target_sparsity=0.4))
+    pairs = [pair for batch in task.batches(STEPS, seed=2) for pair in task.unbatched(batch)]
+    monkeypatch.chdir(tmp_path)
+    (block,) = python_blocks("docs/training.md")
+    namespace = {"model": model, "steps": STEPS, "dataset": pairs, "collate": task.batch_of}
+    exec(
+        block.replace(
+            '"out",', '"out", use_cpu=True, disable_tqdm=True, save_strategy="no", remove_unused_columns=False,'
+        ),
+        namespace,
+    )
+    model.calibrate(held_out)
+    fresh = list(task.batches(6, seed=7))
+    assert sparsity(model, fresh) == pytest.approx(0.4, abs=0.05)
+    assert task.accuracy(model, fresh) > 0.9
+
+
+def test_a_ramp_moves_lambda_with_the_steps() -> None:
+    model = sparsify(task.small_model(), L0DropConfig(lambda_=0.2)).train()
+    model.schedule = RampedLambda(0.2, start=0, end=10)
+    seen = []
+    for batch in task.batches(12, seed=3, size=4):
+        seen.append(model.lambda_)
+        model(**batch).loss.backward()
+        model.steer()
+    assert seen[1:4] == [pytest.approx(0.02 * i) for i in (1, 2, 3)]
+    assert model.lambda_ == pytest.approx(0.2)
+
+
+def test_steer_without_a_value_takes_what_was_seen_since_the_last_step() -> None:
+    model = sparsify(task.small_model(), L0DropConfig(target_sparsity=0.5)).train()
+    with torch.no_grad():
+        model.gate.weight.normal_(0, 1)
+        model.gate.bias.fill_(-2.0)
+    first, second = (model(**batch) for batch in task.batches(2, seed=5, size=8))
+    expected = [float(out.sparsity) for out in (first, second)]
+    tokens = [int((out.gates.log_alpha != 0).sum()) for out in (first, second)]
+    assert min(tokens) > 0
+    model.steer()
+    assert min(expected) <= model.schedule.average <= max(expected)
+    model.steer()
+    assert model.schedule.steps == 2
+    assert min(expected) <= model.schedule.average <= max(expected), "nothing new was seen"
