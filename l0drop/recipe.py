@@ -371,7 +371,7 @@ class Model(Section):
     init: Text | None = None
     """A run folder, such as runs/base: its model and its tokenizer."""
     dropout: Rate | None = None
-    """Instead of the dropout that `pretrained` or `init` was trained with."""
+    """Instead of the dropout rates, of residuals, attention and activations, that `pretrained` or `init` has."""
 
     @_rule
     def _exactly_one_start(self) -> Faults:

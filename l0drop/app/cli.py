@@ -6,13 +6,18 @@ import sys
 import typer
 from rich.console import Console
 
+from l0drop.app import runs
 from l0drop.app.bench import bench
+from l0drop.app.demo import demo
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Shorten what an encoder hands to its decoder.",
 )
+app.command()(demo)
+app.command()(runs.prepare)
+app.command()(runs.train)
 app.add_typer(bench, name="bench")
 
 

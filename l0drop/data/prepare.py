@@ -12,9 +12,9 @@ import numpy as np
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from l0drop.data.corpus import FORMAT, MANIFEST, Summary, TokenizedCorpus
-from l0drop.data.whole import locked, whole_folder
 from l0drop.data.text import CorpusError, Pair, ParallelText
 from l0drop.data.tokenizer import TokenizerPair
+from l0drop.data.whole import locked, whole_folder
 
 CHUNK = 1_000  # pairs tokenized at once, and all that is ever in memory
 
@@ -50,9 +50,7 @@ def prepare_corpus(
     called with the number of lines read so far.
     """
     out_dir = Path(out_dir)
-    sides = [_Side("source", tokenizers.source, max_source)]
-    if not text.source_only:
-        sides.append(_Side("target", tokenizers.target, max_target))
+    sides = _sides(text, tokenizers, max_source, max_target)
     request = {
         "inputs": text.inputs(),
         "tokenizers": tokenizers.fingerprints,
@@ -67,6 +65,21 @@ def prepare_corpus(
                 with whole_folder(out_dir) as partial:
                     _write(partial, text, sides, request, annotator, progress)
     return TokenizedCorpus.open(out_dir)
+
+
+def usable_pairs(
+    text: ParallelText, tokenizers: TokenizerPair, *, max_source: int, max_target: int, documents: bool = False
+) -> Iterator[Pair]:
+    """The pairs that `prepare_corpus` makes examples of, in their order, as text: uncut references for scoring."""
+    sides = _sides(text, tokenizers, max_source, max_target)
+    return _documents(text, sides, Summary()) if documents else _sentences(text, Summary())
+
+
+def _sides(text: ParallelText, tokenizers: TokenizerPair, max_source: int, max_target: int) -> list["_Side"]:
+    sides = [_Side("source", tokenizers.source, max_source)]
+    if not text.source_only:
+        sides.append(_Side("target", tokenizers.target, max_target))
+    return sides
 
 
 class _Side:

@@ -178,7 +178,9 @@ def drift(sentences: int = 8, length: int = 96, keep: float = 0.5, progress: Pro
         "BART": lambda: hf.BartForConditionalGeneration(
             hf.BartConfig(vocab_size=1_000, d_model=512, encoder_layers=6, decoder_layers=6, pad_token_id=0)
         ),
-        "T5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(vocab_size=1_000)),
+        "T5": lambda: hf.T5ForConditionalGeneration(
+            hf.T5Config.from_dict({"vocab_size": 1_000, "decoder_start_token_id": 0})
+        ),
     }
     rows = []
     for family, build in builders.items():

@@ -1,0 +1,1 @@
+"""From encodings to text."""

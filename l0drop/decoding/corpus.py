@@ -1,0 +1,75 @@
+"""Decode a tokenized corpus with Hugging Face's generate, sorted by length, in batches of a token budget."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from l0drop.data.batches import collate
+from l0drop.data.corpus import TokenizedCorpus
+from l0drop.data.metrics import SparsityMeter
+
+
+@dataclass
+class Decoded:
+    """Output texts in corpus order, and what the gates did."""
+
+    texts: list[str]
+    meter: SparsityMeter
+
+
+def length_batches(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
+    """Indices of `lengths` in batches whose rows × longest stay within the budget, longest first."""
+    order = np.argsort(-lengths, kind="stable")
+    batches: list[list[int]] = []
+    for index in order.tolist():
+        if not batches or (len(batches[-1]) + 1) * int(lengths[batches[-1][0]]) > budget:
+            batches.append([])
+        batches[-1].append(index)
+    return [np.array(batch) for batch in batches]
+
+
+def encoder_inputs(batch: dict[str, Any], device: torch.device, with_hints: bool) -> dict[str, Any]:
+    """What generate takes of a collated batch, on the model's device."""
+    inputs: dict[str, Any] = {name: batch[name].to(device) for name in ("input_ids", "attention_mask")}
+    if with_hints and batch["hints"]:
+        inputs["hints"] = {name: tensor.to(device) for name, tensor in batch["hints"].items()}
+    return inputs
+
+
+@torch.no_grad()
+def decode_corpus(
+    model: Any,
+    corpus: TokenizedCorpus,
+    indices: Sequence[int],
+    tokenizer: Any,
+    *,
+    pad_id: int,
+    batch_tokens: int,
+    beams: int,
+    length_penalty: float,
+    max_new_tokens: int,
+    progress: Callable[[int], None] | None = None,
+) -> Decoded:
+    """The model's outputs for these sentences, in their order; `tokenizer` is the target side's."""
+    gated = hasattr(model, "gate") and model.config.l0drop.enabled
+    texts: list[str] = [""] * len(indices)
+    meter = SparsityMeter()
+    lengths = corpus.source_lengths[np.asarray(indices, dtype=np.int64)]
+    for chosen in length_batches(lengths, batch_tokens):
+        inputs = encoder_inputs(collate([corpus[int(indices[i])] for i in chosen], pad_id), model.device, gated)
+        if gated:
+            memory = model.get_encoder()(**inputs)
+            meter.add(memory.gates.values, inputs["attention_mask"], memory.gates.open_probability)
+            inputs = {"encoder_outputs": memory}
+        tokens = model.generate(
+            **inputs, num_beams=beams, length_penalty=length_penalty, max_new_tokens=max_new_tokens, do_sample=False,
+            early_stopping=False,
+        )  # fmt: skip
+        for place, text in zip(chosen, tokenizer.batch_decode(tokens, skip_special_tokens=True), strict=True):
+            texts[int(place)] = text
+        if progress:
+            progress(len(chosen))
+    return Decoded(texts, meter)

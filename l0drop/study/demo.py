@@ -1,0 +1,180 @@
+"""The demo: a baseline, the baseline trained on, and a sparse model, on a corpus of our own grammar, in minutes.
+
+runs/demo/  baseline/  trained-on/  sparse/  metrics.json  sentences.svg
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from transformers import AutoModelForSeq2SeqLM
+
+from l0drop.data.batches import collate
+from l0drop.data.corpus import TokenizedCorpus
+from l0drop.data.sources import ToyText
+from l0drop.data.tokenizer import load_tokenizers
+from l0drop.data.toy import ToyPair, word_class
+from l0drop.data.whole import write_whole
+from l0drop.decoding.corpus import decode_corpus, encoder_inputs, length_batches
+from l0drop.recipe import Recipe, ToyCorpus, parse_recipe
+from l0drop.study.benchmark import interleaved, ratio
+from l0drop.study.picture import sentences_svg
+from l0drop.study.provenance import provenance
+from l0drop.training.run import train
+from l0drop.training.trainer import decoding, scored
+
+CLASSES = ("content", "function", "punctuation", "rest", "end of sentence")
+SYSTEMS = ("baseline", "trained-on", "sparse")
+
+
+@dataclass(frozen=True)
+class Word:
+    """A source word and whether all of its pieces were dropped."""
+
+    text: str
+    kind: str
+    dropped: bool
+    space_before: bool
+
+
+def demo_recipes(task: str, gating: str, target: float, seed: int, folder: Path) -> dict[str, Recipe]:
+    """The three experiments. The baseline is trained on without a gate for as long as the gate is trained: the fair
+    comparison."""
+    documents = task == "documents"
+    toy = {"toy": task, "seed": seed} | ({"reports": 2} if documents else {})
+    common: dict[str, Any] = {
+        "task": "summarization" if documents else "translation",
+        "seed": seed,
+        "about": "Made up by l0drop's own grammar.",
+        "data": {
+            "train": {**toy, "pairs": 12_000 if documents else 40_000, "split": "train"},
+            "valid": {**toy, "pairs": 200, "split": "valid"},
+            "test": {**toy, "pairs": 200 if documents else 400, "split": "test"},
+            "max_source": 320 if documents else 80,
+            "max_target": 64 if documents else 80,
+        },
+        "evaluate": {"metric": "rouge" if documents else "bleu", "beams": 4, "sentences": 100},
+    }
+    sizes = {"d_model": 128, "encoder_layers": 2, "decoder_layers": 1, "heads": 4, "ffn": 256, "positions": 512}
+    dropouts = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+    long, short = (700, 300) if documents else (1_000, 400)
+    tokens = 6_000 if documents else 1_200
+    quiet = {"save_every": 10_000, "eval_every": 10_000, "log_every": 100, "batch_tokens": tokens}
+    start = {"steps": long, "learning_rate": 3e-3, "warmup": 200, **quiet}
+    more = {"steps": short, "learning_rate": 1e-3, "schedule": "linear", "warmup": 20, **quiet}
+    init = {"init": str(folder / "baseline")}
+    gate = {"gating": gating, "target_sparsity": target, "start": 1.0}
+    new = {"tokenizer": {"vocab_size": 1_500}, "model": {"transformer": {**sizes, **dropouts}}, "train": start}
+    return {
+        "baseline": parse_recipe({"name": "baseline", **common, **new}, "demo"),
+        "trained-on": parse_recipe({"name": "trained-on", **common, "model": init, "train": more}, "demo"),
+        "sparse": parse_recipe({"name": "sparse", **common, "model": init, "l0drop": gate, "train": more}, "demo"),
+    }
+
+
+def run_demo(
+    folder: Path, task: str, gating: str, target: float, seed: int, console: Console, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Train the three models, decode, measure; returns what is written to metrics.json."""
+    recipes = demo_recipes(task, gating, target, seed, folder)
+    titles = {
+        "baseline": "1/4  training a small baseline",
+        "trained-on": "2/4  training it on without a gate, for the fair comparison",
+        "sparse": f"3/4  fine-tuning it to a sparsity of {target:.0%} with gating {gating}",
+    }
+    results = {}
+    for name, recipe in recipes.items():
+        say(titles[name])
+        results[name] = train(recipe, folder, console)
+    say("4/4  decoding on the short and on the dense memory")
+    recipe = recipes["sparse"]
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder / "sparse" / "model")
+    tokenizers = load_tokenizers(folder / "sparse")
+    corpus = TokenizedCorpus.open(folder / "sparse" / "data" / "test")
+    test = recipe.data.test
+    assert isinstance(test, ToyCorpus)
+    pairs = list(ToyText(test).pairs())
+    texts: dict[str, list[str]] = {}
+
+    def decode(name: str) -> None:
+        with model.dial(dense=name == "dense"):
+            texts[name] = decode_corpus(
+                model, corpus, range(len(corpus)), tokenizers.target, pad_id=tokenizers.source.pad_token_id,
+                **decoding(recipe),
+            ).texts  # fmt: skip
+
+    timings = interleaved({"short": lambda: decode("short"), "dense": lambda: decode("dense")}, rounds=1)
+    words = split_words(model, corpus, tokenizers.source, pairs)
+    dropped, seen = Counter[str](), Counter[str]()
+    by_word: Counter[str] = Counter()
+    by_word_seen: Counter[str] = Counter()
+    for sentence in words:
+        for word in sentence:
+            seen[word.kind] += 1
+            dropped[word.kind] += word.dropped
+            by_word_seen[word.text] += 1
+            by_word[word.text] += word.dropped
+    frequent = [w for w, n in by_word_seen.most_common(60) if n >= 10]
+    most = sorted(frequent, key=lambda w: (-by_word[w] / by_word_seen[w], -by_word_seen[w]))
+    references = [pair.target for pair in pairs]
+    metrics: dict[str, Any] = {
+        "task": task,
+        "gating": gating,
+        "target_sparsity": target,
+        "seed": seed,
+        "systems": {name: result["test"] for name, result in results.items()},
+        "sparsity": results["sparse"]["test"]["sparsity"],
+        "difference_to_trained_on": results["sparse"]["test"]["score"]["value"]
+        - results["trained-on"]["test"]["score"]["value"],
+        "dense_score": scored(texts["dense"], references, recipe.evaluate).as_json(),
+        "outputs_equal_short_and_dense": sum(a == b for a, b in zip(texts["short"], texts["dense"], strict=True)),
+        "decoding_cpu_seconds": {name: timing.cpu for name, timing in timings.items()},
+        "dense_by_short_cpu": ratio(timings, "dense", "short"),
+        "dropped_by_class": {k: dropped[k] / seen[k] for k in CLASSES if seen[k]},
+        "most_dropped": {w: by_word[w] / by_word_seen[w] for w in most[:8]},
+        "least_dropped": {w: by_word[w] / by_word_seen[w] for w in most[::-1][:8]},
+        **provenance(),
+    }
+    shown = [sentence for sentence in words if 7 <= len(sentence) <= 14][:3] or words[:3]
+    metrics["sentences"] = [[vars(word) for word in sentence[:60]] for sentence in shown]
+    write_whole(
+        folder / "sentences.svg", sentences_svg([[(w.text, w.dropped, w.space_before) for w in s] for s in shown])
+    )
+    write_whole(folder / "metrics.json", json.dumps(metrics, indent=1, ensure_ascii=False) + "\n")
+    return metrics
+
+
+@torch.no_grad()
+def split_words(model: Any, corpus: TokenizedCorpus, tokenizer: Any, pairs: list[ToyPair]) -> list[list[Word]]:
+    """Every source word with its class and whether it was dropped, EOS at the end."""
+    kept: dict[int, np.ndarray] = {}
+    for rows in length_batches(corpus.source_lengths, 8_000):
+        batch = collate([corpus[int(i)] for i in rows], tokenizer.pad_token_id)
+        gates = model.get_encoder()(**encoder_inputs(batch, model.device, True)).gates.values
+        for row, values in zip(rows, gates, strict=True):
+            kept[int(row)] = (values != 0).numpy()
+    sentences = []
+    for number, pair in enumerate(pairs):
+        offsets = tokenizer(pair.source, return_offsets_mapping=True)["offset_mapping"]
+        flags = kept[number][: len(offsets)]
+        words, position = [], 0
+        for text, tag in zip(pair.words, pair.tags, strict=True):
+            start = pair.source.index(text, position)
+            pieces = [
+                flag
+                for (a, b), flag in zip(offsets, flags, strict=False)
+                if a < start + len(text) and b > start and b > a
+            ]
+            if pieces:  # words beyond the length limit are not there
+                words.append(Word(text, word_class(tag), not any(pieces), start > position))
+            position = start + len(text)
+        length = int(corpus.source_lengths[number])
+        words.append(Word("</s>", "end of sentence", not bool(kept[number][length - 1]), True))
+        sentences.append(words)
+    return sentences

@@ -1,0 +1,242 @@
+"""From a recipe to tokenizers, corpora and a model."""
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel, PreTrainedModel
+from transformers.utils import logging as hf_logging
+
+from l0drop.data.corpus import TokenizedCorpus
+from l0drop.data.prepare import prepare_corpus, usable_pairs
+from l0drop.data.sources import open_text
+from l0drop.data.text import ParallelText
+from l0drop.data.tokenizer import TokenizerPair, fingerprint, load_tokenizers, train_tokenizer
+from l0drop.models.config import L0DropConfig
+from l0drop.models.modeling import L0DropModel
+from l0drop.models.sparsify import sparsify
+from l0drop.recipe import L0Drop, Recipe
+from l0drop.training.teacher import TeacherText
+
+Say = Callable[[str], None]
+Progress = Callable[[int], None]
+
+
+def quiet_libraries() -> None:
+    """Hugging Face's bars and notices would break ours; errors still come through."""
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+
+
+def build_tokenizers(recipe: Recipe, folder: Path, say: Say) -> TokenizerPair:
+    """The run's tokenizers: those in its folder, or new ones, which are then stored there."""
+    if (folder / "tokenizer").is_dir():
+        return load_tokenizers(folder)
+    if recipe.model.init is not None:
+        tokenizers = load_tokenizers(recipe.model.init)
+    elif (name := recipe.tokenizer.pretrained or recipe.model.pretrained) is not None:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizers = TokenizerPair(tokenizer, tokenizer)
+    else:
+        assert recipe.tokenizer.vocab_size is not None
+        say(f"training a tokenizer of {recipe.tokenizer.vocab_size} subwords")
+        text = open_text(recipe.data.train)
+        tokenizers = train_tokenizer(
+            (pair.source for pair in text),
+            None if text.source_only else (pair.target or "" for pair in text),
+            vocab_size=recipe.tokenizer.vocab_size,
+            shared=recipe.tokenizer.shared,
+        )
+    tokenizers.save(folder)
+    return tokenizers
+
+
+def build_corpora(
+    recipe: Recipe, folder: Path, tokenizers: TokenizerPair, say: Say, progress: Callable[[str], Progress] | None = None
+) -> dict[str, TokenizedCorpus]:
+    """The tokenized corpora of the run, made where they are not there yet."""
+    corpora = {}
+    for split, text in texts(recipe, folder, tokenizers).items():
+        say(f"preparing {split}")
+        corpora[split] = prepare_corpus(
+            text,
+            tokenizers,
+            folder / "data" / split,
+            max_source=recipe.data.max_source,
+            max_target=recipe.data.max_target,
+            documents=recipe.data.documents,
+            progress=progress(split) if progress else None,
+        )
+    return corpora
+
+
+def texts(recipe: Recipe, folder: Path, tokenizers: TokenizerPair) -> dict[str, ParallelText]:
+    """The text of each split; where targets are the teacher's, with its outputs."""
+    found = {}
+    for split in ("train", "valid", "test"):
+        corpus = getattr(recipe.data, split)
+        if corpus is None:
+            continue
+        text = open_text(corpus, recipe.data.source_prefix)
+        teach = recipe.train.targets == "teacher" and (split == "train" or text.source_only)
+        found[split] = _taught(recipe, text, tokenizers) if teach else text
+    return found
+
+
+def references(recipe: Recipe, folder: Path, tokenizers: TokenizerPair, split: str) -> list[str]:
+    """The uncut target texts of a split, one per example."""
+    text = texts(recipe, folder, tokenizers)[split]
+    data = recipe.data
+    pairs = usable_pairs(
+        text, tokenizers, max_source=data.max_source, max_target=data.max_target, documents=data.documents
+    )
+    return [pair.target or "" for pair in pairs]
+
+
+def _taught(recipe: Recipe, text: ParallelText, tokenizers: TokenizerPair) -> TeacherText:
+    teacher = recipe.train.teacher
+    assert teacher is not None
+    model, name = _teacher_model(recipe)
+    return TeacherText(
+        text=text,
+        model=model,
+        tokenizers=tokenizers,
+        identity={"model": name, "tokenizer": fingerprint(tokenizers.source)},
+        beams=teacher.beams,
+        max_source=recipe.data.max_source,
+        max_new_tokens=teacher.max_new_tokens or recipe.data.max_target,
+    )
+
+
+def _teacher_model(recipe: Recipe) -> tuple[PreTrainedModel, str]:
+    assert recipe.train.teacher is not None
+    name = recipe.train.teacher.model
+    if name == "init":
+        name = recipe.model.init or recipe.model.pretrained or ""
+    model = load_dense(name).eval()
+    return model.to("cuda" if torch.cuda.is_available() else "cpu"), name
+
+
+def load_dense(name: str) -> PreTrainedModel:
+    """A model without its gate: a run folder, a model folder, or a name on the hub."""
+    inner = Path(name) / "model"
+    if Path(name).is_dir() and not (Path(name) / "config.json").exists() and not inner.is_dir():
+        raise ValueError(f"{name}: no trained model here (expected {inner}); train that recipe first")
+    model = AutoModelForSeq2SeqLM.from_pretrained(str(inner) if inner.is_dir() else name)
+    if isinstance(model, L0DropModel):
+        raise ValueError(f"{name}: this model is sparse already; start from the baseline it was trained from")
+    return _frozen_tables(model)
+
+
+def build_model(recipe: Recipe, tokenizers: TokenizerPair) -> tuple[Any, PreTrainedModel | None]:
+    """The model that is trained, and its teacher where the recipe has one."""
+    torch.manual_seed(recipe.seed)
+    start = recipe.model.init or recipe.model.pretrained
+    base = new_transformer(recipe, tokenizers) if start is None else load_dense(start)
+    _check_vocabulary(base, tokenizers, start or "model.transformer")
+    if recipe.model.dropout is not None:
+        _set_dropout(base, recipe.model.dropout)
+    teacher = None
+    if recipe.train.teacher is not None and recipe.train.teacher.weight:
+        same = recipe.train.teacher.model == "init"
+        teacher = (copy.deepcopy(base) if same else load_dense(recipe.train.teacher.model)).eval().requires_grad_(False)
+        _check_vocabulary(teacher, tokenizers, recipe.train.teacher.model)
+    if recipe.l0drop is None:
+        return base, teacher
+    model = sparsify(base, gate_config(recipe.l0drop, tokenizers))
+    if recipe.train.freeze == "all_but_gate":
+        gates = {id(p) for p in (*model.gate.parameters(), *model.inner_gates.parameters())}
+        for parameter in model.parameters():
+            parameter.requires_grad_(id(parameter) in gates)
+    return model, teacher
+
+
+def gate_config(section: L0Drop, tokenizers: TokenizerPair) -> L0DropConfig:
+    """The recipe's section as a config; tokens given by name become ids."""
+    values = section.model_dump(exclude={"ramp", "always_keep"})
+    if values["gate"] != "learned" and values["lambda_"] is None:
+        values["lambda_"] = 0.0
+    return L0DropConfig(**values, always_keep=tuple(_token_ids(section, tokenizers)))
+
+
+def _token_ids(section: L0Drop, tokenizers: TokenizerPair) -> Iterator[int]:
+    vocabulary = tokenizers.source.get_vocab()
+    for token in section.always_keep:
+        if isinstance(token, str) and token not in vocabulary:
+            raise ValueError(f"l0drop.always_keep: {token!r} is not in the source vocabulary")
+        yield vocabulary[token] if isinstance(token, str) else token
+
+
+def new_transformer(recipe: Recipe, tokenizers: TokenizerPair) -> MarianMTModel:
+    """A Marian Transformer with Xavier weights: from scratch it trains better than with Marian's own start."""
+    sizes = recipe.model.transformer
+    assert sizes is not None
+    source, target = tokenizers.source, tokenizers.target
+    config = MarianConfig(
+        vocab_size=len(source),
+        decoder_vocab_size=len(target),
+        share_encoder_decoder_embeddings=tokenizers.shared,
+        d_model=sizes.d_model,
+        encoder_layers=sizes.encoder_layers,
+        decoder_layers=sizes.decoder_layers,
+        encoder_attention_heads=sizes.heads,
+        decoder_attention_heads=sizes.heads,
+        encoder_ffn_dim=sizes.ffn,
+        decoder_ffn_dim=sizes.ffn,
+        dropout=sizes.dropout,
+        attention_dropout=sizes.attention_dropout,
+        activation_dropout=sizes.activation_dropout,
+        max_position_embeddings=sizes.positions,
+        activation_function="relu",
+        scale_embedding=True,
+        pad_token_id=target.pad_token_id,
+        eos_token_id=target.eos_token_id,
+        bos_token_id=target.bos_token_id,
+        decoder_start_token_id=target.bos_token_id,
+        forced_eos_token_id=None,
+    )
+    model = MarianMTModel(config)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2 and "embed_positions" not in name:
+            if "shared" in name or "embed_tokens" in name or "lm_head" in name:
+                torch.nn.init.normal_(parameter, 0, sizes.d_model**-0.5)
+            else:
+                torch.nn.init.xavier_uniform_(parameter)
+    return _frozen_tables(model)
+
+
+def _frozen_tables(model: Any) -> Any:
+    # sinusoidal tables are constants, but come back from a checkpoint as trainable parameters
+    for module in model.modules():
+        if "Sinusoidal" in type(module).__name__:
+            module.requires_grad_(False)
+    return model
+
+
+def _check_vocabulary(model: PreTrainedModel, tokenizers: TokenizerPair, name: str) -> None:
+    rows = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
+    largest = max(tokenizers.source.get_vocab().values())
+    if largest >= rows:
+        raise ValueError(
+            f"{name}: the model's vocabulary has {rows} entries, but the tokenizer has ids up to {largest}; "
+            "they are of different vocabularies"
+        )
+
+
+def _set_dropout(model: PreTrainedModel, rate: float) -> None:
+    """Set every dropout rate of the model that is not 0, of residuals, attention and activations alike.
+
+    Modules copy their rate from the config when they are built; the config is for the next load.
+    """
+    names = ("dropout", "dropout_rate", "attention_dropout", "activation_dropout")
+    for name in names:
+        if getattr(model.config, name, 0):
+            setattr(model.config, name, rate)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout) and module.p:
+            module.p = rate
+        for name in names:
+            if isinstance(getattr(module, name, None), float) and getattr(module, name):
+                setattr(module, name, rate)

@@ -1,0 +1,47 @@
+"""What a training step minimises: label-smoothed cross-entropy, the teacher's distribution, the penalty.
+
+Everything is a sum, divided by the totals of the whole optimizer step over all processes and micro-batches. So the
+gradient does not depend on how the step was cut.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Of one optimizer step, over all processes: what its sums are divided by."""
+
+    target_tokens: int
+    sentences: int
+
+
+def cross_entropy_sum(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+    """Label-smoothed cross-entropy, summed over real target tokens; smoothing spreads over the whole vocabulary."""
+    return F.cross_entropy(
+        logits.float().flatten(0, 1), labels.flatten(), ignore_index=-100, label_smoothing=smoothing, reduction="sum"
+    )
+
+
+def distillation_sum(logits: Tensor, teacher_logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """KL(teacher ‖ student) at a temperature, times its square, summed over real target tokens."""
+    real = labels != -100
+    student = F.log_softmax(logits[real].float() / temperature, -1)
+    teacher = F.log_softmax(teacher_logits[real].float() / temperature, -1)
+    return F.kl_div(student, teacher, reduction="sum", log_target=True) * temperature**2
+
+
+def noise_keys(index: Tensor, step: int, seed: int) -> Tensor:
+    """One key per sentence of the corpus, step and seed: the same on any process and in any batch."""
+    return index.to(torch.int64) ^ (step << 32) ^ ((seed & 0xFF) << 55)
+
+
+def decoder_inputs(model: Any, labels: Tensor) -> dict[str, Tensor]:
+    """The labels shifted to the right, for a forward that leaves the loss to us."""
+    if hasattr(model, "prepare_decoder_input_ids_from_labels"):
+        return {"decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels)}
+    return {"labels": labels}  # the family shifts inside forward only; the loss it computes goes unused

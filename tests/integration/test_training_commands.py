@@ -1,0 +1,156 @@
+"""Whole commands in their own processes: killed and resumed, one process and two, wrong input."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from tests.training import tiny
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "l0drop", *arguments]
+
+
+def l0drop(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, env=ENVIRONMENT, check=False)
+
+
+def written(folder: Path, values: dict[str, Any]) -> str:
+    file = folder / f"{values['name']}.yaml"
+    file.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return str(file)
+
+
+def test_a_killed_run_ends_with_the_weights_of_one_never_interrupted(baseline: Path, tmp_path: Path) -> None:
+    values = tiny.sparse(tmp_path, str(baseline), train={"steps": 40, "save_every": 8, "eval_every": 10})
+    recipe = written(tmp_path, values)
+    assert l0drop("train", recipe, "--runs", str(tmp_path / "whole")).returncode == 0
+    killed = subprocess.Popen(
+        command("train", recipe, "--runs", str(tmp_path / "killed")), env=ENVIRONMENT,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    folder = tmp_path / "killed" / "sparse" / "checkpoints"
+    deadline = time.monotonic() + 120
+    while not (folder / "checkpoint-16").exists() and time.monotonic() < deadline and killed.poll() is None:
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert (folder / "checkpoint-16").exists()
+    assert not (tmp_path / "killed" / "sparse" / "model").exists(), "it was killed before its end"
+    # what a kill in the middle of a save leaves behind
+    half = folder / ".partial" / "checkpoint-99"
+    half.mkdir(parents=True, exist_ok=True)
+    (half / "model.safetensors").write_bytes(b"half")
+    resumed = l0drop("train", recipe, "--runs", str(tmp_path / "killed"))
+    assert resumed.returncode == 0, resumed.stderr
+    whole, again = (
+        load_file(tmp_path / name / "sparse" / "model" / "model.safetensors") for name in ("whole", "killed")
+    )
+    assert set(whole) == set(again)
+    for name, tensor in whole.items():
+        assert torch.equal(again[name], tensor), name
+    logs = [(tmp_path / name / "sparse" / "log.jsonl").read_text().splitlines() for name in ("whole", "killed")]
+    losses = [[(e["step"], e["loss"]) for line in log if "loss" in (e := json.loads(line))] for log in logs]
+    assert losses[0] == losses[1]
+
+
+def free_port() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+def test_one_process_and_two_take_the_same_steps(baseline: Path, tmp_path: Path) -> None:
+    values = tiny.sparse(tmp_path, str(baseline), train={"steps": 20, "save_every": 20, "batch_tokens": 600})
+    values["model"] = {**values["model"], "dropout": 0.0}
+    recipe = written(tmp_path, values)
+    one = l0drop("train", recipe, "--runs", str(tmp_path / "one"))
+    assert one.returncode == 0, one.stderr
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+    two = subprocess.run(
+        [*launch, "-m", "l0drop", "train", recipe, "--runs", str(tmp_path / "two")],
+        capture_output=True, text=True, env=ENVIRONMENT, check=False,
+    )  # fmt: skip
+    assert two.returncode == 0, two.stderr[-3000:]
+    entries = []
+    for name in ("one", "two"):
+        lines = (tmp_path / name / "sparse" / "log.jsonl").read_text().splitlines()
+        entries.append([e for line in lines if "loss" in (e := json.loads(line))])
+    assert len(entries[0]) == len(entries[1]) == 20
+    for first, second in zip(*entries, strict=True):
+        for key in ("loss", "cross_entropy", "penalty", "sparsity", "lambda"):
+            assert second[key] == pytest.approx(first[key], abs=1e-5, rel=1e-5), (first["step"], key)
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(baseline: Path, tmp_path: Path) -> None:
+    recipe = written(tmp_path, tiny.sparse(tmp_path, str(baseline), train={"steps": 5000, "save_every": 5000}))
+    process = subprocess.Popen(
+        command("train", recipe, "--runs", str(tmp_path / "runs")), env=ENVIRONMENT, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    log = tmp_path / "runs" / "sparse" / "log.jsonl"
+    deadline = time.monotonic() + 60
+    while (not log.exists() or log.read_text().count("\n") < 3) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command goes on from there" in " ".join(errors.split())
+    assert len(list((tmp_path / "runs" / "sparse" / "checkpoints").glob("checkpoint-*"))) == 1
+
+
+def test_wrong_input_is_named_with_exit_code_2(tmp_path: Path) -> None:
+    good = tiny.recipe(tmp_path)
+    empty, short, broken = tmp_path / "empty.txt", tmp_path / "short.txt", tmp_path / "broken.txt"
+    empty.write_text("")
+    short.write_text("der Hund .\n")
+    broken.write_bytes(b"die Katze .\n" + b"\xff\xfe\n" + b"x\n" * 398)
+
+    def with_train(**corpus: str) -> dict[str, Any]:
+        data = {**good["data"], "train": {**good["data"]["train"], **corpus}}
+        return {**good, "data": data}
+
+    cases = {
+        "lines that differ": (with_train(target=str(short)), ["train.source has 400 lines", "short.txt has 1"]),
+        "bad UTF-8": (with_train(target=str(broken)), ["broken.txt", "line 2"]),
+        "an empty file": (with_train(target=str(empty)), ["empty.txt"]),
+        "a missing file": (with_train(source=str(tmp_path / "absent.en")), ["absent.en"]),
+        "an unknown key": ({**good, "trian": {}}, ["trian", "unknown key", "train"]),
+        "a wrong type": ({**good, "train": {**good["train"], "steps": "many"}}, ["train.steps", "many"]),
+        "λ and a target": ({**good, "l0drop": {"lambda_": 0.3, "target_sparsity": 0.5}}, ["l0drop.target_sparsity"]),
+    }
+    for number, (name, (values, expected)) in enumerate(cases.items()):
+        recipe = written(tmp_path, {**values, "name": f"case{number}"})
+        result = l0drop("train", recipe, "--runs", str(tmp_path / "runs"))
+        assert result.returncode == 2, f"{name}: {result.stderr}"
+        message = " ".join(result.stderr.split())
+        assert "Traceback" not in message, name
+        for part in expected:
+            assert part in message, f"{name}: {message}"
+        assert not (tmp_path / "runs" / f"case{number}" / "data" / "train").exists(), name
+
+
+def test_prepare_tells_what_was_cut_and_skipped(tmp_path: Path) -> None:
+    values = tiny.recipe(tmp_path)
+    source = Path(values["data"]["train"]["source"])
+    lines = source.read_text().splitlines()
+    lines[3], lines[5] = "", " ".join(["the dog sees"] * 40)
+    source.write_text("\n".join(lines) + "\n")
+    result = l0drop("prepare", written(tmp_path, values), "--runs", str(tmp_path / "runs"))
+    assert result.returncode == 0, result.stderr
+    summary = json.loads((tmp_path / "runs" / "tiny" / "data" / "train" / "manifest.json").read_text())["summary"]
+    assert (summary["one_sided"], summary["truncated_source"], summary["pairs"]) == (1, 1, 399)
+    assert "399" in result.stderr

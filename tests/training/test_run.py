@@ -1,0 +1,220 @@
+"""From recipe to run folder: every way to train, what is logged, what is written, and what stops a run."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM
+
+from l0drop.models.modeling import L0DropModel
+from l0drop.recipe import RecipeError, parse_recipe
+from l0drop.training import trainer as trainer_module
+from l0drop.training.averaging import averaged
+from l0drop.training.checkpoints import checkpoints
+from l0drop.training.run import train
+from l0drop.training.trainer import TrainingError
+from tests.training import tiny
+
+QUIET = Console(quiet=True)
+
+
+def run(folder: Path, values: dict[str, Any]) -> tuple[dict[str, Any], Path]:
+    metrics = train(parse_recipe(values, "test"), folder / "runs", QUIET)
+    return metrics, folder / "runs" / values["name"]
+
+
+def logged(run_folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_folder / "log.jsonl").read_text().splitlines()]
+
+
+def test_a_baseline_run_leaves_a_whole_folder(baseline: Path) -> None:
+    names = {path.name for path in baseline.iterdir() if not path.name.startswith(".")}
+    assert {"recipe.yaml", "tokenizer", "data", "checkpoints", "log.jsonl", "model", "metrics.json"} <= names
+    metrics = json.loads((baseline / "metrics.json").read_text())
+    assert metrics["test"]["score"]["signature"].startswith("nrefs:1")
+    entries = [entry for entry in logged(baseline) if "loss" in entry]
+    assert entries[-1]["cross_entropy"] < entries[0]["cross_entropy"]
+    assert {"learning_rate", "grad_norm", "tokens_per_second"} <= set(entries[0])
+
+
+def test_fine_tuning_to_a_target(baseline: Path, tmp_path: Path) -> None:
+    metrics, folder = run(tmp_path, tiny.sparse(tmp_path, str(baseline), train={"steps": 60, "save_every": 60}))
+    assert metrics["calibration"]["after"] == pytest.approx(0.4, abs=0.06)
+    entries = [entry for entry in logged(folder) if "loss" in entry]
+    assert {"cross_entropy", "penalty", "sparsity", "expected_open_rate", "lambda", "tokens_per_second"} <= set(
+        entries[0]
+    )
+    assert entries[-1]["lambda"] > 0
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder / "model")
+    assert isinstance(model, L0DropModel)
+    assert 0 <= metrics["test"]["sparsity"] <= 1
+
+
+def test_the_model_loads_in_a_fresh_process_and_generates(baseline: Path, tmp_path: Path) -> None:
+    _, folder = run(tmp_path, tiny.sparse(tmp_path, str(baseline), train={"steps": 4}))
+    program = f"""
+import l0drop
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+model = AutoModelForSeq2SeqLM.from_pretrained({str(folder / "model")!r})
+tokenizer = AutoTokenizer.from_pretrained({str(folder / "model")!r})
+tokens = model.generate(**tokenizer(["the dog sees a cat ."], return_tensors="pt"), max_new_tokens=8)
+print("OUTPUT", type(model).__name__, tokenizer.batch_decode(tokens, skip_special_tokens=True))
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "OUTPUT L0DropMarianMTModel" in result.stdout
+
+
+@pytest.mark.parametrize("gating", ["zero", "mask", "weight"])
+def test_gatings_and_layers(baseline: Path, tmp_path: Path, gating: str) -> None:
+    layerwise = gating != "weight"
+    values = tiny.sparse(tmp_path, str(baseline), l0drop={"gating": gating, "lambda_": 0.3, "layerwise": layerwise})
+    metrics, folder = run(tmp_path, {**values, "train": {**values["train"], "steps": 3}})
+    assert json.loads((folder / "model" / "config.json").read_text())["l0drop"]["gating"] == gating
+    assert "sparsity" in metrics["test"]
+
+
+def test_from_scratch_with_a_ramp(tmp_path: Path) -> None:
+    gate = {"lambda_": 0.2, "ramp": {"end": 10}}
+    _, folder = run(tmp_path, tiny.recipe(tmp_path, l0drop=gate, train={"steps": 12}))
+    seen = [entry["lambda"] for entry in logged(folder) if "loss" in entry]
+    assert seen[0] == pytest.approx(0.02)
+    assert seen[4] == pytest.approx(0.1)
+    assert seen[-1] == pytest.approx(0.2)
+
+
+def test_gate_only_leaves_the_rest_alone(baseline: Path, tmp_path: Path) -> None:
+    _, folder = run(tmp_path, tiny.sparse(tmp_path, str(baseline), train={"steps": 4, "freeze": "all_but_gate"}))
+    before, after = (load_file(path / "model" / "model.safetensors") for path in (baseline, folder))
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    assert float(after["gate.weight"].abs().max()) > 0
+
+
+def test_distillation_from_the_dense_model(baseline: Path, tmp_path: Path) -> None:
+    teacher = {"weight": 1.0, "temperature": 2.0}
+    _, folder = run(tmp_path, tiny.sparse(tmp_path, str(baseline), train={"steps": 4, "teacher": teacher}))
+    entries = [entry for entry in logged(folder) if "loss" in entry]
+    assert entries[0]["divergence"] >= 0
+
+
+def test_source_text_alone(baseline: Path, tmp_path: Path) -> None:
+    values = tiny.sparse(tmp_path, str(baseline), train={"steps": 4, "targets": "teacher", "teacher": {"weight": 0.0}})
+    values["data"]["train"] = {"source": values["data"]["train"]["source"]}
+    metrics, folder = run(tmp_path, values)
+    assert metrics["corpora"]["train"]["pairs"] > 0.9 * 400
+    manifest = json.loads((folder / "data" / "train" / "manifest.json").read_text())
+    assert any("teacher" in entry for entry in manifest["request"]["inputs"])
+
+
+def test_elastic_keeps_another_share_at_every_other_step(baseline: Path, tmp_path: Path) -> None:
+    values = tiny.sparse(tmp_path, str(baseline), train={"steps": 6, "elastic": True, "elastic_range": [0.3, 0.9]})
+    metrics, _ = run(tmp_path, values)
+    assert "sparsity" in metrics["test"]
+
+
+def test_early_stopping_stops_and_stays_stopped(tmp_path: Path) -> None:
+    values = tiny.recipe(tmp_path, train={"steps": 50, "eval_every": 5, "patience": 1, "learning_rate": 1e-12})
+    metrics, folder = run(tmp_path, values)
+    assert metrics["steps"] == 10
+    (folder / "metrics.json").unlink()
+    again, _ = run(tmp_path, values)
+    assert again["test"]["score"] == metrics["test"]["score"]
+
+
+def test_averaging_is_the_mean_of_the_last_checkpoints(tmp_path: Path) -> None:
+    _, folder = run(
+        tmp_path, tiny.recipe(tmp_path, train={"steps": 30, "save_every": 10, "average": 2, "keep_checkpoints": 2})
+    )
+    kept = checkpoints(folder / "checkpoints")
+    assert [path.name for path in kept] == ["checkpoint-20", "checkpoint-30"]
+    two = [load_file(path / "model.safetensors") for path in kept]
+    final = load_file(folder / "model" / "model.safetensors")
+    for name, tensor in averaged(kept).items():
+        torch.testing.assert_close(tensor, (two[0][name].double() + two[1][name].double()).div(2).float())
+        torch.testing.assert_close(final[name], tensor)
+
+
+def test_accumulation_does_not_change_the_gradient(baseline: Path, tmp_path: Path) -> None:
+    norms = {}
+    for accumulation in (1, 4):
+        values = tiny.sparse(
+            tmp_path / str(accumulation),
+            str(baseline),
+            train={"steps": 3, "accumulation": accumulation, "batch_tokens": 600},
+        )
+        values["model"] = {**values["model"], "dropout": 0.0}
+        _, folder = run(tmp_path / str(accumulation), values)
+        entries = [entry for entry in logged(folder) if "loss" in entry]
+        norms[accumulation] = [(e["grad_norm"], e["loss"], e["penalty"], e["cross_entropy"]) for e in entries]
+    for one, four in zip(norms[1], norms[4], strict=True):
+        assert four == pytest.approx(one, rel=1e-5)
+
+
+# --- what stops a run --------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:
+    values = tiny.recipe(tmp_path, train={"steps": 2})
+    run(tmp_path, values)
+    with pytest.raises(RecipeError, match=r"holds a run of another recipe \(different: train.steps\)"):
+        run(tmp_path, {**values, "train": {**values["train"], "steps": 3}})
+
+
+def test_a_checkpoint_of_another_vocabulary_is_refused(baseline: Path, tmp_path: Path) -> None:
+    larger = tiny.recipe(tmp_path / "larger", "larger", tokenizer={"vocab_size": 140}, train={"steps": 1})
+    larger["data"]["train"] = tiny.write_text(tmp_path, "more", 50, 9)
+    _, other = run(tmp_path, larger)
+    values = tiny.sparse(tmp_path, str(baseline))
+    values["model"] = {"pretrained": str(baseline / "model")}
+    values["tokenizer"] = {"pretrained": str(other / "tokenizer")}
+    with pytest.raises(ValueError, match="vocabulary has .* entries, but the tokenizer has ids up to"):
+        run(tmp_path, values)
+
+
+def test_a_start_that_was_never_trained_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="empty: no tokenizer here"):
+        run(tmp_path, tiny.sparse(tmp_path, str(tmp_path / "empty")))
+
+
+def test_nan_loss_stops_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    values = tiny.recipe(tmp_path, train={"steps": 30, "save_every": 5, "learning_rate": 1e-3})
+    real, calls = trainer_module.cross_entropy_sum, []
+
+    def breaks(*arguments: Any) -> torch.Tensor:
+        calls.append(1)
+        return real(*arguments) * (float("nan") if len(calls) == 8 else 1.0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer_module, "cross_entropy_sum", breaks)
+        with pytest.raises(TrainingError, match="the loss is nan at step 8; the last good checkpoint stands in"):
+            run(tmp_path, values)
+    kept = checkpoints(tmp_path / "runs" / "tiny" / "checkpoints")
+    assert [path.name for path in kept] == ["checkpoint-5"]
+    assert not (tmp_path / "runs" / "tiny" / "model").exists()
+    assert all(t.isfinite().all() for t in load_file(kept[0] / "model.safetensors").values())
+
+
+def test_a_full_disk_leaves_no_half_checkpoint(tmp_path: Path) -> None:
+    values = tiny.recipe(tmp_path, train={"steps": 10, "save_every": 4})
+    real_save = torch.save
+
+    def full(thing: Any, file: Any, *args: Any, **kwargs: Any) -> None:
+        if "checkpoint-8" in str(file) and str(file).endswith("optimizer.pt"):
+            Path(file).write_bytes(b"half")
+            raise OSError(28, "No space left on device", str(file))
+        real_save(thing, file, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "save", full)
+        with pytest.raises(TrainingError, match="checkpoint-8 could not be saved at step 8: .*No space left on device"):
+            run(tmp_path, values)
+    folder = tmp_path / "runs" / "tiny" / "checkpoints"
+    assert [path.name for path in folder.iterdir()] == ["checkpoint-4"]
+    metrics, _ = run(tmp_path, values)
+    assert metrics["steps"] == 10
