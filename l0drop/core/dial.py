@@ -3,23 +3,26 @@
 Shapes: B sentences, N source positions. Masks are True on real tokens.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from l0drop.core import hard_concrete
 from l0drop.core.gates import Gates
 from l0drop.core.memory import Gating
+
+GateAt = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Dial:
     """One setting of the dial; at most one of `keep`, `max_memory` and `shift`.
 
-    keep: the share of real tokens to keep: n = max(1, round(keep · real tokens)) per sentence. In training it may be a
-        tensor [B], one share per sentence.
-    max_memory: the most rows a memory may have, the zero row of gating `zero` included.
+    keep: the share of real tokens to keep: n = max(1, round(keep · real tokens)) per sentence. It may be a tensor [B],
+        one share per sentence.
+    max_memory: the most rows a memory may have, the zero row of gating `zero` included; tokens that are always kept
+        stay even beyond it.
     shift: added to log α; larger keeps more.
     dense: decode on the full gated memory.
     """
@@ -40,8 +43,9 @@ class Dial:
         if self.max_memory is not None and (int(self.max_memory) != self.max_memory or self.max_memory < 1):
             raise ValueError(f"max_memory: expected a whole number of rows, at least 1, got {self.max_memory}")
 
-    def turn(self, gates: Gates, mask_BN: Tensor, gating: Gating, epsilon: float, always_BN: Tensor | None) -> Gates:
-        """The gates at this setting. `always_BN` marks tokens that are kept at any setting."""
+    def turn(self, gates: Gates, mask_BN: Tensor, gating: Gating, at: GateAt, always_BN: Tensor | None) -> Gates:
+        """The gates at this setting. `at` gives the test-time gate of a log α; `always_BN` marks real tokens that are
+        kept at any setting."""
         if self.keep is None and self.max_memory is None and self.shift is None:
             return gates
         if gates.log_alpha is None:
@@ -49,14 +53,16 @@ class Dial:
                 "dial: this gate has no log α to rank or shift (it is a rule); only dense=True works with it"
             )
         if self.shift is not None:
-            values_BN = hard_concrete.test_time_gate(gates.log_alpha + self.shift, epsilon) * mask_BN
-            if always_BN is not None:
-                values_BN = values_BN.masked_fill(always_BN, 1)
-            return gates._replace(values=values_BN)
+            values_BN = at(gates.log_alpha + self.shift) * mask_BN
+            return gates._replace(values=_keep_always(values_BN, always_BN))
         if self.max_memory is not None:
             return gates._replace(values=self._at_most(gates, mask_BN, gating, always_BN))
         rank_BN = _rank(gates.log_alpha, mask_BN, always_BN)
         keep = torch.as_tensor(self.keep, dtype=torch.float64, device=mask_BN.device)
+        if keep.dim() and keep.shape != mask_BN.shape[:1]:
+            raise ValueError(
+                f"keep: expected one share, or one for each of {len(mask_BN)} sentences, got {keep.numel()}"
+            )
         wanted_B = (keep * mask_BN.sum(1)).round().clamp_min(1)
         chosen_BN = (rank_BN < wanted_B[:, None]) & _reachable(gates.log_alpha, mask_BN)
         reopened_BN = torch.where(gates.values == 0, 1.0, gates.values)

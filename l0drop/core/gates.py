@@ -38,8 +38,9 @@ class Gates(NamedTuple):
                 )
         if torch.compiler.is_compiling():
             return  # looking at values would break the graph; the eager run of the same gate has looked
-        if not bool(((self.values >= 0) & (self.values <= 1)).all()):
-            raise ValueError("Gates.values: a gate lies in [0, 1]; clamp what the gate's forward returns")
+        for name, tensor in (("values", self.values), ("open_probability", self.open_probability)):
+            if tensor is not None and not bool(((tensor >= 0) & (tensor <= 1)).all()):
+                raise ValueError(f"Gates.{name}: must lie in [0, 1]; clamp what the gate's forward returns")
         if bool(((self.values != 0) & ~mask_BN).any()):
             raise ValueError("Gates.values: padding must have gate 0; multiply what the gate's forward returns by mask")
 
@@ -60,6 +61,7 @@ class Gate(nn.Module):
             bound = inspect.signature(cls.__init__).bind(gate, *args, **kwargs)
         except TypeError:
             return gate  # __init__ raises the error with its own words; a copy gets the attribute with the rest
+        bound.apply_defaults()
         arguments: dict[str, Any] = {}
         for name, value in list(bound.arguments.items())[1:]:
             variadic = bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
@@ -69,8 +71,11 @@ class Gate(nn.Module):
 
     @classmethod
     def build(cls, arguments: Mapping[str, Any], *, width: int, **defaults: Any) -> "Gate":
-        """The gate for a model of this width; `defaults` are what the model would give a learned gate."""
-        return cls(**arguments)
+        """The gate for a model of this width. Of `width` and `defaults`, what the model would give the learned gate
+        (beta, epsilon, start, normalize), a constructor gets what it names."""
+        wanted = inspect.signature(cls.__init__).parameters
+        offered = {"width": width, **defaults}
+        return cls(**{**{k: v for k, v in offered.items() if k in wanted}, **arguments})
 
     def forward(
         self,
@@ -81,6 +86,10 @@ class Gate(nn.Module):
     ) -> Gates:
         raise NotImplementedError(f"{type(self).__name__} must override forward and return Gates")
 
+    def at(self, log_alpha: Tensor) -> Tensor:
+        """The test-time gate at a log α; what the dial's `shift` asks."""
+        raise ValueError(f"shift: {type(self).__name__} does not say what its gate is at another log α (override `at`)")
+
     def fold(self, shift: float) -> None:
         """Add `shift` to log α for good."""
         raise ValueError(f"{type(self).__name__} has no bias to fold a shift of log α into")
@@ -90,7 +99,7 @@ class LearnedGate(Gate):
     """log α = x·w + b, then the hard-concrete gate: sampled in training, the test-time gate otherwise (Eq. 9, 6-8, 13).
 
     w starts at 0 and b at `start`, so every gate starts alike. With `normalize`, x is brought to zero mean and unit
-    variance first, for encoders whose output has a scale of its own. The parameters are float32 in any model.
+    variance first, for encoders whose output has a scale of its own. The parameters are made and loaded in float32.
     """
 
     def __init__(
@@ -101,10 +110,6 @@ class LearnedGate(Gate):
         self.start = hard_concrete.threshold(epsilon) + 0.6 if start is None else start
         self.weight = nn.Parameter(torch.zeros(width, dtype=torch.float32))
         self.bias = nn.Parameter(torch.full((), self.start, dtype=torch.float32))
-
-    @classmethod
-    def build(cls, arguments: Mapping[str, Any], *, width: int, **defaults: Any) -> "LearnedGate":
-        return cls(**{"width": width, **defaults, **arguments})
 
     def reset_parameters(self) -> None:
         """Back to the start: all gates alike and open."""
@@ -125,7 +130,7 @@ class LearnedGate(Gate):
                 noise_BN = torch.rand_like(log_alpha_BN) if hints is None or NOISE not in hints else hints[NOISE]
                 values_BN = hard_concrete.sample(log_alpha_BN, noise_BN, self.beta, self.epsilon)
             else:
-                values_BN = hard_concrete.test_time_gate(log_alpha_BN, self.epsilon)
+                values_BN = self.at(log_alpha_BN)
             open_BN = hard_concrete.open_probability(log_alpha_BN, self.beta, self.epsilon)
             return Gates(values_BN * mask, open_BN * mask, log_alpha_BN)
 
@@ -134,6 +139,9 @@ class LearnedGate(Gate):
         if self.normalize:
             x_BND = nn.functional.layer_norm(x_BND, x_BND.shape[-1:])
         return x_BND @ self.weight.to(x_BND.dtype) + self.bias.to(x_BND.dtype)
+
+    def at(self, log_alpha: Tensor) -> Tensor:
+        return hard_concrete.test_time_gate(log_alpha, self.epsilon)
 
     def fold(self, shift: float) -> None:
         with torch.no_grad():
@@ -150,14 +158,16 @@ def register_gate(name: str) -> Callable[[GateClass], GateClass]:
 
     def register(gate_class: GateClass) -> GateClass:
         known = _registry.get(name)
-        if known is not None and f"{known.__module__}.{known.__qualname__}" != (
-            f"{gate_class.__module__}.{gate_class.__qualname__}"
-        ):
-            raise ValueError(f"gate: the name {name!r} is taken by {known.__module__}.{known.__qualname__}")
+        if known is not None and _path(known) != _path(gate_class):
+            raise ValueError(f"gate: the name {name!r} is taken by {_path(known)}")
         _registry[name] = gate_class
         return gate_class
 
     return register
+
+
+def _path(gate_class: type[Gate]) -> str:
+    return f"{gate_class.__module__}.{gate_class.__qualname__}"
 
 
 def gate_class(name: str) -> type[Gate]:
@@ -173,7 +183,7 @@ def gate_class(name: str) -> type[Gate]:
 def gate_name(gate: Gate) -> str:
     """The name a gate's class is registered under."""
     for name, known in _registry.items():
-        if known is type(gate):
+        if _path(known) == _path(type(gate)):  # not identity: a notebook cell that is run again makes a new class
             return name
     raise ValueError(
         f"gate: {type(gate).__name__} is not registered, so a saved model could not find it again; "

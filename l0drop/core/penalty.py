@@ -32,6 +32,7 @@ class LambdaSchedule:
     """What λ is at each optimizer step: call `step` once per step and use what it returns."""
 
     value: float
+    moving: tuple[str, ...] = ("value",)
 
     def step(self, sparsity: float | None = None, validation: float | None = None) -> float:
         """Move on by one optimizer step. `sparsity`: share of closed test-time gates in the step's training batch;
@@ -39,11 +40,12 @@ class LambdaSchedule:
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
+        """What moves, as plain JSON values; targets and gains are settings, not state."""
+        return {name: getattr(self, name) for name in self.moving}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if set(state) != set(vars(self)):
-            raise ValueError(f"{type(self).__name__}: a state with {sorted(vars(self))} expected, got {sorted(state)}")
+        if set(state) != set(self.moving):
+            raise ValueError(f"{type(self).__name__}: a state with {sorted(self.moving)} expected, got {sorted(state)}")
         vars(self).update(state)
 
 
@@ -59,6 +61,8 @@ class ConstantLambda(LambdaSchedule):
 
 class RampedLambda(LambdaSchedule):
     """λ rising linearly from 0 at step `start` to its value at step `end`: training from scratch."""
+
+    moving = ("value", "steps")
 
     def __init__(self, value: float, start: int, end: int) -> None:
         if not 0 <= start < end:
@@ -87,6 +91,8 @@ class SteeredLambda(LambdaSchedule):
     The error is taken against a setpoint that rises linearly from 0 to the target over `ramp` steps. What is measured
     is a moving average over training batches, corrected by its difference to the last validation measurement.
     """
+
+    moving = ("value", "steps", "average", "offset", "last_error")
 
     def __init__(
         self,

@@ -1,5 +1,6 @@
 """One model's parameters in another model's modules: how a gate is put in and taken out without copying weights."""
 
+import copy
 from typing import Any
 
 import torch
@@ -26,5 +27,5 @@ def adopt_parameters(source: PreTrainedModel, model_class: type[Any], config: An
         module.training = other.training
     model._buffers.update({name: tensor for name, tensor in source._buffers.items() if name in model._buffers})
     model.training = source.training
-    model.generation_config = source.generation_config
+    model.generation_config = copy.deepcopy(source.generation_config)
     return model

@@ -25,7 +25,8 @@ class L0DropConfig:
 
     gating: what a dropped encoding means to the decoder: `zero` (the paper), `mask` or `weight`. Weights are trained
         for one gating, so it cannot be changed afterwards.
-    lambda_, target_sparsity: the weight of the penalty, or the sparsity that it is steered to; never both.
+    lambda_, target_sparsity: the weight of the penalty, or the sparsity that it is steered to; never both. With
+        neither, λ is the paper's 0.3.
     penalty: `mean` or `sum` over a sentence's real tokens.
     beta, epsilon: temperature and stretch of the hard-concrete distribution.
     start: the gate's bias at the start; None is ln((1+ε)/ε) + 0.6, where every gate is exactly 1.
@@ -50,9 +51,21 @@ class L0DropConfig:
 
     def __post_init__(self) -> None:
         self._checked = True
-        if self.lambda_ is None and self.target_sparsity is None:
-            self.lambda_ = DEFAULT_LAMBDA
         self._check()
+
+    def fixed(self) -> "L0DropConfig":
+        """A copy for a model, whose gating can no longer be changed."""
+        copy = dataclasses.replace(self, gate_args=dict(self.gate_args))
+        object.__setattr__(copy, "_fixed", True)
+        return copy
+
+    def refuse_other_gating(self, gating: str) -> None:
+        """Raise ValueError unless `gating` is the one the model is trained for."""
+        if gating != self.gating:
+            raise ValueError(
+                f"gating: the model is trained for {self.gating!r} and decodes wrongly with {gating!r}; "
+                f"load it with {self.gating!r}, or sparsify the base model anew and train it with {gating!r}"
+            )
 
     def __setattr__(self, name: str, value: Any) -> None:
         known = {f.name for f in dataclasses.fields(self)} | {"_checked"}
@@ -61,13 +74,12 @@ class L0DropConfig:
                 f"L0DropConfig has no field {name!r}; it has {', '.join(sorted(known - {'_checked'}))}"
             )
         ready = self.__dict__.get("_checked", False)
-        if ready and name == "gating" and value != self.gating:
-            raise ValueError(
-                f"gating: the model is trained for {self.gating!r} and decodes wrongly with {value!r}; "
-                f"load it with {self.gating!r}, or sparsify the base model anew and train it with {value!r}"
-            )
+        if name == "gating" and self.__dict__.get("_fixed", False):
+            self.refuse_other_gating(value)
         before = self.__dict__.get(name)
-        object.__setattr__(self, name, tuple(value) if name == "always_keep" else value)
+        if name == "always_keep" and isinstance(value, Sequence) and not isinstance(value, str):
+            value = tuple(value)
+        object.__setattr__(self, name, value)
         if ready:
             try:
                 self._check()
@@ -103,7 +115,7 @@ class L0DropConfig:
         require("gate", isinstance(self.gate, str), "the name of a registered gate")
         require("gate_args", isinstance(self.gate_args, dict), "a mapping of the gate's arguments")
         ids = self.always_keep
-        fine = all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids)
+        fine = isinstance(ids, tuple) and all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids)
         require("always_keep", fine, "a list of token ids")
         require("layerwise", isinstance(self.layerwise, bool), "True or False")
         require("enabled", isinstance(self.enabled, bool), "True or False")
@@ -145,15 +157,19 @@ class L0DropModelConfig:
 
     @l0drop.setter
     def l0drop(self, value: "L0DropConfig | dict[str, Any] | None") -> None:
-        config = value if isinstance(value, L0DropConfig) else L0DropConfig.from_dict(value or {})
-        present = self.__dict__.get("_l0drop")
-        if present is not None:
-            dataclasses.replace(present).gating = config.gating  # raises where it differs
-        self.__dict__["_l0drop"] = config
+        present: L0DropConfig | None = self.__dict__.get("_l0drop")
+        if isinstance(value, L0DropConfig):
+            config = value
+        else:  # what a mapping does not say stays as it is
+            config = L0DropConfig.from_dict({**(present.to_dict() if present is not None else {}), **(value or {})})
+        if present is not None and self.__dict__["_l0drop_given"]:
+            present.refuse_other_gating(config.gating)
+        self.__dict__["_l0drop"] = config.fixed()
+        self.__dict__["_l0drop_given"] = value is not None or self.__dict__.get("_l0drop_given", False)
 
     def to_dict(self) -> dict[str, Any]:
         values = super().to_dict()  # type: ignore[misc]
-        del values["_l0drop"]
+        del values["_l0drop"], values["_l0drop_given"]
         return {**values, "l0drop": self.l0drop.to_dict()}
 
     def to_base(self) -> PreTrainedConfig:

@@ -1,5 +1,6 @@
 """What users turn and read on a sparsified model: the dial, λ, optimizer groups, explanations, the calibration."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from l0drop.core.dial import Dial
 from l0drop.core.gates import Gate
 from l0drop.core.memory import check_mask
-from l0drop.core.penalty import Calibration, LambdaSchedule, Sentences, calibrate
+from l0drop.core.penalty import Calibration, LambdaSchedule, Sentences, SteeredLambda, calibrate
 from l0drop.models.outputs import Explanation
 
 
@@ -21,19 +22,28 @@ class Controls(nn.Module):
     gate: Gate
     inner_gates: nn.ModuleList
     schedule: LambdaSchedule
-    lambda_: float
     get_encoder: Any
     _dial: Dial
+    _steps_unsteered: int = 0
     _seen: tuple[Tensor, Tensor] | None  # dropped and real tokens in training since λ was last moved
 
-    def _always(self, input_ids: Tensor | None) -> Tensor | None:
-        """[B, N], True on tokens that are kept whatever the gate says; None where there are none."""
+    @property
+    def lambda_(self) -> float:
+        """The live weight of the penalty."""
+        return self.schedule.value
+
+    @lambda_.setter
+    def lambda_(self, value: float) -> None:
+        self.schedule.value = value
+
+    def _always(self, input_ids: Tensor | None, mask_BN: Tensor) -> Tensor | None:
+        """[B, N], True on real tokens that are kept whatever the gate says; None where there are none."""
         always_keep = self.config.l0drop.always_keep
         if not always_keep:
             return None
         if input_ids is None:
             raise ValueError("always_keep: token ids are needed to know which tokens to keep; pass input_ids")
-        return torch.isin(input_ids, torch.tensor(always_keep, device=input_ids.device))
+        return torch.isin(input_ids, torch.tensor(always_keep, device=input_ids.device)) & mask_BN
 
     @contextmanager
     def dial(
@@ -43,7 +53,13 @@ class Controls(nn.Module):
         shift: float | None = None,
         dense: bool = False,
     ) -> Iterator[None]:
-        """Keep more or fewer encodings than the model chose by itself, for the calls inside; see `Dial`."""
+        """Keep more or fewer encodings than the model chose by itself, for the calls inside; see `Dial`.
+
+        A dial inside another replaces it. `shift` is for decoding: it does not sample.
+        """
+        self._require_enabled()
+        if self.training and shift is not None:
+            raise ValueError("shift: moves the test-time gate; in training, use keep")
         before, self._dial = self._dial, Dial(keep, max_memory, shift, dense)
         try:
             yield
@@ -53,15 +69,33 @@ class Controls(nn.Module):
     def steer(self, sparsity: float | Tensor | None = None, *, validation: float | None = None) -> float:
         """Move λ, once per optimizer step, by what was measured: towards the target sparsity, or along its schedule.
 
-        `sparsity` is that of the step's training batches; left out, it is what `forward` has seen since the last call.
-        `validation` is the sparsity on held-out text, at the steps where it was measured.
+        `sparsity` is that of the step's training batches; left out, it is what `forward` has seen since the last call,
+        in all processes. `validation` is the sparsity on held-out text, at the steps where it was measured. What is
+        passed must be the same in all processes, or their λ drift apart.
         """
         if sparsity is None and self._seen is not None:
-            dropped, real = self._seen
-            sparsity = dropped / real
+            counts = torch.stack([torch.as_tensor(n, dtype=torch.float64) for n in self._seen])
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                torch.distributed.all_reduce(counts)
+            sparsity = counts[0] / counts[1]
         self._seen = None
-        self.lambda_ = self.schedule.step(None if sparsity is None else float(sparsity), validation)
-        return self.lambda_
+        return self.schedule.step(None if sparsity is None else float(sparsity), validation)
+
+    def _warn_if_never_steered(self) -> None:
+        """A target that nothing steers to is a mistake that would show only at the end."""
+        if torch.compiler.is_compiling() or not isinstance(self.schedule, SteeredLambda):
+            return
+        self._steps_unsteered = 0 if self.schedule.steps else self._steps_unsteered + 1
+        if self._steps_unsteered == 200:
+            warnings.warn(
+                "target_sparsity is set, but λ has not moved in 200 training steps: call model.steer() after every "
+                "optimizer step, or give the Trainer a SteerCallback (l0drop.training.callbacks)",
+                stacklevel=3,
+            )
+
+    def _require_enabled(self) -> None:
+        if not self.config.l0drop.enabled:
+            raise ValueError("enabled: the model runs ungated; set model.config.l0drop.enabled = True first")
 
     def parameter_groups(self, lr: float, gate_scale: float = 30) -> list[dict[str, Any]]:
         """Optimizer groups: the gates learn `gate_scale` times faster (an open gate's L0 gradient is tiny)."""
@@ -78,7 +112,8 @@ class Controls(nn.Module):
         hints: Mapping[str, Tensor] | None = None,
         **kwargs: Any,
     ) -> list[Explanation]:
-        """Test-time gates, log α and kept positions of each sentence."""
+        """Test-time gates, log α and kept positions of each sentence, counted in its real tokens."""
+        self._require_enabled()
         with _evaluating(self):
             output = self.get_encoder()(input_ids=input_ids, attention_mask=attention_mask, hints=hints, **kwargs)
         gates, mask_BN = output.gates, real_tokens(attention_mask, input_ids)
@@ -86,8 +121,7 @@ class Controls(nn.Module):
         for row, real in enumerate(mask_BN):
             values = gates.values[row, real]
             log_alpha = None if gates.log_alpha is None else gates.log_alpha[row, real]
-            positions = real.nonzero().flatten()
-            explanations.append(Explanation(values, log_alpha, positions[values != 0].tolist()))
+            explanations.append(Explanation(values, log_alpha, (values != 0).nonzero().flatten().tolist()))
         return explanations
 
     @torch.no_grad()
@@ -105,8 +139,10 @@ class Controls(nn.Module):
                 if gates.log_alpha is None:
                     raise ValueError("calibrate: this gate has no log α to shift (it is a rule)")
                 mask_BN = real_tokens(inputs.get("attention_mask"), gates.values)
-                sentences.append(Sentences(gates.log_alpha, mask_BN, self._always(inputs.get("input_ids"))))
-        result = calibrate(sentences, wanted, self.config.l0drop.epsilon, self.config.l0drop.gating)
+                always_BN = self._always(inputs.get("input_ids"), mask_BN)
+                sentences.append(Sentences(gates.log_alpha, mask_BN, always_BN))
+        epsilon = getattr(self.gate, "epsilon", self.config.l0drop.epsilon)
+        result = calibrate(sentences, wanted, epsilon, self.config.l0drop.gating)
         if result.shift:
             self.gate.fold(result.shift)
         return result

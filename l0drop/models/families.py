@@ -1,6 +1,6 @@
 """The encoder-decoder families l0drop knows, and the little in which they differ."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import transformers as hf
@@ -25,7 +25,11 @@ class Family:
     layerwise: bool = False
     full_bias: bool = False
     encoder_output: type[Any] = BaseModelOutput
-    encoder_arguments: tuple[str, ...] = field(default=())
+    encoder_arguments: tuple[str, ...] = ()
+
+    @property
+    def encoder_output_fields(self) -> frozenset[str]:
+        return frozenset(self.encoder_output.__dataclass_fields__)
 
 
 FAMILIES = (

@@ -66,6 +66,7 @@ class LayerRun:
         self.inner_gates, self.decide, self.mask_BN, self.gating = gates, decide, mask_BN, gating
         self.remove_rows = remove_rows and gating == "mask"
         self.alive_BN = mask_BN
+        self.closed_BN = torch.zeros_like(mask_BN)  # where some test-time gate is closed, whatever the samples did
         self.open_probability_BN: Tensor | None = None
         self.bias: Tensor | None = None
         self.layer_gates: list[Gates] = []
@@ -83,7 +84,11 @@ class LayerRun:
             return full(hidden, gates, self.mask_BN, "zero").states
         index_BK = self._index_BK
         here_BK = self.alive_BN if index_BK is None else index_BK >= 0
-        gates = keep_one(self.decide(gate, hidden, here_BK, index_BK, position), here_BK, "mask")
+        if self.remove_rows:
+            gates = self.decide(gate, hidden, here_BK, index_BK, position)
+        else:
+            gates = self.among_alive(self.decide(gate, hidden, self.mask_BN, None, position), gate)
+        gates = keep_one(gates, here_BK, "mask")
         memory = (compress if self.remove_rows else full)(hidden, gates, here_BK, "mask")
         if self.remove_rows:
             rows_BK = memory.index if index_BK is None else index_BK.gather(1, memory.index.clamp_min(0))
@@ -96,6 +101,16 @@ class LayerRun:
         self.alive_BN = self.layer_gates[-1].values != 0
         self.bias = memory.bias
         return memory.states
+
+    def among_alive(self, gates: Gates, gate: Gate) -> Gates:
+        """A later gate's decisions where rows stay in the batch: the sampled ones count on rows still open only.
+
+        Its open probability is taken on every real row, so that its product with the earlier ones' is P(open
+        everywhere) and not counted out a second time by the samples.
+        """
+        if gates.log_alpha is not None:
+            self.closed_BN = self.closed_BN | (self.alive_BN & (gate.at(gates.log_alpha) == 0))
+        return gates._replace(values=gates.values * self.alive_BN)
 
     def joined(self, gates: Gates) -> Gates:
         """A gate's decisions in the light of the earlier ones: a row is open if it has been open everywhere."""

@@ -11,18 +11,15 @@ decoder takes the bias as an additive attention mask. Shapes: B sentences, N sou
 """
 
 import functools
-import inspect
 import json
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from l0drop.core import hard_concrete
@@ -36,7 +33,7 @@ from l0drop.core.penalty import (
     penalty,
 )
 from l0drop.models.adopt import adopt_parameters
-from l0drop.models.config import L0DropConfig
+from l0drop.models.config import DEFAULT_LAMBDA, L0DropConfig
 from l0drop.models.controls import Controls, real_tokens
 from l0drop.models.families import FAMILIES, Family
 from l0drop.models.layerwise import GatedLayers, LayerRun
@@ -50,6 +47,8 @@ class GatedEncoder:
         self.__dict__.update(_model=model, _encoder=encoder)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_encoder":
+            raise AttributeError(name)
         return getattr(self._encoder, name)
 
     # generate passes an encoder only what its forward names, unless it has a parameter called exactly `kwargs`
@@ -83,11 +82,10 @@ class L0DropModel(Controls, PreTrainedModel):
         if l0drop.layerwise:
             self._put_gates_between_layers()
         self.schedule: LambdaSchedule = (
-            ConstantLambda(l0drop.lambda_ or 0.0)
+            ConstantLambda(DEFAULT_LAMBDA if l0drop.lambda_ is None else l0drop.lambda_)
             if l0drop.target_sparsity is None
             else SteeredLambda(l0drop.target_sparsity)
         )
-        self.lambda_ = self.schedule.value
         self._dial = Dial()
         self._seen: tuple[Tensor, Tensor] | None = None
         self.post_init()
@@ -119,41 +117,51 @@ class L0DropModel(Controls, PreTrainedModel):
         encoder.layers = GatedLayers(encoder.layers)
         self.inner_gates.extend(self._build_gate() for _ in range(len(encoder.layers) - 1))
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Gate) and isinstance(self.__dict__.get("_modules", {}).get(name), Gate):
+            value.to(self.device).train(self.training)  # a gate that is put in place of another is in the same mode
+        super().__setattr__(name, value)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if not isinstance(module, Gate):
-            super()._init_weights(module)
-            return
-        with torch.device("cpu"):
-            fresh = type(module).build(module.arguments, **self._gate_defaults())
-        for own, new in ((module.parameters(), fresh.parameters()), (module.buffers(), fresh.buffers())):
-            for tensor, value in zip(own, new, strict=True):
-                if not getattr(tensor, "_is_hf_initialized", False) and not tensor.is_meta:
-                    tensor.copy_(value)
+        """A gate, and what is inside one, starts as its own constructor says, not as the base model's layers do."""
+        for gate in (m for m in self.modules() if isinstance(m, Gate)):
+            for name, inner in gate.named_modules():
+                if inner is not module:
+                    continue
+                with torch.device("cpu"):
+                    fresh = type(gate).build(gate.arguments, **self._gate_defaults()).get_submodule(name)
+                for own, new in (
+                    (module.parameters(recurse=False), fresh.parameters(recurse=False)),
+                    (module.buffers(recurse=False), fresh.buffers(recurse=False)),
+                ):
+                    for tensor, value in zip(own, new, strict=True):
+                        if not getattr(tensor, "_is_hf_initialized", False) and not tensor.is_meta:
+                            tensor.copy_(value)
+                return
+        super()._init_weights(module)
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         l0drop: L0DropConfig = self.config.l0drop
         name, arguments = gate_name(self.gate), self.gate.arguments
         if name == "learned":  # what the config says already is not repeated
             defaults = self._gate_defaults()
-            arguments = {k: v for k, v in arguments.items() if v != defaults[k]}
+            arguments = {k: v for k, v in arguments.items() if v != defaults[k] and k != "width"}
         try:
             json.dumps(arguments)
         except TypeError as error:
             raise ValueError(f"gate_args: the arguments of {name!r} must be plain JSON values: {error}") from None
-        self.config.l0drop = replace(l0drop, gate=name, gate_args=arguments)
+        l0drop.gate, l0drop.gate_args = name, arguments
         super().save_pretrained(save_directory, *args, **kwargs)
 
     @classmethod
-    def from_pretrained(  # type: ignore[override]
-        cls, name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any
-    ) -> Any:
-        file = Path(str(name_or_path), "config.json")
-        if config is not None and hasattr(config, "l0drop") and file.is_file():
-            stored = json.loads(file.read_text()).get("l0drop")
-            if stored is not None:
-                L0DropConfig.from_dict(stored).gating = config.l0drop.gating  # raises where it differs
-        return super().from_pretrained(name_or_path, *args, config=config, **kwargs)
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
+        if config is not None and hasattr(config, "l0drop"):
+            known = {k: kwargs[k] for k in ("cache_dir", "revision", "subfolder", "token") if k in kwargs}
+            stored, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **known)
+            if "l0drop" in stored:
+                L0DropConfig.from_dict(stored["l0drop"]).refuse_other_gating(config.l0drop.gating)
+        return super().from_pretrained(pretrained_model_name_or_path, *args, config=config, **kwargs)
 
     def export(self, directory: str | os.PathLike[str]) -> None:
         """Write the base model back as a plain checkpoint, without gates, that loads without l0drop."""
@@ -175,7 +183,7 @@ class L0DropModel(Controls, PreTrainedModel):
         **kwargs: Any,
     ) -> L0DropEncoderOutput:
         """Run the encoder with the gates between its layers, if there are any, then the gate."""
-        implementation = self.config._attn_implementation
+        implementation = self._attention_implementation
         if implementation not in ("sdpa", "eager"):
             raise ValueError(
                 f"attn_implementation: {implementation!r} cannot add a bias to cross-attention; load the model with "
@@ -191,6 +199,7 @@ class L0DropModel(Controls, PreTrainedModel):
             run = LayerRun(self.inner_gates, ask, mask_BN, self.config.l0drop.gating, remove_rows=self._short)
         with encoder.layers.running(run) if run is not None else nullcontext():
             outputs = encoder(**kwargs)
+        assert run is None or len(run.layer_gates) == len(self.inner_gates), "the encoder did not ask for its layers"
         return self._gate(outputs, input_ids, attention_mask, hints, noise_key, run)
 
     @property
@@ -210,23 +219,26 @@ class L0DropModel(Controls, PreTrainedModel):
         l0drop: L0DropConfig = self.config.l0drop
         encodings = outputs.last_hidden_state if run is None else run.restore(outputs.last_hidden_state)
         mask_BN = real_tokens(attention_mask, encodings)
-        alive_BN = mask_BN if run is None or l0drop.gating == "zero" else run.alive_BN
+        removed = run is not None and run.remove_rows
+        asked_BN = run.alive_BN if run is not None and removed else mask_BN
         stream = len(self.inner_gates)
-        gates = self._ask(self.gate, encodings, alive_BN, None, stream, input_ids, hints, noise_key, mask_BN)
+        gates = self._ask(self.gate, encodings, asked_BN, None, stream, input_ids, hints, noise_key, mask_BN)
         if run is not None:
+            if l0drop.gating == "mask" and not removed:
+                gates = run.among_alive(gates, self.gate)
             gates = run.joined(gates)
-        always_BN = self._always(input_ids)
+        always_BN = self._always(input_ids, mask_BN)
         penalised_BN = mask_BN if always_BN is None else mask_BN & ~always_BN
         all_gates = (*run.layer_gates, gates) if run is not None else (gates,)
         penalty_B = encodings.new_zeros(len(encodings), dtype=gates.values.dtype)
         for one in all_gates:
             if one.open_probability is not None:
                 penalty_B = penalty_B + penalty(one.open_probability, penalised_BN, l0drop.penalty)
-        closed_BN = self._closed(gates, mask_BN, always_BN)
-        gates = self._dial.turn(gates, mask_BN, l0drop.gating, l0drop.epsilon, always_BN)
+        dropped_B = self._dropped(gates, mask_BN, always_BN, run) if self.training else None
+        gates = self._dial.turn(gates, mask_BN, l0drop.gating, self.gate.at, always_BN)
         gates = keep_one(gates, mask_BN, l0drop.gating)
-        if not self.training:
-            closed_BN = gates.values == 0
+        if dropped_B is None:
+            dropped_B = ((gates.values == 0) & mask_BN).sum(1)
         memory = (compress if self._short else full)(encodings, gates, mask_BN, l0drop.gating)
         return L0DropEncoderOutput(
             last_hidden_state=memory.states,  # type: ignore[arg-type]
@@ -234,10 +246,11 @@ class L0DropModel(Controls, PreTrainedModel):
             attentions=outputs.attentions,
             global_attentions=getattr(outputs, "global_attentions", None),
             memory_bias=memory.bias,
+            memory_index=memory.index,
             gates=gates,
             layer_gates=(*all_gates[:-1], gates) if run is not None else None,
             penalty=penalty_B,
-            dropped=(closed_BN & mask_BN).sum(1),
+            dropped=dropped_B,
             real=mask_BN.sum(1),
         )
 
@@ -255,6 +268,8 @@ class L0DropModel(Controls, PreTrainedModel):
     ) -> Gates:
         """One gate's decisions on the rows of `mask`; `index` says which source positions those rows are."""
         if self.training and noise_key is not None:
+            if noise_key.shape != real_BN.shape[:1]:
+                raise ValueError(f"noise_key: expected shape ({len(real_BN)},), got {tuple(noise_key.shape)}")
             # counted in real tokens, so that padding on the left does not move the noise
             position_BN = real_BN.cumsum(1) - 1
             dtype = torch.float64 if encodings.dtype == torch.float64 else torch.float32
@@ -263,8 +278,10 @@ class L0DropModel(Controls, PreTrainedModel):
         gates = gate(encodings, mask, input_ids=input_ids, hints=hints)
         if not isinstance(gates, Gates):
             raise ValueError(f"gate: {type(gate).__name__}.forward must return Gates, got {type(gates).__name__}")
+        if not gates.values.is_floating_point():  # a rule may say True and False
+            gates = gates._replace(values=gates.values.to(hard_concrete.wide(encodings).dtype))
         gates.check(mask)
-        always = self._always(input_ids)
+        always = self._always(input_ids, real_BN)
         if always is not None:
             if index is not None:
                 always = always.gather(1, index.clamp_min(0)) & (index >= 0)
@@ -275,12 +292,22 @@ class L0DropModel(Controls, PreTrainedModel):
             gates = gates._replace(values=gates.values.masked_fill(always, 1), open_probability=open_probability)
         return gates
 
-    def _closed(self, gates: Gates, mask_BN: Tensor, always_BN: Tensor | None) -> Tensor:
-        """Where the test-time gate is closed, also while sampled gates are in use."""
+    def _dropped(self, gates: Gates, mask_BN: Tensor, always_BN: Tensor | None, run: LayerRun | None) -> Tensor:
+        """[B], how many test-time gates are closed, while sampled gates are in use."""
         if gates.log_alpha is None or gates.open_probability is None:
-            return gates.values == 0
-        closed_BN = hard_concrete.closed(gates.log_alpha, self.config.l0drop.epsilon)
-        return closed_BN if always_BN is None else closed_BN & ~always_BN
+            closed_BN = gates.values == 0
+        else:
+            closed_BN = self.gate.at(gates.log_alpha) == 0
+        if run is not None:
+            # rows that only the samples closed have no log α here; they count by what earlier gates would do
+            closed_BN = torch.where(run.mask_BN & ~run.alive_BN, False, closed_BN) | run.closed_BN
+        if always_BN is not None:
+            closed_BN = closed_BN & ~always_BN
+        closed_BN = closed_BN & mask_BN
+        dropped_B = closed_BN.sum(1)
+        if self.config.l0drop.gating == "zero":
+            return dropped_B
+        return dropped_B - (closed_BN == mask_BN).all(1).long()  # one row stays of a sentence that is all closed
 
     # --- forward -------------------------------------------------------------------------------------------------
 
@@ -302,15 +329,19 @@ class L0DropModel(Controls, PreTrainedModel):
         hints: what a rule needs, per source token. noise_key: [B], makes a sentence's gate noise a function of the key
         alone. own_loss: in training without labels, says that the caller adds λ · `penalty` to a loss of its own.
         """
+        as_dict = self.config.return_dict if return_dict is None else return_dict
         if not self.config.l0drop.enabled:
-            return super().forward(
+            base = super().forward(
                 input_ids=input_ids,
                 attention_mask=attention_mask,
                 encoder_outputs=encoder_outputs,
                 labels=labels,
-                return_dict=return_dict,
+                return_dict=True,
                 **kwargs,
             )
+            zero = base.logits.new_zeros(())
+            output = L0DropOutput(**{**base, "cross_entropy": base.loss, "penalty": zero, "sparsity": zero})
+            return output if as_dict else output.to_tuple()
         if self.training and labels is None and not own_loss and torch.is_grad_enabled() and self._penalises:
             raise ValueError(
                 "labels: training without them would lose the penalty, as the Trainer's label_smoothing_factor does "
@@ -327,18 +358,17 @@ class L0DropModel(Controls, PreTrainedModel):
             encoder_outputs = self._gate_given(encoder_outputs, input_ids, attention_mask, hints, noise_key)
         kwargs.pop("inputs_embeds", None)
         plain = self.family.encoder_output(
-            **{
-                k: v
-                for k, v in encoder_outputs.items()
-                if k in inspect.signature(self.family.encoder_output).parameters
-            }
+            **{k: v for k, v in encoder_outputs.items() if k in self.family.encoder_output_fields}
         )
-        bias = self._attention_bias(encoder_outputs, labels, kwargs)
+        bias = self._attention_bias(encoder_outputs, (labels, input_ids), kwargs)
+        if input_ids is not None:  # some families make decoder inputs of them where none are given
+            kwargs["input_ids"] = input_ids
         base = super().forward(attention_mask=bias, encoder_outputs=plain, labels=labels, return_dict=True, **kwargs)
         dropped, real = encoder_outputs.dropped.sum(), encoder_outputs.real.sum()
         if self.training:
             before = (0, 0) if self._seen is None else self._seen
             self._seen = (before[0] + dropped, before[1] + real)
+            self._warn_if_never_steered()
         loss, l0 = base.loss, encoder_outputs.penalty.mean()
         if loss is not None and self.training:
             loss = loss + self.lambda_ * l0
@@ -353,8 +383,22 @@ class L0DropModel(Controls, PreTrainedModel):
                 "layer_gates": encoder_outputs.layer_gates,
             }
         )
-        as_dict = self.config.return_dict if return_dict is None else return_dict
         return output if as_dict else output.to_tuple()
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Hugging Face's own. Encodings that were computed outside are gated here, once, not at every step."""
+        given = kwargs.get("encoder_outputs")
+        if given is not None and not isinstance(given, L0DropEncoderOutput) and self.config.l0drop.enabled:
+            input_ids = kwargs.get("input_ids", args[0] if args else None)
+            kwargs["encoder_outputs"] = self._gate_given(
+                given, input_ids, kwargs.get("attention_mask"), kwargs.pop("hints", None), None
+            )
+        return super().generate(*args, **kwargs)  # type: ignore[misc]
+
+    @property
+    def _attention_implementation(self) -> str:
+        # the decoder's own: T5 gives its halves configs of their own
+        return self.get_decoder().config._attn_implementation
 
     @property
     def _penalises(self) -> bool:
@@ -368,17 +412,19 @@ class L0DropModel(Controls, PreTrainedModel):
             encoder_outputs = self.family.encoder_output(*encoder_outputs[:3])
         return self._gate(encoder_outputs, input_ids, mask, hints, noise_key, None)
 
-    def _attention_bias(self, memory: L0DropEncoderOutput, labels: Tensor | None, kwargs: dict[str, Any]) -> Tensor:
+    def _attention_bias(
+        self, memory: L0DropEncoderOutput, lengths_from: tuple[Tensor | None, ...], kwargs: dict[str, Any]
+    ) -> Tensor:
         """The memory's bias in the form that the family's cross-attention takes."""
         bias = memory.memory_bias
         assert bias is not None
         assert memory.last_hidden_state is not None
-        if self.config._attn_implementation == "eager":
+        if self._attention_implementation == "eager":
             bias = bias.to(
                 memory.last_hidden_state.dtype
             )  # eager attention adds it to scores and multiplies the result
         if self.family.full_bias:
-            targets = (kwargs.get("decoder_input_ids"), kwargs.get("decoder_inputs_embeds"), labels)
+            targets = (kwargs.get("decoder_input_ids"), kwargs.get("decoder_inputs_embeds"), *lengths_from)
             length = next(target.shape[1] for target in targets if target is not None)
             bias = bias.expand(-1, -1, length, -1)
         return bias

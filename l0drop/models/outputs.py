@@ -10,7 +10,8 @@ from l0drop.core.gates import Gates
 
 @dataclass
 class L0DropEncoderOutput(BaseModelOutput):
-    """A memory on its way to the decoder: `last_hidden_state` are its rows, `memory_bias` what attention adds to them.
+    """A memory on its way to the decoder: `last_hidden_state` are its rows, `memory_bias` what attention adds to them,
+    `memory_index` the source position of each, -1 for the zero row and padding.
 
     penalty, dropped, real: [B], each sentence's L0 term, closed test-time gates and real tokens. Per sentence, because
     `generate` repeats every tensor in here for its beams.
@@ -18,6 +19,7 @@ class L0DropEncoderOutput(BaseModelOutput):
 
     global_attentions: tuple[Tensor, ...] | None = None
     memory_bias: Tensor | None = None
+    memory_index: Tensor | None = None
     gates: Gates | None = None
     layer_gates: tuple[Gates, ...] | None = None
     penalty: Tensor | None = None
@@ -46,7 +48,7 @@ class L0DropOutput(Seq2SeqLMOutput):
 
 @dataclass(frozen=True)
 class Explanation:
-    """What was decided for one sentence, padding cut off."""
+    """What was decided for one sentence, padding cut off; `kept` are positions in what is left."""
 
     gates: Tensor
     log_alpha: Tensor | None

@@ -40,9 +40,11 @@ def sparse_class(base: type[PreTrainedModel]) -> type[L0DropModel]:
 def _with_signature(forward: Any, base: type[PreTrainedModel], family: Family) -> Any:
     """`forward` that tells the base's arguments and ours: the Trainer and generate look at names to pass things on."""
 
+    positions = list(inspect.signature(base.forward).parameters)[1:]
+
     @functools.wraps(forward)
     def with_names(self: L0DropModel, *args: Any, **kwargs: Any) -> Any:
-        return forward(self, *args, **kwargs)
+        return forward(self, **dict(zip(positions, args, strict=False)), **kwargs)
 
     own = inspect.signature(forward).parameters
     named = [p for n, p in inspect.signature(base.forward).parameters.items() if n not in own]

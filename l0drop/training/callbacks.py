@@ -10,15 +10,34 @@ from accelerate.utils import extract_model_from_parallel
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
 
 from l0drop.data.whole import write_whole
 
 
-class SteerCallback(TrainerCallback):
-    """For a stock Trainer: moves λ after every optimizer step, towards the target sparsity or along its schedule."""
+class SteerCallback(TrainerCallback, ExportableState):
+    """For a stock Trainer: moves λ after every optimizer step, towards the target sparsity or along its schedule.
+
+    The schedule's state is saved with the Trainer's, so a resumed run goes on with the λ it had.
+    """
+
+    def __init__(self) -> None:
+        self.saved: dict[str, Any] | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if self.saved is not None:
+            _unwrapped(model).schedule.load_state_dict(self.saved)
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        extract_model_from_parallel(model, keep_torch_compile=False).steer()
+        _unwrapped(model).steer()
+        self.saved = _unwrapped(model).schedule.state_dict()
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": {"saved": self.saved}}
+
+
+def _unwrapped(model: Any) -> Any:
+    return extract_model_from_parallel(model, keep_torch_compile=False)
 
 
 class LogFile(TrainerCallback):

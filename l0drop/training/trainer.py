@@ -137,7 +137,6 @@ class L0DropTrainer(Trainer):
         if self.gated and recipe.l0drop is not None and recipe.l0drop.ramp is not None:
             ramp = recipe.l0drop.ramp
             model.schedule = RampedLambda(float(recipe.l0drop.lambda_ or 0), ramp.start, ramp.end)
-            model.lambda_ = model.schedule.value
 
     @property
     def gated(self) -> bool:
@@ -222,18 +221,11 @@ class L0DropTrainer(Trainer):
         """Move λ after an optimizer step, by what all processes have seen."""
         if not self.gated:
             return
-        seen = self.model._seen
-        observed = None
-        if seen is not None:
-            counts = self.accelerator.reduce(
-                torch.stack([torch.as_tensor(n, dtype=torch.float64) for n in seen]), "sum"
-            )
-            observed = float(counts[0] / counts[1])
         validation = None
         target = self.recipe.l0drop.target_sparsity if self.recipe.l0drop else None
         if target is not None and self.state.global_step % self.recipe.train.steer_every == 0:
             validation = self.measure_gates(self.recipe.evaluate.sentences).sparsity
-        self.model.steer(observed, validation=validation)
+        self.model.steer(validation=validation)
 
     @torch.no_grad()
     def measure_gates(self, sentences: int, split: str = "valid") -> SparsityMeter:
@@ -368,7 +360,6 @@ class L0DropTrainer(Trainer):
         self.progress = Progress(**json.loads((checkpoint / STATE).read_text(encoding="utf-8")))
         if self.gated:
             self.model.schedule.load_state_dict(self.progress.schedule)
-            self.model.lambda_ = self.model.schedule.value
 
 
 def decoding(recipe: Recipe) -> dict[str, Any]:

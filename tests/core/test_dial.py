@@ -11,6 +11,10 @@ LENGTHS = (10, 7, 1, 3)
 MASK = torch.arange(10) < torch.tensor(LENGTHS)[:, None]
 
 
+def at(log_alpha: torch.Tensor) -> torch.Tensor:
+    return hard_concrete.test_time_gate(log_alpha, 0.1)
+
+
 def gates(seed: int = 0) -> Gates:
     log_alpha = 4 * torch.randn(4, 10, generator=torch.Generator().manual_seed(seed))
     log_alpha[0, :4] = 1.0  # ties
@@ -18,7 +22,7 @@ def gates(seed: int = 0) -> Gates:
 
 
 def turned(dial: Dial, source: Gates, always: torch.Tensor | None = None, gating: str = "zero") -> torch.Tensor:
-    return dial.turn(source, MASK, gating, 0.1, always).values  # type: ignore[arg-type]
+    return dial.turn(source, MASK, gating, at, always).values  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("share", [0.05, 0.25, 0.35, 0.5, 0.9, 1.0])
@@ -81,7 +85,7 @@ def test_rows_removed_earlier_cannot_be_kept() -> None:
     log_alpha = torch.tensor([[-torch.inf, 1.0, -torch.inf, -9.0]])
     source = Gates(torch.tensor([[0.0, 0.6, 0, 0]]), None, log_alpha)
     mask = torch.ones(1, 4, dtype=torch.bool)
-    values = Dial(keep=1.0).turn(source, mask, "mask", 0.1, None).values
+    values = Dial(keep=1.0).turn(source, mask, "mask", at, None).values
     assert values.tolist() == [[0, pytest.approx(0.6), 0, 1]]
 
 
@@ -99,4 +103,6 @@ def test_bad_settings_are_refused_by_name() -> None:
         turned(Dial(max_memory=1), gates())
     with pytest.raises(ValueError, match="dial: this gate has no log α"):
         turned(Dial(keep=0.5), Gates(MASK.float()))
-    assert turned(Dial(dense=True), Gates(MASK.float())) is not None
+    assert torch.equal(turned(Dial(dense=True), Gates(MASK.float())), MASK.float())
+    with pytest.raises(ValueError, match="keep: expected one share, or one for each of 4 sentences, got 3"):
+        turned(Dial(keep=torch.tensor([0.5, 0.5, 0.5])), gates())

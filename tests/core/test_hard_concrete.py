@@ -42,9 +42,8 @@ def test_thresholds_of_the_test_time_gate_are_exact(dtype: torch.dtype, epsilon:
     at = torch.tensor([-edge, edge], dtype=dtype)
     assert hc.test_time_gate(at, epsilon).tolist() == [0.0, 1.0]
     inside = torch.nextafter(at, torch.zeros_like(at))
-    just_open, just_below_one = hc.test_time_gate(inside, epsilon).tolist()
+    just_open, _ = hc.test_time_gate(inside, epsilon).tolist()
     assert just_open > 0
-    assert just_below_one <= 1
     assert hc.closed(at, epsilon).tolist() == [True, False]
     assert hc.closed(inside, epsilon).tolist() == [False, False]
     grid = torch.linspace(-6, 6, 10_001, dtype=dtype)
@@ -104,10 +103,3 @@ def test_keyed_noise_is_uniform_and_uncorrelated(dtype: torch.dtype) -> None:
     ):
         correlation = float(torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1])
         assert abs(correlation) < 0.005, "five standard deviations at a million pairs"
-
-
-def test_keyed_noise_never_reaches_the_ends() -> None:
-    """The largest and smallest integer must both map inside (0, 1), where logit is finite."""
-    for dtype, digits in ((torch.float32, 23), (torch.float64, 52)):
-        ends = (torch.tensor([0, 2**digits - 1]).to(dtype) + 0.5) * 2.0**-digits
-        assert 0 < ends[0] < ends[1] < 1

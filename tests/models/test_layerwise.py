@@ -110,6 +110,33 @@ def test_penalty_is_the_sum_over_layers(gating: str) -> None:
         torch.testing.assert_close(opened[1].open_probability[alive], opened[0].open_probability[alive])
 
 
+def test_open_probabilities_multiply_in_training_too() -> None:
+    """Whatever the samples closed: with constant gates the second's is the product, on every real row."""
+    model, batch = layered("bart", "mask").train(), zoo.ragged_batch()
+    for gate, bias in zip((*model.inner_gates, model.gate), (0.0, -0.5), strict=True):
+        torch.nn.init.zeros_(gate.weight)
+        torch.nn.init.constant_(gate.bias, bias)
+    output = model(**batch, labels=LABELS)
+    inner, last = output.layer_gates
+    first, second = (hard_concrete.open_probability(torch.tensor(b).double(), 2 / 3, 0.1) for b in (0.0, -0.5))
+    real = batch["attention_mask"].bool()
+    assert bool(((inner.values == 0) & real).any()), "samples did close rows"
+    torch.testing.assert_close(last.open_probability[real], (first * second).expand(int(real.sum())))
+    torch.testing.assert_close(output.penalty, first + first * second)
+
+
+@pytest.mark.parametrize("gating", ["zero", "mask"])
+def test_sparsity_seen_in_training_is_that_of_the_test_time_gates(gating: str) -> None:
+    model, batch = layered("marian", gating), zoo.ragged_batch()
+    with torch.no_grad():
+        for bias in (0.0, 50.0, -50.0):
+            for gate in (*model.inner_gates, model.gate):
+                gate.weight.zero_()
+                gate.bias.fill_(bias)
+            seen = [float(model.train(mode)(**batch, labels=LABELS).sparsity) for mode in (True, False)]
+            assert seen[0] == pytest.approx(seen[1], abs=1e-6), bias
+
+
 @pytest.mark.parametrize("gating", ["zero", "mask"])
 def test_training_reaches_every_gate_with_and_without_checkpointing(gating: str) -> None:
     batch = zoo.ragged_batch()

@@ -27,6 +27,7 @@ from tests.models import zoo
         ({"penalty": "max"}, "penalty: expected mean or sum"),
         ({"start": "open"}, "start: expected a number or None"),
         ({"always_keep": ["the"]}, "always_keep: expected a list of token ids"),
+        ({"always_keep": 2}, "always_keep: expected a list of token ids"),
         ({"gate_args": 3}, "gate_args: expected a mapping"),
         ({"layerwise": 1}, "layerwise: expected True or False"),
         ({"enabled": "no"}, "enabled: expected True or False"),
@@ -46,8 +47,12 @@ def test_config_values(values: dict[str, object], message: str) -> None:
 def test_config_fields() -> None:
     with pytest.raises(AttributeError, match="no field 'lamda'.*lambda_"):
         L0DropConfig().lamda = 0.3
-    assert L0DropConfig().lambda_ == 0.3
-    assert L0DropConfig(target_sparsity=0.4).lambda_ is None
+    assert sparsify(zoo.build("marian"), L0DropConfig()).lambda_ == 0.3, "the paper's, where nothing is said"
+    assert sparsify(zoo.build("marian"), L0DropConfig(lambda_=0.0)).lambda_ == 0.0
+    config = L0DropConfig()
+    config.gating = "mask"  # free until a model has it
+    config.target_sparsity = 0.5
+    assert sparsify(zoo.build("marian"), config).config.l0drop.target_sparsity == 0.5
 
 
 def test_an_unsupported_model() -> None:
@@ -90,8 +95,8 @@ class Returns(Gate):
         (torch.ones(6, 24), "gate: Returns.forward must return Gates, got Tensor"),
         (Gates(torch.ones(6, 23)), r"Gates.values: expected shape \(6, 24\)"),
         (Gates(torch.ones(6, 24, 1)), r"Gates.values: expected shape \(6, 24\)"),
-        (Gates(torch.full((6, 24), 1.01)), r"Gates.values: a gate lies in \[0, 1\]"),
-        (Gates(torch.full((6, 24), -0.5)), r"Gates.values: a gate lies in \[0, 1\]"),
+        (Gates(torch.full((6, 24), 1.01)), r"Gates.values: must lie in \[0, 1\]"),
+        (Gates(torch.full((6, 24), -0.5)), r"Gates.values: must lie in \[0, 1\]"),
         (Gates(torch.ones(6, 24)), "padding must have gate 0"),
     ],
 )
@@ -137,7 +142,7 @@ def test_decoding_with_another_gating_than_trained(tmp_path: Path) -> None:
 
 def test_attention_that_cannot_take_a_bias() -> None:
     model = sparsify(zoo.build("marian"))
-    model.config._attn_implementation = "flash_attention_2"
+    model.get_decoder().config._attn_implementation = "flash_attention_2"
     with pytest.raises(ValueError, match="attn_implementation: 'flash_attention_2' cannot add a bias.*sdpa"):
         model.generate(**zoo.ragged_batch())
 

@@ -8,6 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from l0drop import Gate, Gates, L0DropConfig, register_gate, sparsify
+from l0drop.core.gates import LearnedGate
 from l0drop.models.sparsify import sparse_class
 from tests.models import zoo
 
@@ -138,3 +139,59 @@ def test_layerwise_models_save_their_inner_gates(tmp_path: Path) -> None:
     assert torch.equal(loaded.generate(**batch, max_new_tokens=8), model.generate(**batch, max_new_tokens=8))
     assert [e.kept for e in loaded.explain(**batch)] == [e.kept for e in model.explain(**batch)]
     assert any(len(e.kept) < len(e.gates) for e in model.explain(**batch))
+
+
+def test_a_replaced_learned_gate_comes_back_as_it_was(tmp_path: Path) -> None:
+    batch = zoo.ragged_batch()
+    for name, model in (
+        ("t5", sparsify(zoo.build("t5"))),
+        ("epsilon", sparsify(zoo.build("marian"), L0DropConfig(epsilon=0.3))),
+    ):
+        model.gate = LearnedGate(zoo.WIDTH)
+        zoo.spread_gates(model)
+        model.save_pretrained(tmp_path / name)
+        loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / name)
+        assert (loaded.gate.normalize, loaded.gate.epsilon) == (False, 0.1)
+        assert [e.kept for e in loaded.explain(**batch)] == [e.kept for e in model.explain(**batch)]
+
+
+@register_gate("test-inside")
+class Inside(Gate):
+    """All of its parameters are in a module inside it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.project = torch.nn.Linear(width, 1)
+        torch.nn.init.constant_(self.project.bias, 5.0)
+
+    def forward(self, encodings, mask, input_ids=None, hints=None):  # type: ignore[no-untyped-def]
+        return Gates(torch.sigmoid(self.project(encodings)).squeeze(-1) * mask)
+
+
+def test_a_gate_starts_as_its_constructor_says(tmp_path: Path) -> None:
+    base = zoo.build("marian")
+    base.save_pretrained(tmp_path)
+    config = L0DropConfig(gate="test-inside")
+    for model in (
+        sparsify(base, config),
+        sparse_class(type(base))(sparsify(base, config).config),
+        sparse_class(type(base)).from_pretrained(tmp_path, l0drop=config),
+    ):
+        assert model.gate.project.bias.item() == 5.0
+
+
+def test_an_override_at_load_changes_what_it_names_and_nothing_else(tmp_path: Path) -> None:
+    config = L0DropConfig(epsilon=0.3, always_keep=(5,), lambda_=0.7)
+    sparsify(zoo.build("marian"), config).save_pretrained(tmp_path)
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, l0drop={"enabled": False}).config.l0drop
+    assert (loaded.enabled, loaded.epsilon, loaded.always_keep, loaded.lambda_) == (False, 0.3, (5,), 0.7)
+
+
+def test_models_share_weights_and_nothing_else() -> None:
+    config, base = L0DropConfig(), zoo.build("marian")
+    one, other = sparsify(base, config), sparsify(base, config)
+    one.generation_config.num_beams = 7
+    one.config.l0drop.enabled = False
+    assert base.generation_config.num_beams != 7
+    assert other.config.l0drop.enabled
+    assert config.enabled

@@ -84,7 +84,7 @@ def test_a_ramp_moves_lambda_with_the_steps() -> None:
         seen.append(model.lambda_)
         model(**batch).loss.backward()
         model.steer()
-    assert seen[1:4] == [pytest.approx(0.02 * i) for i in (1, 2, 3)]
+    assert seen[:4] == [pytest.approx(0.02 * i) for i in range(4)]
     assert model.lambda_ == pytest.approx(0.2)
 
 
@@ -95,8 +95,6 @@ def test_steer_without_a_value_takes_what_was_seen_since_the_last_step() -> None
         model.gate.bias.fill_(-2.0)
     first, second = (model(**batch) for batch in task.batches(2, seed=5, size=8))
     expected = [float(out.sparsity) for out in (first, second)]
-    tokens = [int((out.gates.log_alpha != 0).sum()) for out in (first, second)]
-    assert min(tokens) > 0
     model.steer()
     assert min(expected) <= model.schedule.average <= max(expected)
     model.steer()

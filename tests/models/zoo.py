@@ -1,5 +1,7 @@
 """Tiny models of every supported family, with sharp attention and non-zero biases, so that mistakes show."""
 
+import copy
+
 import torch
 import transformers as hf
 
@@ -37,21 +39,22 @@ _T5 = {
 }
 _LED = {"max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 64, "attention_window": 8}
 
-_BUILDERS = {
-    "marian": lambda: hf.MarianMTModel(
+_FAMILIES = {
+    "marian": (
+        hf.MarianMTModel,
         hf.MarianConfig(
             **_COMMON, **_POSITIONS, decoder_vocab_size=VOCABULARY, activation_function="relu", scale_embedding=True
-        )
+        ),
     ),
-    "bart": lambda: hf.BartForConditionalGeneration(hf.BartConfig(**_COMMON, **_POSITIONS)),
-    "mbart": lambda: hf.MBartForConditionalGeneration(hf.MBartConfig(**_COMMON, **_POSITIONS)),
-    "m2m100": lambda: hf.M2M100ForConditionalGeneration(hf.M2M100Config(**_COMMON, **_POSITIONS)),
-    "pegasus": lambda: hf.PegasusForConditionalGeneration(hf.PegasusConfig(**_COMMON, **_POSITIONS)),
-    "t5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(**_T5)),
-    "mt5": lambda: hf.MT5ForConditionalGeneration(hf.MT5Config(**_T5)),
-    "led": lambda: hf.LEDForConditionalGeneration(hf.LEDConfig(**_COMMON, **_LED)),
+    "bart": (hf.BartForConditionalGeneration, hf.BartConfig(**_COMMON, **_POSITIONS)),
+    "mbart": (hf.MBartForConditionalGeneration, hf.MBartConfig(**_COMMON, **_POSITIONS)),
+    "m2m100": (hf.M2M100ForConditionalGeneration, hf.M2M100Config(**_COMMON, **_POSITIONS)),
+    "pegasus": (hf.PegasusForConditionalGeneration, hf.PegasusConfig(**_COMMON, **_POSITIONS)),
+    "t5": (hf.T5ForConditionalGeneration, hf.T5Config(**_T5)),
+    "mt5": (hf.MT5ForConditionalGeneration, hf.MT5Config(**_T5)),
+    "led": (hf.LEDForConditionalGeneration, hf.LEDConfig(**_COMMON, **_LED)),
 }
-FAMILIES = tuple(_BUILDERS)
+FAMILIES = tuple(_FAMILIES)
 BOTH_ATTENTIONS = [(name, kind) for name in FAMILIES for kind in ("sdpa", "eager") if (name, kind) != ("led", "sdpa")]
 """Every family with the attention implementations it has: LED knows only its own, which counts as eager."""
 
@@ -59,7 +62,11 @@ BOTH_ATTENTIONS = [(name, kind) for name in FAMILIES for kind in ("sdpa", "eager
 def build(family: str, attention: str | None = None, seed: int = 0) -> hf.PreTrainedModel:
     """A random model in eval mode whose attention is peaked and whose every bias is non-zero."""
     torch.manual_seed(seed)
-    model = _BUILDERS[family]().eval()
+    model_class, config = _FAMILIES[family]
+    config = copy.deepcopy(config)
+    if attention is not None and family != "led":
+        config._attn_implementation = attention  # before the model is built: T5's halves copy it
+    model = model_class(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
@@ -70,9 +77,6 @@ def build(family: str, attention: str | None = None, seed: int = 0) -> hf.PreTra
                 parameter.normal_(0, 1.0 / WIDTH**0.5 if family == "marian" else 1.0)
             elif parameter.dim() == 2:
                 parameter.normal_(0, 1.5 / parameter.shape[1] ** 0.5)
-    if attention is not None and family != "led":
-        model.set_attn_implementation(attention)
-        assert model.config._attn_implementation == attention
     return model
 
 
