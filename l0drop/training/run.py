@@ -71,8 +71,9 @@ def prepare(
     """Tokenizer and corpora of a run; the main process of each machine makes them, the others wait."""
     quiet_libraries()
     console = console or Console(stderr=True)
-    say = (lambda text: console.print(f"[dim]{text}[/]")) if PartialState().is_main_process else (lambda text: None)
-    with PartialState().main_process_first():
+    processes = PartialState(cpu=not torch.cuda.is_available())
+    say = (lambda text: console.print(f"[dim]{text}[/]")) if processes.is_main_process else (lambda text: None)
+    with processes.main_process_first():
         folder = open_run(recipe, runs)
         tokenizers = build_tokenizers(recipe, folder, say)
         corpora = build_corpora(recipe, folder, tokenizers, say, progress)
