@@ -4,6 +4,7 @@ Shapes: B sentences, N source positions, D model width. Masks are True on real t
 """
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,6 +15,10 @@ from l0drop.core import hard_concrete
 
 NOISE = "noise"
 """The hint under which a training model hands its gates the uniforms to sample with, [B, N] in [0, 1)."""
+
+
+LIMIT = math.log(100)
+"""In training gates are sampled from log α within ±ln 100, where Louizos et al.'s own code keeps it."""
 
 
 class Gates(NamedTuple):
@@ -128,10 +133,12 @@ class LearnedGate(Gate):
             log_alpha_BN = self.log_alpha(hard_concrete.wide(encodings))
             if self.training:
                 noise_BN = torch.rand_like(log_alpha_BN) if hints is None or NOISE not in hints else hints[NOISE]
-                values_BN = hard_concrete.sample(log_alpha_BN, noise_BN, self.beta, self.epsilon)
+                sampled_from = hard_concrete.bounded(log_alpha_BN, LIMIT)
+                values_BN = hard_concrete.sample(sampled_from, noise_BN, self.beta, self.epsilon)
+                open_BN = hard_concrete.open_probability(sampled_from, self.beta, self.epsilon)
             else:
                 values_BN = self.at(log_alpha_BN)
-            open_BN = hard_concrete.open_probability(log_alpha_BN, self.beta, self.epsilon)
+                open_BN = hard_concrete.open_probability(log_alpha_BN, self.beta, self.epsilon)
             return Gates(values_BN * mask, open_BN * mask, log_alpha_BN)
 
     def log_alpha(self, x_BND: Tensor) -> Tensor:

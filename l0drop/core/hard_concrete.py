@@ -8,6 +8,7 @@ have any shape.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,6 +54,30 @@ def closed_probability(log_alpha: Tensor, beta: float, epsilon: float) -> Tensor
 def open_probability(log_alpha: Tensor, beta: float, epsilon: float) -> Tensor:
     """P(gate ≠ 0) = 1 - P(gate = 0), the term of the penalty (Eq. 10), accurate where it is tiny."""
     return torch.sigmoid(wide(log_alpha) + beta * threshold(epsilon))
+
+
+def bounded(log_alpha: Tensor, limit: float) -> Tensor:
+    """log α clipped to ±`limit`, with a gradient that can always lead back inside.
+
+    Beyond the limit a gate is open or closed in nearly every sample and gets almost no gradient any more: it would
+    wander off and never return. Outside, steps that would lead further out are stopped and the others pass.
+    """
+    return _Bounded.apply(log_alpha, limit)
+
+
+class _Bounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, log_alpha: Tensor, limit: float) -> Tensor:
+        ctx.save_for_backward(log_alpha)
+        ctx.limit = limit
+        return log_alpha.clamp(-limit, limit)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (log_alpha,) = ctx.saved_tensors
+        # descent moves against the gradient: above the limit a negative one would move further up
+        outward = ((log_alpha > ctx.limit) & (gradient < 0)) | ((log_alpha < -ctx.limit) & (gradient > 0))
+        return gradient.masked_fill(outward, 0), None
 
 
 def keyed_uniforms(key_B: Tensor, position_BN: Tensor, stream: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

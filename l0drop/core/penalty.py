@@ -84,9 +84,9 @@ class SteeredLambda(LambdaSchedule):
     a lag, so by the time the error is gone λ is too large and the sparsity swings around the target. The proportional
     term answers to the error's change and cancels that lag.
 
-    Velocity form: each step adds  gain · (kp · change of the error + ki · error)  to λ and clips λ to [0, max_lambda].
-    What is clipped is the only state that accumulates, so nothing winds up while λ rests at a bound. Steps scale with
-    max(λ, `scale`), so that targets which need λ = 0.2 and λ = 20 are approached at a like pace.
+    Velocity form: each step adds  max(λ, `scale`) · (kp · change of the error + ki · error)  to λ and clips it to
+    [0, max_lambda]. What is clipped is the only state that accumulates, so nothing winds up while λ rests at a bound.
+    Steps in proportion to λ approach targets that need λ = 0.2 and λ = 20 at a like pace.
 
     The error is taken against a setpoint that rises linearly from 0 to the target over `ramp` steps. What is measured
     is a moving average over training batches, corrected by its difference to the last validation measurement.

@@ -1,7 +1,6 @@
 """The text that a recipe names, as a stream of pairs."""
 
 import hashlib
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -69,8 +68,7 @@ class ToyText:
         corpus = self.corpus
         if corpus.toy == "translation":
             return toy.translation_split(corpus.split, corpus.pairs, corpus.seed)
-        seed = zlib.crc32(f"{corpus.split} {corpus.seed}".encode())  # splits are drawn alike, from seeds of their own
-        return toy.documents(corpus.pairs, seed, reports=corpus.reports)
+        return toy.documents_split(corpus.split, corpus.pairs, corpus.seed, reports=corpus.reports)
 
     def inputs(self) -> list[dict[str, Any]]:
         # the first pairs tell a change of the grammar

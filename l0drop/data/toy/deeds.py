@@ -1,0 +1,205 @@
+"""What somebody does or is."""
+
+from l0drop.data.toy.chance import weighted, zipf
+from l0drop.data.toy.clauses import Adjunct, Clause, prepositional, relative
+from l0drop.data.toy.lexicon import ACC, BE, MANY, MASCULINE, NEUTER, NOM, NOUNS, VERBS, Adjective, Verb, listed
+from l0drop.data.toy.phrases import GAP, Nominal, Phrase
+from l0drop.data.toy.scene import ADJECTIVE_TABLE, KIN, KINDS, STATE_TABLE, UNOWNED, Scene, read_adjuncts
+
+PLACES = "BNLYOHD"  # kinds of nouns
+VERB_TABLE = {frame: zipf(list(verbs.values())) for frame, verbs in VERBS.items()}
+# What one does to a thing, by its kind, and for a person.
+DOES_TO = {k: zipf([v for v in VERBS["accusative"].values() if k in v.objects and not v.light]) for k in KINDS}
+HELPS = [verb for verb in VERBS["dative"].values() if verb.subjects[0] == "P"]
+_FRAMES = zipf(listed("accusative prepositional motion double position dative copula placement intransitive"), 96)
+_TENSES = {
+    "present": weighted(
+        {
+            "present": 9,
+            "progressive": 2,
+            "can": 2,
+            "must": 1,
+            "should": 1,
+            "may": 1,
+            "want": 2,
+            "would like": 1,
+            "will": 2,
+        }
+    ),
+    "past": weighted({"past": 10, "perfect": 4, "was progressive": 1, "could": 1, "wanted": 1}),
+}
+_PLAIN_TENSES = {  # of clauses that stand beside another
+    "present": weighted({"present": 8, "can": 1, "must": 1, "want": 1}),
+    "past": weighted({"past": 9, "could": 1, "wanted": 1}),
+}
+_STATE_TENSES = {"present", "past", "perfect", "will"}
+_FREQUENCIES = zipf(
+    list(
+        read_adjuncts("""often | RB | oft
+            always | RB | immer
+            never | RB | nie
+            sometimes | RB | manchmal
+            rarely | RB | selten
+            usually | RB | meistens""").values()
+    ),
+    64,
+)
+_ALREADY = read_adjuncts("already | RB | schon")["already"]
+_DEGREES = [Adjunct([], "")] * 3 + [Adjunct([("very", "RB")], "sehr "), Adjunct([("too", "RB")], "zu ")]
+_COMPARED = {
+    k: sorted({a for a in table if a.comparative}, key=lambda a: a.token) for k, table in ADJECTIVE_TABLE.items()
+}
+_OWNED = [
+    *sorted(KIN, key=lambda noun: noun.german),
+    *(NOUNS[w] for w in listed("friend dog cat horse car house boss coat")),
+]
+_ROLES = zipf([n for n in NOUNS.values() if n.kind == "P" and n not in KIN | UNOWNED and n is not NOUNS["child"]])
+
+
+def predicate(adjective: Adjective, degree: Adjunct = _DEGREES[0]) -> Adjunct:
+    """Say of something that it is so, or very so."""
+    return Adjunct([*degree.tokens, adjective.token], degree.german + adjective.german)
+
+
+def is_universal(phrase: Phrase | None) -> bool:
+    """Tell whether the phrase is about every one of its kind."""
+    return isinstance(phrase, Nominal) and phrase.determiner in ("every", "all the")
+
+
+class Narrator(Scene):
+    """Draws clauses."""
+
+    def _subject(self, verb: Verb) -> Phrase:
+        if verb.subjects[0] != "P" or (len(verb.subjects) > 1 and self._r() < 0.4):
+            return self.nominal(verb.subjects.lstrip("P"), definite=self._r() < 0.7)
+        subject = self.someone()
+        if isinstance(subject, Nominal) and self._r() < 0.12:
+            self._relate(subject)
+        return subject
+
+    def _object(self, verb: Verb, subject: Phrase, *, definite: bool = False) -> Phrase:
+        kinds = verb.objects
+        if kinds == "P" or (kinds[0] == "P" and self._r() < 0.35):
+            person = self.someone(beside=subject)
+            return person if person.definite or not definite else self.nominal("P", definite=True)
+        return self.nominal(kinds, definite=definite)
+
+    def _relate(self, head: Nominal) -> None:
+        """Hang a relative clause on a noun."""
+        if head.determiner == "every" or head.of:
+            return
+        u, gap, group = self._r(), GAP[head.gender], self._pick(("present", "past"))
+        if u < 0.2 and head.kind == "P":
+            owned = Nominal("whose dessen" if head.gender in (MASCULINE, NEUTER) else "whose deren", self._pick(_OWNED))
+            adjective = self._pick(STATE_TABLE[owned.kind])
+            relative(head, Clause(owned, BE, group, predicate=predicate(adjective)), "owner")
+        elif u < 0.6 and head.kind == "P":
+            relative(head, self.clause(group, subject=gap, short=True), "subject")
+        elif u < 0.8:
+            verb = self._pick(DOES_TO[head.kind])
+            tense = self._tense(group, verb, plain=True)
+            adjuncts = () if verb.stative else self._adjuncts_for(tense, 0.25)
+            relative(head, Clause(self._plain_subject(), verb, tense, accusative=gap, adjuncts=adjuncts), "accusative")
+        elif head.kind == "P":
+            verb = self._pick(HELPS)
+            relative(head, Clause(self._plain_subject(), verb, group, dative=gap), "dative")
+        else:
+            adjective = self._pick(STATE_TABLE[head.kind])
+            relative(head, Clause(gap, BE, group, predicate=predicate(adjective)), "subject")
+
+    def _tense(self, group: str, verb: Verb, *, plain: bool = False) -> str:
+        tense = self._pick((_PLAIN_TENSES if plain else _TENSES)[group])
+        return group if (verb.stative or verb.subjects[0] != "P") and tense not in _STATE_TENSES else tense
+
+    def clause(self, group: str, *, subject: Phrase | None = None, short: bool = False, act: bool = False) -> Clause:
+        """Draw a clause about the present or the past.
+
+        A short one has few adjuncts, a simple tense, and no relative clause at its end; an act is no state, and no
+        denial.
+        """
+        r = self._r
+        frame = self._pick(_FRAMES)
+        if frame == "copula" and not act:
+            return self._copula(group, subject)
+        table = VERB_TABLE[frame if frame != "copula" else "accusative"]
+        verb = self._pick(table)
+        while (subject is not None and verb.subjects[0] != "P") or (act and verb.stative):
+            verb = self._pick(table)
+        c = Clause(subject or self._subject(verb), verb, self._tense(group, verb, plain=short))
+        closed = self._complement(c, frame, extend=not short)
+        if c.tense == group and not act:
+            u = r()
+            if u < 0.12 and self._deny(c):
+                return c
+            if u < 0.22 and not short and not verb.stative:
+                c.adverb = self._pick(_FREQUENCIES)
+                return c
+        if c.tense == "perfect" and not verb.stative and r() < 0.3:
+            c.adverb = _ALREADY
+        elif not closed and not verb.stative:
+            if c.accusative is not None and c.accusative.kind in PLACES:
+                frame = "placement"  # a place needs no other place
+            c.adjuncts = self._adjuncts_for(c.tense, 0.2 if short else 0.6, frame)
+            if verb.benefits and r() < 0.12:
+                person = self.nominal("P", definite=True, simple=True)
+                c.adjuncts = (prepositional("for", "für", ACC, person), *c.adjuncts)
+        return c
+
+    def _complement(self, c: Clause, frame: str, *, extend: bool) -> bool:
+        """Draw what the verb asks for; tell whether it ends in a relative clause, which would take what follows."""
+        r, verb = self._r, c.verb
+        last: Phrase | None = None
+        if verb.german_preposition:
+            last = self._object(verb, c.subject)
+        elif frame == "double":
+            c.accusative, c.dative = self.nominal(verb.objects, simple=True), self._receiver(c.subject)
+            c.to = verb.needs_to or r() < 0.35 or c.accusative.tokens[0][1] not in ("DT", "PRP$", "CD")
+        elif frame == "dative":
+            c.dative = self._object(verb, c.subject, definite=True)
+        elif frame == "motion":
+            c.predicate = self._goal(verb)
+        elif frame == "position":
+            c.predicate = self._place(verb.objects)
+        elif frame == "placement":
+            c.accusative, c.predicate = self.nominal(verb.objects, simple=True), self._target(verb)
+        elif verb.objects:
+            last = c.accusative = self._object(verb, c.subject)
+        if extend and isinstance(last, Nominal) and r() < 0.16:
+            self._relate(last)
+        if last is not None and verb.german_preposition:
+            c.predicate = prepositional(verb.english_preposition, verb.german_preposition, verb.object_case, last)
+        return last is not None and bool(last.relative)
+
+    def _deny(self, c: Clause) -> bool:
+        """Negate a clause, unless "every" or "all" would make it unclear what is denied."""
+        thing = c.accusative
+        if any(is_universal(phrase) for phrase in (c.subject, c.dative, thing)):
+            return False
+        c.negated = True
+        if isinstance(thing, Nominal) and not thing.definite:
+            word = "any" if thing.plural or thing.noun.mass else "a"
+            c.accusative = Nominal(word, thing.noun, thing.adjectives, plural=thing.plural)
+        return True
+
+    def _copula(self, group: str, subject: Phrase | None) -> Clause:
+        """Draw what somebody or something is."""
+        r = self._r
+        if subject is None:
+            subject = self.someone() if r() < 0.45 else self.nominal("TRMVKCSDBNLYOHIEF", definite=True)
+        kind, u = subject.kind, r()
+        c = Clause(subject, BE, group)
+        if u < 0.2 and _COMPARED[kind] and not subject.pronoun:
+            other = self.nominal(kind, definite=True, simple=True)
+            english, german = self._pick(_COMPARED[kind]).comparative
+            c.predicate = Adjunct(
+                [(english, "JJR"), ("than", "IN"), *other.tokens], f"{german} als {other.german(NOM)}"
+            )
+        elif u < 0.38 and kind == "P" and subject.agreement != MANY:
+            role = Nominal("a", self._pick(_ROLES), (self._pick(ADJECTIVE_TABLE["P"]),) if r() < 0.6 else ())
+            c.negated = r() < 0.3
+            c.predicate = Adjunct(role.tokens, role.denied(NOM) if c.negated else role.german(NOM), denies=c.negated)
+        else:
+            degree = self._pick(_DEGREES)
+            c.predicate = predicate(self._pick(STATE_TABLE[kind]), degree)
+            c.negated = r() < 0.12 and not degree.tokens
+        return c

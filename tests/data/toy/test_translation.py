@@ -1,0 +1,134 @@
+"""The translation corpus: German that a checker of its own agrees with, and shards."""
+
+import re
+
+import pytest
+
+from l0drop.data.toy import translation, translation_split
+from l0drop.data.toy.lexicon import ADJECTIVES, NOUNS, VERBS
+
+# --- a checker of its own ---------------------------------------------------------------------------------------------
+# Nouns whose singular is no plural form, and the only endings that an article and an adjective may have before them.
+
+GENDERS = {
+    "m": "Mann Tisch Hund Mantel Garten Arzt Brief Bahnhof Vater Plan Hut Wald",
+    "f": "Frau Katze Tür Lampe Schule Kirche Mutter Tochter Zeitung Stadt Küche Idee",
+    "n": "Kind Haus Buch Auto Dorf Pferd Bild Fahrrad Problem Kleid Museum",
+}
+SINGULAR = {
+    "m": "der e|den en|dem en|ein er|einen en|einem en|kein er|keinen en|keinem en",
+    "f": "die e|der en|eine e|einer en|keine e|keiner en",
+    "n": "das e|dem en|ein es|einem en|kein es|keinem en",
+}
+ARTICLES = "der die das den dem ein eine einen einem einer kein keine keinen keinem keiner"
+CASES = {  # the articles that may follow a preposition that has one case
+    "mit": "dem der den einem einer",
+    "zu": "dem der den einem einer",
+    "für": "den die das einen eine ein",
+}
+FINITE = """ist sind bin bist war waren warst hat haben habe hast hatte hatten hattest kann können kannst konnte konnten
+    konntest muss müssen musst will wollen willst wollte wollten wolltest sollte sollten solltest darf dürfen darfst
+    wird werden werde wirst wurde wurden möchte möchten möchtest regnet regnete schneit schneite"""
+
+
+def noun_phrases(text: str) -> list[tuple[str, bool]]:
+    """Find articles with adjective and noun, and tell of each whether they agree; a relative pronoun is no article."""
+    nouns = {noun: gender for gender, words in GENDERS.items() for noun in words.split()}
+    articles = "|".join(ARTICLES.split())
+    pattern = rf"(?<!, )\b(?i:{articles}) [a-zäöüß]+?(?:e|en|er|es|em) (?:{'|'.join(nouns)})\b"
+    found = []
+    for phrase in re.findall(pattern, text):
+        article, adjective_, noun = phrase.split()
+        endings = [
+            entry.split()[1] for entry in SINGULAR[nouns[noun]].split("|") if entry.split()[0] == article.lower()
+        ]
+        stem = adjective_.rstrip("nrsm").removesuffix("e")
+        found.append((phrase, adjective_.removeprefix(stem) in endings))
+    return found
+
+
+def test_articles_and_adjectives_agree() -> None:
+    assert noun_phrases("Die alte Mann sah den kleinen Hund und ein großer Haus.") == [
+        ("Die alte Mann", False),
+        ("den kleinen Hund", True),
+        ("ein großer Haus", False),
+    ]
+    found = [(phrase, agrees) for made in translation(10_000, seed=11) for phrase, agrees in noun_phrases(made.target)]
+    assert [phrase for phrase, agrees in found if not agrees] == []
+    assert len(found) > 1_000
+
+
+def test_prepositions_govern_their_case() -> None:
+    articles = "der|die|das|den|dem|des|ein|eine|einen|einem|einer|eines"
+    pattern = re.compile(rf"\b((?i:{'|'.join(CASES)})) ({articles}) ")
+    found = 0
+    for example in translation(10_000, seed=12):
+        for preposition, article in pattern.findall(example.target):
+            found += 1
+            assert article in CASES[preposition.lower()].split(), example.target
+    assert found > 200
+
+
+def test_subordinate_clauses_have_a_comma_and_end_in_their_verb() -> None:
+    verbs = [v for frame in VERBS.values() for v in frame.values()]
+    finite = {*FINITE.split(), *(v.prefix + form for v in verbs for form in (*v.present, *v.past))}
+    found = 0
+    for example in translation(10_000, seed=13):
+        for clause_ in re.findall(r"(?:^|, )(?:dass|weil|obwohl|ob|bevor|nachdem) ([^,.?]+)(?=[,.?])", example.target):
+            if ", d" not in example.target:  # a relative clause may cut the clause in two
+                found += 1
+                assert clause_.split()[-1] in finite, example.target
+        assert not re.search(r"[^,] (dass|weil|obwohl|bevor|nachdem) ", example.target), example.target
+    assert found > 800
+
+
+# --- the corpus -------------------------------------------------------------------------------------------------------
+
+
+def test_every_shard_is_a_piece_of_the_whole() -> None:
+    whole = list(translation(60, seed=5))
+    assert whole == list(translation(60, seed=5))
+    assert whole[:10] == list(translation(10, seed=5))
+    assert whole[40:55] == list(translation(15, seed=5, start=40))
+    assert whole != list(translation(60, seed=6))
+    far = next(translation(1, seed=5, start=10**12))
+    assert far.source
+
+
+def test_target_is_a_function_of_the_source() -> None:
+    targets: dict[str, str] = {}
+    for example in translation(50_000, seed=3):
+        assert targets.setdefault(example.source, example.target) == example.target
+    assert len(targets) > 49_000
+
+
+def test_words_and_tags_align_with_the_source() -> None:
+    for example in translation(3_000, seed=8):
+        assert len(example.words) == len(example.tags)
+        assert 7 <= len(example.words) <= 27
+        assert example.source[0].isupper() or example.source[0].isdigit()
+        assert example.target[-1] == example.source[-1]
+        assert not re.search(r" [,.?]|,,|  ", example.target), example.target
+        for word, tag in zip(example.words, example.tags, strict=True):
+            assert (word in ".?") == (tag == "."), example
+            assert (word == ",") == (tag == ","), example
+
+
+def test_splits_hardly_overlap() -> None:
+    train = {example.source for example in translation_split("train", 40_000, seed=1)}
+    for split in ("valid", "test"):
+        held_out = [example.source for example in translation_split(split, 2_000, seed=1)]
+        assert sum(source in train for source in held_out) < 0.02 * len(held_out)
+    assert list(translation_split("valid", 5, seed=1)) != list(translation_split("test", 5, seed=1))
+    with pytest.raises(ValueError, match="split"):
+        translation_split("dev", 5, seed=1)  # type: ignore[arg-type]
+
+
+def test_vocabulary_is_open() -> None:
+    def types(n: int) -> int:
+        return len({word for example in translation(n, seed=2) for word in example.words})
+
+    assert types(8_000) > 1.5 * types(2_000)
+    assert len([name for name in NOUNS if " " not in name]) >= 150
+    assert len({v for verbs in VERBS.values() for v in verbs}) >= 60
+    assert len(ADJECTIVES) >= 50
