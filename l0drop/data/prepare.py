@@ -41,8 +41,11 @@ def prepare_corpus(
     documents: bool = False,
     annotator: Annotator | None = None,
     progress: Callable[[int], None] | None = None,
+    instead: Path | None = None,
 ) -> TokenizedCorpus:
     """Tokenize `text` into `out_dir`, or open what is there if it was made from the same text in the same way.
+
+    `instead` is another folder that is opened, and nothing written, if it was.
 
     Lines blank on one side or on both are skipped and counted. With `documents`, neighbouring lines are joined by a
     space as long as both sides stay within their limits; a line blank on both sides ends a document. Sequences longer
@@ -58,6 +61,8 @@ def prepare_corpus(
         "documents": documents,
         "annotator": None if annotator is None else annotator.fingerprint,
     }
+    if instead is not None and _is_made_from(instead, request):
+        return TokenizedCorpus.open(instead)
     if not _is_made_from(out_dir, request):
         with locked(out_dir):
             if not _is_made_from(out_dir, request):  # another process may have written it while this one waited

@@ -68,6 +68,7 @@ def build_corpora(
             max_target=recipe.data.max_target,
             documents=recipe.data.documents,
             progress=progress(split) if progress else None,
+            instead=Path(recipe.model.init) / "data" / split if recipe.model.init is not None else None,
         )
     return corpora
 
@@ -116,6 +117,7 @@ def _teacher_model(recipe: Recipe) -> tuple[PreTrainedModel, str]:
     if name == "init":
         name = recipe.model.init or recipe.model.pretrained or ""
     model = load_dense(name).eval()
+    _check_positions(model, recipe, name)
     return model.to("cuda" if torch.cuda.is_available() else "cpu"), name
 
 
@@ -136,6 +138,7 @@ def build_model(recipe: Recipe, tokenizers: TokenizerPair) -> tuple[Any, PreTrai
     start = recipe.model.init or recipe.model.pretrained
     base = new_transformer(recipe, tokenizers) if start is None else load_dense(start)
     _check_vocabulary(base, tokenizers, start or "model.transformer")
+    _check_positions(base, recipe, start or "model.transformer")
     if recipe.model.dropout is not None:
         _set_dropout(base, recipe.model.dropout)
     teacher = None
@@ -223,6 +226,14 @@ def _check_vocabulary(model: PreTrainedModel, tokenizers: TokenizerPair, name: s
             f"{name}: the model's vocabulary has {rows} entries, but the tokenizer has ids up to {largest}; "
             "they are of different vocabularies"
         )
+
+
+def _check_positions(model: PreTrainedModel, recipe: Recipe, name: str) -> None:
+    positions = getattr(model.config, "max_position_embeddings", None)
+    for key in ("max_source", "max_target"):
+        length = getattr(recipe.data, key)
+        if positions is not None and length > positions:
+            raise ValueError(f"data.{key}: {length} is more than the {positions} positions of {name}; lower it")
 
 
 def _set_dropout(model: PreTrainedModel, rate: float) -> None:

@@ -1,0 +1,77 @@
+"""Every recipe of the project runs: a few steps, on a tiny corpus in its own schema, with tiny sizes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from datasets import Dataset, DatasetDict
+from rich.console import Console
+
+from l0drop.recipe import parse_recipe
+from l0drop.training.run import train
+from tests.snippets import ROOT
+from tests.training import tiny
+
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"), key=lambda path: ("base" not in path.name, path.name))
+SIZES = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 1, "heads": 2, "ffn": 64}
+
+
+def nested(path: str, value: str) -> Any:
+    head, _, rest = path.partition(".")
+    return {head: nested(rest, value) if rest else value}
+
+
+def merged(one: Any, other: Any) -> Any:
+    return {**one, **other, **{k: merged(one[k], other[k]) for k in one.keys() & other.keys()}}
+
+
+def stand_in(corpus: dict[str, Any], folder: Path, seed: int) -> dict[str, Any]:
+    """A small corpus with the keys and the format of a recipe's corpus."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = tiny.write_text(folder, "text", 40, seed)
+    sides = {side: Path(file).read_text(encoding="utf-8").splitlines() for side, file in files.items()}
+    if "source" in corpus:
+        return {key: files[key] for key in corpus}
+    fields = {"source": corpus["source_field"], "target": corpus.get("target_field")}
+    rows = [
+        merged(nested(fields["source"], source), nested(fields["target"], target) if fields["target"] else {})
+        for source, target in zip(sides["source"], sides["target"], strict=True)
+    ]
+    if "jsonl" in corpus:
+        file = folder / "text.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return {**corpus, "jsonl": str(file)}
+    DatasetDict({corpus["split"]: Dataset.from_list(rows)}).save_to_disk(str(folder / "hub"))
+    return {k: v for k, v in {**corpus, "hub": str(folder / "hub")}.items() if k != "config"}
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory, baseline: Path) -> Path:
+    return tmp_path_factory.mktemp("recipes")
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipe(path: Path, workplace: Path, baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workplace)  # recipes name runs/... relative to the working directory
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    seeds = {"train": 1, "valid": 2, "test": 3}
+    for split, seed in seeds.items():
+        if split in values["data"]:
+            values["data"][split] = stand_in(values["data"][split], workplace / path.stem / split, seed)
+    if "transformer" in values["model"]:
+        values["model"]["transformer"] = {**(values["model"]["transformer"] or {}), **SIZES}
+        values["tokenizer"]["vocab_size"] = 90
+    if "pretrained" in values["model"]:
+        values["model"]["pretrained"] = str(baseline / "model")
+        values["data"] |= {"max_source": 64, "max_target": 64}  # the positions that stand-in has
+    changes = {"steps": 2, "save_every": 2, "eval_every": 2, "log_every": 1, "warmup": 1, "batch_tokens": 20_000}
+    values["train"] = {**values["train"], **changes, "average": 1}
+    values["evaluate"] = {**values.get("evaluate", {}), "beams": 1, "sentences": 4, "max_new_tokens": 6}
+    metrics = train(parse_recipe(values, path.name), Path("runs"), Console(quiet=True))
+    assert metrics["steps"] == 2
+    assert ("sparsity" in metrics["valid"]) == ("l0drop" in values)
+    gated = json.loads(Path("runs", values["name"], "model", "config.json").read_text()).get("l0drop")
+    if gated is not None:
+        assert gated["lambda_"] == values["l0drop"].get("lambda_")
