@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup test test-slow check format clean
+.PHONY: setup demo test test-slow check format clean
 
 setup: $(STAMP)
 
@@ -14,6 +14,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(STAMP)
+
+demo: setup
+	$(BIN)/l0drop demo
 
 test: setup
 	$(BIN)/python -m pytest -q -m "not slow"
