@@ -265,10 +265,17 @@ class ToyCorpus(Section):
     seed: Index = 1
     reports: Count = 3
     """How many reports a document holds; `documents` only."""
+    small: Flag = False
+    """Few words and simple sentences, for a model that is trained in a minute; `translation` only."""
 
     @property
     def has_targets(self) -> bool:
         return True
+
+    @_rule
+    def _documents_are_not_small(self) -> Faults:
+        if self.small and self.toy == "documents":
+            yield "small", "is true, but only the toy translation can be small"
 
 
 _CORPORA = (TextCorpus, TsvCorpus, JsonlCorpus, HubCorpus, ToyCorpus)

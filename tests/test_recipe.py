@@ -190,7 +190,7 @@ class TestSchema:
             ),
             (
                 {"toy": "documents", "pairs": 9, "split": "valid"},
-                ToyCorpus(toy="documents", pairs=9, split="valid", seed=1, reports=3),
+                ToyCorpus(toy="documents", pairs=9, split="valid", seed=1, reports=3, small=False),
                 True,
             ),
         ],
@@ -281,6 +281,12 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     (SCRATCH, {"data.valid": {"jsonl": "a", "source_field": "b"}}, "data.valid.target_field", "teacher"),
     (SCRATCH, {"data.test": {"tsv": "a", "target_column": None}}, "data.test.target_column", "teacher"),
     (SCRATCH, {"data.test": {"tsv": "a", "target_column": 0}}, "data.test.target_column", "same as source_column"),
+    (
+        SCRATCH,
+        {"data.test": {"toy": "documents", "pairs": 9, "split": "test", "small": True}},
+        "data.test.small",
+        "only the toy translation",
+    ),
     (SPARSE, {"train.targets": "teacher"}, "train.teacher", "is missing"),
     (SPARSE, {"train.teacher": {"weight": 0}}, "train.teacher.weight", "nothing to do"),
     (SCRATCH, {"train.teacher": {}}, "train.teacher.model", "at random"),

@@ -67,7 +67,7 @@ class ToyText:
         """The pairs with the word classes that the grammar knows."""
         corpus = self.corpus
         if corpus.toy == "translation":
-            return toy.translation_split(corpus.split, corpus.pairs, corpus.seed)
+            return toy.translation_split(corpus.split, corpus.pairs, corpus.seed, small=corpus.small)
         return toy.documents_split(corpus.split, corpus.pairs, corpus.seed, reports=corpus.reports)
 
     def inputs(self) -> list[dict[str, Any]]:

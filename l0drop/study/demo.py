@@ -18,7 +18,6 @@ from transformers import AutoModelForSeq2SeqLM
 from l0drop.data.batches import collate
 from l0drop.data.corpus import TokenizedCorpus
 from l0drop.data.sources import ToyText
-from l0drop.data.tokenizer import load_tokenizers
 from l0drop.data.toy import ToyPair, word_class
 from l0drop.data.whole import write_whole
 from l0drop.decoding.corpus import decode_corpus, encoder_inputs, length_batches
@@ -26,7 +25,7 @@ from l0drop.recipe import Recipe, ToyCorpus, parse_recipe
 from l0drop.study.benchmark import interleaved, ratio
 from l0drop.study.picture import sentences_svg
 from l0drop.study.provenance import provenance
-from l0drop.training.run import train
+from l0drop.training.run import prepare, train
 from l0drop.training.trainer import decoding, scored
 
 CLASSES = ("content", "function", "punctuation", "rest", "end of sentence")
@@ -47,7 +46,7 @@ def demo_recipes(task: str, gating: str, target: float, seed: int, folder: Path)
     """The three experiments. The baseline is trained on without a gate for as long as the gate is trained: the fair
     comparison."""
     documents = task == "documents"
-    toy = {"toy": task, "seed": seed} | ({"reports": 2} if documents else {})
+    toy = {"toy": task, "seed": seed} | ({"reports": 2} if documents else {"small": True})
     common: dict[str, Any] = {
         "task": "summarization" if documents else "translation",
         "seed": seed,
@@ -56,21 +55,25 @@ def demo_recipes(task: str, gating: str, target: float, seed: int, folder: Path)
             "train": {**toy, "pairs": 12_000 if documents else 40_000, "split": "train"},
             "valid": {**toy, "pairs": 200, "split": "valid"},
             "test": {**toy, "pairs": 200 if documents else 400, "split": "test"},
-            "max_source": 320 if documents else 80,
-            "max_target": 64 if documents else 80,
+            "max_source": 320 if documents else 48,
+            "max_target": 64 if documents else 48,
         },
         "evaluate": {"metric": "rouge" if documents else "bleu", "beams": 4, "sentences": 100},
     }
     sizes = {"d_model": 128, "encoder_layers": 2, "decoder_layers": 1, "heads": 4, "ffn": 256, "positions": 512}
     dropouts = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
-    long, short = (700, 300) if documents else (1_000, 400)
-    tokens = 6_000 if documents else 1_200
+    long, short = (700, 400) if documents else (900, 800)
+    tokens = 6_000 if documents else 1_500
     quiet = {"save_every": 10_000, "eval_every": 10_000, "log_every": 100, "batch_tokens": tokens}
-    start = {"steps": long, "learning_rate": 3e-3, "warmup": 200, **quiet}
-    more = {"steps": short, "learning_rate": 1e-3, "schedule": "linear", "warmup": 20, **quiet}
+    start = {"steps": long, "learning_rate": 4e-3, "warmup": 200, **quiet}
+    more = {"steps": short, "learning_rate": 2e-3, "schedule": "linear", "warmup": 20, **quiet}
     init = {"init": str(folder / "baseline")}
     gate = {"gating": gating, "target_sparsity": target, "start": 1.0}
-    new = {"tokenizer": {"vocab_size": 1_500}, "model": {"transformer": {**sizes, **dropouts}}, "train": start}
+    new = {
+        "tokenizer": {"vocab_size": 1_500 if documents else 500},
+        "model": {"transformer": {**sizes, **dropouts}},
+        "train": start,
+    }
     return {
         "baseline": parse_recipe({"name": "baseline", **common, **new}, "demo"),
         "trained-on": parse_recipe({"name": "trained-on", **common, "model": init, "train": more}, "demo"),
@@ -95,8 +98,8 @@ def run_demo(
     say("4/4  decoding on the short and on the dense memory")
     recipe = recipes["sparse"]
     model = AutoModelForSeq2SeqLM.from_pretrained(folder / "sparse" / "model")
-    tokenizers = load_tokenizers(folder / "sparse")
-    corpus = TokenizedCorpus.open(folder / "sparse" / "data" / "test")
+    _, tokenizers, corpora = prepare(recipe, folder, Console(quiet=True))
+    corpus = corpora["test"]
     test = recipe.data.test
     assert isinstance(test, ToyCorpus)
     pairs = list(ToyText(test).pairs())

@@ -1,7 +1,7 @@
 """Seeds, and lists from which a uniform draw is not uniform."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypeVar
 
 T = TypeVar("T")
@@ -29,6 +29,6 @@ def zipf(items: Sequence[T], size: int = 512) -> list[T]:
     return [item for item, weight in zip(items, weights, strict=True) for _ in range(max(1, round(weight * scale)))]
 
 
-def weighted(weights: dict[T, int]) -> list[T]:
+def weighted(weights: Mapping[T, int]) -> list[T]:
     """Repeat items by weight, so that a uniform draw from the list is weighted."""
     return [item for item, weight in weights.items() for _ in range(weight)]

@@ -1,62 +1,20 @@
 """What somebody does or is."""
 
-from l0drop.data.toy.chance import weighted, zipf
+from l0drop.data.toy.chance import zipf
 from l0drop.data.toy.clauses import Adjunct, Clause, prepositional, relative
-from l0drop.data.toy.lexicon import ACC, BE, MANY, MASCULINE, NEUTER, NOM, NOUNS, VERBS, Adjective, Verb, listed
+from l0drop.data.toy.lexicon import ACC, BE, MANY, MASCULINE, NEUTER, NOM, Adjective, Verb, listed
 from l0drop.data.toy.phrases import GAP, Nominal, Phrase
-from l0drop.data.toy.scene import ADJECTIVE_TABLE, KIN, KINDS, STATE_TABLE, UNOWNED, Scene, read_adjuncts
+from l0drop.data.toy.scene import Scene
+from l0drop.data.toy.style import read_adjuncts
 
 PLACES = "BNLYOHD"  # kinds of nouns
-VERB_TABLE = {frame: zipf(list(verbs.values())) for frame, verbs in VERBS.items()}
-# What one does to a thing, by its kind, and for a person.
-DOES_TO = {k: zipf([v for v in VERBS["accusative"].values() if k in v.objects and not v.light]) for k in KINDS}
-HELPS = [verb for verb in VERBS["dative"].values() if verb.subjects[0] == "P"]
 _FRAMES = zipf(listed("accusative prepositional motion double position dative copula placement intransitive"), 96)
-_TENSES = {
-    "present": weighted(
-        {
-            "present": 9,
-            "progressive": 2,
-            "can": 2,
-            "must": 1,
-            "should": 1,
-            "may": 1,
-            "want": 2,
-            "would like": 1,
-            "will": 2,
-        }
-    ),
-    "past": weighted({"past": 10, "perfect": 4, "was progressive": 1, "could": 1, "wanted": 1}),
-}
-_PLAIN_TENSES = {  # of clauses that stand beside another
-    "present": weighted({"present": 8, "can": 1, "must": 1, "want": 1}),
-    "past": weighted({"past": 9, "could": 1, "wanted": 1}),
-}
 _STATE_TENSES = {"present", "past", "perfect", "will"}
-_FREQUENCIES = zipf(
-    list(
-        read_adjuncts("""often | RB | oft
-            always | RB | immer
-            never | RB | nie
-            sometimes | RB | manchmal
-            rarely | RB | selten
-            usually | RB | meistens""").values()
-    ),
-    64,
-)
 _ALREADY = read_adjuncts("already | RB | schon")["already"]
-_DEGREES = [Adjunct([], "")] * 3 + [Adjunct([("very", "RB")], "sehr "), Adjunct([("too", "RB")], "zu ")]
-_COMPARED = {
-    k: sorted({a for a in table if a.comparative}, key=lambda a: a.token) for k, table in ADJECTIVE_TABLE.items()
-}
-_OWNED = [
-    *sorted(KIN, key=lambda noun: noun.german),
-    *(NOUNS[w] for w in listed("friend dog cat horse car house boss coat")),
-]
-_ROLES = zipf([n for n in NOUNS.values() if n.kind == "P" and n not in KIN | UNOWNED and n is not NOUNS["child"]])
+_NO_DEGREE = Adjunct([], "")
 
 
-def predicate(adjective: Adjective, degree: Adjunct = _DEGREES[0]) -> Adjunct:
+def predicate(adjective: Adjective, degree: Adjunct = _NO_DEGREE) -> Adjunct:
     """Say of something that it is so, or very so."""
     return Adjunct([*degree.tokens, adjective.token], degree.german + adjective.german)
 
@@ -73,7 +31,7 @@ class Narrator(Scene):
         if verb.subjects[0] != "P" or (len(verb.subjects) > 1 and self._r() < 0.4):
             return self.nominal(verb.subjects.lstrip("P"), definite=self._r() < 0.7)
         subject = self.someone()
-        if isinstance(subject, Nominal) and self._r() < 0.12:
+        if isinstance(subject, Nominal) and self._style.relatives and self._r() < 0.12:
             self._relate(subject)
         return subject
 
@@ -90,25 +48,27 @@ class Narrator(Scene):
             return
         u, gap, group = self._r(), GAP[head.gender], self._pick(("present", "past"))
         if u < 0.2 and head.kind == "P":
-            owned = Nominal("whose dessen" if head.gender in (MASCULINE, NEUTER) else "whose deren", self._pick(_OWNED))
-            adjective = self._pick(STATE_TABLE[owned.kind])
+            owned = Nominal(
+                "whose dessen" if head.gender in (MASCULINE, NEUTER) else "whose deren", self._pick(self._style.owned)
+            )
+            adjective = self._pick(self._style.state_table[owned.kind])
             relative(head, Clause(owned, BE, group, predicate=predicate(adjective)), "owner")
         elif u < 0.6 and head.kind == "P":
             relative(head, self.clause(group, subject=gap, short=True), "subject")
         elif u < 0.8:
-            verb = self._pick(DOES_TO[head.kind])
+            verb = self._pick(self._style.does_to[head.kind])
             tense = self._tense(group, verb, plain=True)
             adjuncts = () if verb.stative else self._adjuncts_for(tense, 0.25)
             relative(head, Clause(self._plain_subject(), verb, tense, accusative=gap, adjuncts=adjuncts), "accusative")
         elif head.kind == "P":
-            verb = self._pick(HELPS)
+            verb = self._pick(self._style.helps)
             relative(head, Clause(self._plain_subject(), verb, group, dative=gap), "dative")
         else:
-            adjective = self._pick(STATE_TABLE[head.kind])
+            adjective = self._pick(self._style.state_table[head.kind])
             relative(head, Clause(gap, BE, group, predicate=predicate(adjective)), "subject")
 
     def _tense(self, group: str, verb: Verb, *, plain: bool = False) -> str:
-        tense = self._pick((_PLAIN_TENSES if plain else _TENSES)[group])
+        tense = self._pick((self._style.plain_tense_table if plain else self._style.tense_table)[group])
         return group if (verb.stative or verb.subjects[0] != "P") and tense not in _STATE_TENSES else tense
 
     def clause(self, group: str, *, subject: Phrase | None = None, short: bool = False, act: bool = False) -> Clause:
@@ -121,7 +81,7 @@ class Narrator(Scene):
         frame = self._pick(_FRAMES)
         if frame == "copula" and not act:
             return self._copula(group, subject)
-        table = VERB_TABLE[frame if frame != "copula" else "accusative"]
+        table = self._style.verb_table[frame if frame != "copula" else "accusative"]
         verb = self._pick(table)
         while (subject is not None and verb.subjects[0] != "P") or (act and verb.stative):
             verb = self._pick(table)
@@ -132,7 +92,7 @@ class Narrator(Scene):
             if u < 0.12 and self._deny(c):
                 return c
             if u < 0.22 and not short and not verb.stative:
-                c.adverb = self._pick(_FREQUENCIES)
+                c.adverb = self._pick(self._style.frequency_table)
                 return c
         if c.tense == "perfect" and not verb.stative and r() < 0.3:
             c.adverb = _ALREADY
@@ -164,7 +124,7 @@ class Narrator(Scene):
             c.accusative, c.predicate = self.nominal(verb.objects, simple=True), self._target(verb)
         elif verb.objects:
             last = c.accusative = self._object(verb, c.subject)
-        if extend and isinstance(last, Nominal) and r() < 0.16:
+        if extend and self._style.relatives and isinstance(last, Nominal) and r() < 0.16:
             self._relate(last)
         if last is not None and verb.german_preposition:
             c.predicate = prepositional(verb.english_preposition, verb.german_preposition, verb.object_case, last)
@@ -183,23 +143,25 @@ class Narrator(Scene):
 
     def _copula(self, group: str, subject: Phrase | None) -> Clause:
         """Draw what somebody or something is."""
-        r = self._r
+        r, style = self._r, self._style
         if subject is None:
             subject = self.someone() if r() < 0.45 else self.nominal("TRMVKCSDBNLYOHIEF", definite=True)
         kind, u = subject.kind, r()
         c = Clause(subject, BE, group)
-        if u < 0.2 and _COMPARED[kind] and not subject.pronoun:
+        if u < 0.2 and style.comparisons and style.compared_table[kind] and not subject.pronoun:
             other = self.nominal(kind, definite=True, simple=True)
-            english, german = self._pick(_COMPARED[kind]).comparative
+            english, german = self._pick(style.compared_table[kind]).comparative
             c.predicate = Adjunct(
                 [(english, "JJR"), ("than", "IN"), *other.tokens], f"{german} als {other.german(NOM)}"
             )
         elif u < 0.38 and kind == "P" and subject.agreement != MANY:
-            role = Nominal("a", self._pick(_ROLES), (self._pick(ADJECTIVE_TABLE["P"]),) if r() < 0.6 else ())
+            role = Nominal(
+                "a", self._pick(style.roles), (self._pick(self._style.adjective_table["P"]),) if r() < 0.6 else ()
+            )
             c.negated = r() < 0.3
             c.predicate = Adjunct(role.tokens, role.denied(NOM) if c.negated else role.german(NOM), denies=c.negated)
         else:
-            degree = self._pick(_DEGREES)
-            c.predicate = predicate(self._pick(STATE_TABLE[kind]), degree)
+            degree = self._pick(style.degree_table)
+            c.predicate = predicate(self._pick(self._style.state_table[kind]), degree)
             c.negated = r() < 0.12 and not degree.tokens
         return c

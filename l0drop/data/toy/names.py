@@ -1,4 +1,4 @@
-"""Invented names of people and towns, of which there is no end."""
+"""Invented names of people and towns, of which there is no end, unless few are asked for."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -42,14 +42,17 @@ def _invented(rank: int, ends: tuple[str, ...]) -> str:
 class Namer:
     """Draws names from one source of random numbers."""
 
-    def __init__(self, uniform: Callable[[], float]) -> None:
-        self._r = uniform
+    def __init__(self, uniform: Callable[[], float], *, names: int | None = None) -> None:
+        """Draw from `uniform`; with `names`, only so many of each kind, all alike in frequency and without surnames."""
+        self._r, self._names = uniform, names
 
     def _pick(self, items: Sequence[T]) -> T:
         return items[int(self._r() * len(items))]
 
     def _rank(self) -> int:
         """Draw the rank of a name: the first 50 are half of all, and there is no last."""
+        if self._names is not None:
+            return int(self._r() * self._names)
         return int(50 * ((self._r() + 1e-12) ** -1.3 - 1))
 
     def town(self) -> str:
@@ -60,4 +63,5 @@ class Namer:
         """Draw a person's name, with a surname at this chance."""
         gender = FEMININE if self._r() < 0.5 else MASCULINE
         given = _invented(self._rank(), _GIVEN_ENDS[gender])
-        return Name(f"{given} {_invented(self._rank(), _SURNAME_ENDS)}" if self._r() < surname else given, gender)
+        full = self._names is None and self._r() < surname
+        return Name(f"{given} {_invented(self._rank(), _SURNAME_ENDS)}" if full else given, gender)

@@ -1,57 +1,14 @@
 """Who and what a sentence is about, and when, where and how."""
 
-from l0drop.data.toy.chance import zipf
+from collections.abc import Callable
+
 from l0drop.data.toy.clauses import Adjunct, prepositional
-from l0drop.data.toy.lexicon import ACC, ADJECTIVES, DAT, GEN, GERMAN_NUMBERS, NOUNS, Adjective, Noun, Verb, listed
+from l0drop.data.toy.lexicon import ACC, DAT, GEN, GERMAN_NUMBERS, Adjective, Noun, Verb, listed
 from l0drop.data.toy.names import Namer
 from l0drop.data.toy.phrases import PRONOUNS, Nominal, Pair, Phrase
+from l0drop.data.toy.style import FULL, KIN, UNOWNED, Style
 
-KINDS = "PATRFWMVKCSDBNLYOHIJEU"
-NOUN_TABLE = {k: zipf([n for name, n in NOUNS.items() if n.kind == k and " " not in name]) for k in KINDS}
-_COMPOUND_TABLE = {k: [n for name, n in NOUNS.items() if n.kind == k and " " in name] for k in KINDS}
-_COLORS = {c: ADJECTIVES[c] for c in listed("red black white green blue brown yellow")}
-_COLOR_TABLE = {k: [a for a in _COLORS.values() if k in a.kinds] for k in KINDS}
-ADJECTIVE_TABLE = {k: zipf([a for a in ADJECTIVES.values() if k in a.kinds]) for k in KINDS}
-STATE_TABLE = {k: [a for a in table if a.token[0] not in _COLORS] for k, table in ADJECTIVE_TABLE.items()}
-KIN = {NOUNS[word] for word in listed("mother father grandmother grandfather sister brother daughter son aunt uncle")}
-UNOWNED = {NOUNS[word] for word in listed("man woman boy girl king queen witness thief countess")}
-_OWNERS = listed("my your his her our their")
-_NUMBER_TABLE = zipf(list(GERMAN_NUMBERS), 256)
 _SMALL_NUMBERS = list(GERMAN_NUMBERS)[:11]
-
-
-def read_adjuncts(table: str, *, time: bool = False) -> dict[str, Adjunct]:
-    """Read lines of `English words | tags | German`."""
-    rows = [[field.strip() for field in line.split("|")] for line in table.strip().splitlines()]
-    return {en: Adjunct(list(zip(en.split(), tags.split(), strict=True)), de, time) for en, tags, de in rows}
-
-
-_TIMES = {
-    name: list(read_adjuncts(table, time=True).values())
-    for name, table in {
-        "past": """yesterday | NN | gestern
-            last week | JJ NN | letzte Woche
-            last year | JJ NN | letztes Jahr
-            last summer | JJ NN | im letzten Sommer
-            in the morning | IN DT NN | am Morgen
-            in the evening | IN DT NN | am Abend
-            last night | JJ NN | letzte Nacht""",
-        "perfect": """today | NN | heute
-            this week | DT NN | diese Woche
-            this year | DT NN | dieses Jahr""",
-        "present": """today | NN | heute
-            every day | DT NN | jeden Tag
-            every morning | DT NN | jeden Morgen
-            every week | DT NN | jede Woche
-            in the evening | IN DT NN | am Abend""",
-        "future": """tomorrow | NN | morgen
-            today | NN | heute
-            soon | RB | bald
-            next week | JJ NN | nächste Woche
-            next year | JJ NN | nächstes Jahr
-            in the morning | IN DT NN | am Morgen""",
-    }.items()
-}
 _DAYS = [
     Adjunct([("on", "IN"), (english, "NNP")], f"am {german}", time=True)
     for english, german in zip(
@@ -68,15 +25,6 @@ _TIME_GROUP = {
 }
 _SPANS = [("days", "Tagen"), ("weeks", "Wochen"), ("months", "Monaten"), ("years", "Jahren"), ("hours", "Stunden")]
 _TIME_PREPOSITIONS = [("after", "nach", DAT), ("before", "vor", DAT), ("during", "während", GEN)]
-_MANNERS = list(
-    read_adjuncts("""carefully | RB | vorsichtig
-        quickly | RB | schnell
-        secretly | RB | heimlich
-        quietly | RB | leise
-        slowly | RB | langsam
-        immediately | RB | sofort
-        patiently | RB | geduldig""").values()
-)
 _PLACE_PREPOSITIONS = {
     **dict.fromkeys("BNC", ("in", "in")),
     **dict.fromkeys("LYD", ("at", "an")),
@@ -88,23 +36,29 @@ _BESIDE = [("behind", "hinter"), ("next to", "neben"), ("in front of", "vor")]
 class Scene(Namer):
     """Draws the phrases and adjuncts of a clause."""
 
+    def __init__(self, uniform: Callable[[], float], style: Style = FULL) -> None:
+        super().__init__(uniform, names=style.names)
+        self._style = style
+
     def _number(self) -> str:
-        return self._pick(_NUMBER_TABLE) if self._r() < 0.7 else str(int(13 + 10 ** (1 + 2.5 * self._r())))
+        if self._r() < self._style.number_words:
+            return self._pick(self._style.number_table)
+        return str(int(13 + 10 ** (1 + 2.5 * self._r())))
 
     def nominal(self, kinds: str, *, definite: bool = False, simple: bool = False, singular: bool = False) -> Nominal:
         """Draw a noun of one of these kinds with what goes before it, and unless it is to be simple, an owner."""
-        r = self._r
-        kind = kinds[int(r() * len(kinds))]
-        table = _COMPOUND_TABLE[kind]
-        noun = self._pick(table if table and r() < 0.14 else NOUN_TABLE[kind])
+        r, style = self._r, self._style
+        kind = self._pick(style.known(kinds))
+        table = style.compound_table[kind]
+        noun = self._pick(table if table and r() < 0.14 else style.noun_table[kind])
         adjectives: tuple[Adjective, ...] = ()
         u = r()
         if u < 0.42:
-            adjectives = (self._pick(ADJECTIVE_TABLE[kind]),)
-            if u < 0.05 and _COLOR_TABLE[kind]:
-                adjectives = (self._pick(STATE_TABLE[kind]), self._pick(_COLOR_TABLE[kind]))
+            adjectives = (self._pick(style.adjective_table[kind]),)
+            if u < 0.05 and style.two_adjectives and style.color_table[kind]:
+                adjectives = (self._pick(style.state_table[kind]), self._pick(style.color_table[kind]))
         u = r()
-        owner = "the" if noun in UNOWNED or kind in "LYHU" else self._pick(_OWNERS)
+        owner = "the" if noun in UNOWNED or kind in "LYHU" else self._pick(style.owners)
         if noun.mass:
             return Nominal("the" if u < 0.4 else owner if u < 0.55 or definite else "", noun, adjectives)
         if noun in KIN:
@@ -112,42 +66,47 @@ class Scene(Namer):
         if not singular and r() < 0.24:
             if definite or u < 0.55:
                 determiner = "the" if u < 0.36 else "this" if u < 0.42 else "all the" if u < 0.45 else owner
+                determiner = style.determiners.get(determiner, determiner)
                 number = self._number() if determiner == "the" and r() < 0.15 else ""
                 return Nominal(determiner, noun, adjectives, plural=True, number=number)
             if u < 0.75:
                 return Nominal("", noun, adjectives, plural=True, number=self._number())
-            return Nominal("some" if u < 0.8 else "many" if u < 0.86 else "", noun, adjectives, plural=True)
+            determiner = "some" if u < 0.8 else "many" if u < 0.86 else ""
+            return Nominal(style.determiners.get(determiner, determiner), noun, adjectives, plural=True)
         if u < 0.42 or (definite and u < 0.6):
             if not simple and r() < 0.18:
                 return self._extended(noun, adjectives)
             return Nominal("the", noun, adjectives)
         if u < 0.72 and not definite:
             return Nominal("a", noun, adjectives)
-        return Nominal(owner if u < 0.94 or noun in KIN else "this" if u < 0.98 else "every", noun, adjectives)
+        determiner = owner if u < 0.94 or noun in KIN else "this" if u < 0.98 else "every"
+        return Nominal(style.determiners.get(determiner, determiner), noun, adjectives)
 
     def _extended(self, noun: Noun, adjectives: tuple[Adjective, ...]) -> Nominal:
         """Give a definite noun a town, a whole that it is part of, or an owner."""
+        if not self._style.genitives:
+            return Nominal("the", noun, adjectives, owner=None if noun in UNOWNED else self.name())
         u = self._r()
         if noun.kind in "BLO" or (noun.kind == "P" and noun not in KIN and (u < 0.3 or noun in UNOWNED)):
             return Nominal("the", noun, adjectives, origin=self.town())
         if noun.kind in "DSC":
-            return Nominal("the", noun, adjectives, of=Nominal("the", self._pick(NOUN_TABLE["B"])))
+            return Nominal("the", noun, adjectives, of=Nominal("the", self._pick(self._style.noun_table["B"])))
         if u < 0.6:
             return Nominal("the", noun, adjectives, owner=self.name())
-        person = self._pick(NOUN_TABLE["P"])
-        owner = Nominal("the" if person in UNOWNED else self._pick(_OWNERS), person)
+        person = self._pick(self._style.noun_table["P"])
+        owner = Nominal("the" if person in UNOWNED else self._pick(self._style.owners), person)
         return Nominal("the", noun, adjectives, owner=owner)
 
     def someone(self, *, beside: Phrase | None = None) -> Phrase:
         """Draw a person: a pronoun, a name or a noun; beside a subject, no pronoun that would have to be reflexive."""
         u = self._r()
         if u < 0.25:
-            pronouns = ("he", "she", "they", "he", "she", "they", "I", "we", "you")
-            return PRONOUNS[self._pick(pronouns if beside is None else pronouns[: 6 if beside.pronoun else 9])]
+            pronouns = self._style.pronouns
+            return PRONOUNS[self._pick(pronouns[:6] if beside is not None and beside.pronoun else pronouns)]
         if u < 0.46:
             return self.name()
         if u < 0.5:
-            return Pair(self.name(), Nominal("the", self._pick(NOUN_TABLE["P"])))
+            return Pair(self.name(), Nominal("the", self._pick(self._style.noun_table["P"])))
         return self.nominal("P")
 
     def _receiver(self, subject: Phrase) -> Phrase:
@@ -166,7 +125,7 @@ class Scene(Namer):
         group = _TIME_GROUP.get(tense)
         if group is None:
             return None
-        u = self._r()
+        u = self._r() if self._style.dates else 1.0
         if group == "past" and u < 0.14:
             year = str(1850 + int(self._r() * 170))
             return Adjunct([("in", "IN"), (year, "CD")], f"im Jahr {year}", time=True)
@@ -179,10 +138,10 @@ class Scene(Namer):
         if group in ("past", "future") and u < 0.4:
             return self._pick(_DAYS)
         if group != "perfect" and u < 0.5:
-            noun = self._pick(NOUN_TABLE[self._pick("EU")])
+            noun = self._pick(self._style.noun_table[self._pick("EU")])
             event = Nominal("the" if noun.kind == "U" else self._pick(("the", "the", "his", "her")), noun)
             return prepositional(*self._pick(_TIME_PREPOSITIONS), event, time=True)
-        return self._pick(_TIMES[group])
+        return self._pick(self._style.time_table[group])
 
     def _place(self, kinds: str = "BNLYO") -> Adjunct:
         """Draw where something is: dative."""
@@ -220,7 +179,7 @@ class Scene(Namer):
         r, found = self._r, []
         if frame != "position" and r() < chance * 0.4:
             if frame not in ("motion", "intransitive") or r() < 0.4:
-                found.append(self._pick(_MANNERS))
+                found.append(self._pick(self._style.manner_table))
             else:
                 company = self.name() if r() < 0.3 else self.nominal("P", definite=True, simple=True)
                 found.append(prepositional("with", "mit", DAT, company))

@@ -12,7 +12,7 @@ the phrases, `Narrator` the clauses and `Speaker` the sentences.
 import random
 from collections.abc import Iterator
 
-from l0drop.data.toy.chance import Split, mixed, split_seed, weighted, zipf
+from l0drop.data.toy.chance import Split, mixed, split_seed, weighted
 from l0drop.data.toy.clauses import (
     Adjunct,
     Clause,
@@ -24,20 +24,12 @@ from l0drop.data.toy.clauses import (
     statement,
     subordinate,
 )
-from l0drop.data.toy.deeds import DOES_TO, HELPS, PLACES, VERB_TABLE, Narrator, is_universal, predicate
+from l0drop.data.toy.deeds import PLACES, Narrator, is_universal, predicate
 from l0drop.data.toy.lexicon import BE, DAT, EXIST, FEMININE, MASCULINE, NEUTER, PLURAL, RAIN, SNOW, VERBS, listed
 from l0drop.data.toy.pair import ToyPair
 from l0drop.data.toy.phrases import GAP, IT, PRONOUNS, THERE, Nominal, Phrase
-from l0drop.data.toy.scene import STATE_TABLE, read_adjuncts
+from l0drop.data.toy.style import FULL, SMALL, read_adjuncts
 
-_OPENERS = list(
-    read_adjuncts("""perhaps | RB | vielleicht
-        unfortunately | RB | leider
-        suddenly | RB | plötzlich
-        of course | IN NN | natürlich
-        therefore | RB | deshalb
-        fortunately | RB | zum Glück""").values()
-)
 _CONJUNCTIONS = read_adjuncts("""because | IN | weil
     although | IN | obwohl
     while | IN | während
@@ -47,9 +39,6 @@ _CONJUNCTIONS = read_adjuncts("""because | IN | weil
     that | IN | dass
     whether | IN | ob""")
 _WHEN = {"past": Adjunct([("when", "WRB")], "als"), "present": Adjunct([("when", "WRB")], "wenn")}
-_CIRCUMSTANCES = weighted({"because": 3, "although": 1, "when": 2, "while": 1, "before": 1, "after": 1, "if": 1})
-_ACTIONS = {k: [v for v in table if not v.stative] for k, table in DOES_TO.items()}
-_GIVES = {k: zipf([v for v in VERBS["double"].values() if k in v.objects], 64) for k in "TRK"}
 _MOTIONS = {VERBS["motion"][word] for word in listed("go run travel fly hurry march ride")}
 _PASSIVE_TENSES = {
     "present": weighted({"present": 1, "must": 1, "will": 1, "should": 1, "can": 1}),
@@ -78,7 +67,7 @@ class Speaker(Narrator):
         if u < 0.4 and c.adjuncts and c.adjuncts[-1].time:
             c.front, c.adjuncts = c.adjuncts[-1], c.adjuncts[:-1]
         elif u < 0.12:
-            c.front = self._pick(_OPENERS)
+            c.front = self._pick(self._style.opener_table)
         return statement(c)
 
     def _circumstance(self, group: str, main: Clause | None, *, reason: bool) -> Clause:
@@ -92,14 +81,16 @@ class Speaker(Narrator):
         if main is not None:
             thing, subject = main.accusative, main.subject
             if u < 0.4 and isinstance(thing, Nominal) and thing.kind != "P" and reason:
-                return Clause(IT[thing.gender], BE, group, predicate=predicate(self._pick(STATE_TABLE[thing.kind])))
+                return Clause(
+                    IT[thing.gender], BE, group, predicate=predicate(self._pick(self._style.state_table[thing.kind]))
+                )
             if u < 0.7 and subject.kind == "P" and subject.gender != NEUTER:
                 return self.clause(group, subject=_echo(subject), short=True, act=not reason)
         return self.clause(group, short=True, act=not reason)
 
     def _complex(self, group: str) -> Text:
         """Say something and why, when or in spite of what."""
-        word = self._pick(_CIRCUMSTANCES)
+        word = self._pick(self._style.circumstance_table)
         if word in ("after", "if"):
             group = "past" if word == "after" else "present"
         reason = word in ("because", "although")
@@ -119,11 +110,11 @@ class Speaker(Narrator):
     def _reported(self, group: str) -> Text:
         """Say what somebody says or knows."""
         subject = self.someone()
-        doubt = self._r() < 0.15 and not is_universal(subject)
-        verb = VERBS["clausal"]["know"] if doubt else self._pick(VERB_TABLE["clausal"])
+        doubt = self._style.doubts and self._r() < 0.15 and not is_universal(subject)
+        verb = VERBS["clausal"]["know"] if doubt else self._pick(self._style.verb_table["clausal"])
         told = self.clause(group if self._r() < 0.8 else "past")
         c = Clause(subject, verb, group, negated=doubt)
-        if group == "past" and not doubt and self._r() < 0.3:
+        if group == "past" and not doubt and self._r() < 0.3 and "perfect" in self._style.tenses[group]:
             c.tense = "perfect"
         c.tail = subordinate(_CONJUNCTIONS["whether" if doubt else "that"], told)
         return statement(c)
@@ -131,10 +122,10 @@ class Speaker(Narrator):
     def _sequel(self, first: Clause, group: str) -> Clause:
         """Draw what the subject of a clause does next, with the same thing where there is one."""
         thing, subject = first.accusative, first.subject
-        if isinstance(thing, Nominal) and thing.kind != "P" and _ACTIONS[thing.kind]:
-            c = Clause(subject, self._pick(_ACTIONS[thing.kind]), first.tense, accusative=IT[thing.gender])
+        if isinstance(thing, Nominal) and thing.kind != "P" and self._style.actions[thing.kind]:
+            c = Clause(subject, self._pick(self._style.actions[thing.kind]), first.tense, accusative=IT[thing.gender])
             if thing.kind in "TRK" and self._r() < 0.6:
-                c.verb, c.dative, c.to = self._pick(_GIVES[thing.kind]), self._receiver(subject), True
+                c.verb, c.dative, c.to = self._pick(self._style.gives[thing.kind]), self._receiver(subject), True
             if c.verb is not first.verb:
                 return c
         return self.clause(group, subject=subject, short=True)
@@ -156,7 +147,7 @@ class Speaker(Narrator):
         if u < 0.15:
             return question(self.clause(group, subject=PRONOUNS["who"]))
         if u < 0.3:
-            verb = self._pick(HELPS if u < 0.2 else VERB_TABLE["accusative"])
+            verb = self._pick(self._style.helps if u < 0.2 else self._style.verb_table["accusative"])
             c = Clause(self._plain_subject(), verb, group)
             c.adjuncts = self._adjuncts_for(group, 0.8, "position" if verb.stative else "accusative")
             if u < 0.2:
@@ -180,7 +171,7 @@ class Speaker(Narrator):
     def _intended(self, group: str) -> Text:
         """Say what somebody tries to do, or what somebody goes somewhere for."""
         subject, purpose = self.someone(), self._r() < 0.5
-        verb = self._pick(VERB_TABLE["motion" if purpose else "control"])
+        verb = self._pick(self._style.verb_table["motion" if purpose else "control"])
         c = Clause(subject, verb, self._tense(group, verb) if purpose else group)
         if purpose:
             c.predicate = self._goal(verb)
@@ -193,8 +184,10 @@ class Speaker(Narrator):
 
     def _suffered(self, group: str) -> Text:
         """Say what is done to something, and by whom."""
-        kind = self._pick("TRVBDKMCAI")
-        c = Clause(self.nominal(kind, definite=True), self._pick(_ACTIONS[kind]), self._pick(_PASSIVE_TENSES[group]))
+        kind = self._pick(self._style.known("TRVBDKMCAI"))
+        c = Clause(
+            self.nominal(kind, definite=True), self._pick(self._style.actions[kind]), self._pick(_PASSIVE_TENSES[group])
+        )
         c.passive, c.adjuncts = True, self._adjuncts_for(c.tense, 0.7, "placement" if kind in PLACES else "accusative")
         if self._r() < 0.6:
             agent = self.name() if self._r() < 0.3 else self.nominal("P", simple=True)
@@ -203,7 +196,7 @@ class Speaker(Narrator):
 
     def _existing(self, group: str) -> Text:
         """Say that there is something somewhere."""
-        kind = self._pick("BBLOPA")
+        kind = self._pick(self._style.known("BBLOPA"))
         thing = self.nominal(kind, simple=True)
         while thing.definite:
             thing = self.nominal(kind, simple=True)
@@ -218,41 +211,44 @@ class Speaker(Narrator):
         return statement(Clause(THERE[thing.plural], EXIST, group, accusative=thing, adjuncts=(place,), front=front))
 
     def sentence(self) -> ToyPair:
-        """Draw a sentence of 6 to 26 words and its final mark."""
+        """Draw a sentence and its final mark, as long as the style allows."""
+        style = self._style
+        shortest, longest = style.lengths
         while True:
-            say = self._pick(_WAYS)
-            text = say(self, "past" if self._r() < 0.5 else "present")
-            end = "?" if say is Speaker._asked else "."
-            if end == "." and self._r() < 0.03:
+            way = self._pick(style.way_table)
+            text = _WAYS[way](self, "past" if self._r() < 0.5 else "present")
+            end = "?" if way == "asked" else "."
+            if end == "." and style.interjections and self._r() < 0.03:
                 word, german = self._pick((("yes", "ja"), ("no", "nein"), ("well", "nun")))
                 text = [(word, "UH"), (",", ","), *text[0]], f"{german}, {text[1]}"
-            if 6 <= len(text[0]) <= 26:
+            if shortest <= len(text[0]) <= longest:
                 return pair(text, end)
 
 
-_WAYS = weighted(
-    {
-        Speaker._plainly: 30,
-        Speaker._complex: 20,
-        Speaker._reported: 12,
-        Speaker._joint: 12,
-        Speaker._asked: 9,
-        Speaker._intended: 7,
-        Speaker._suffered: 6,
-        Speaker._existing: 4,
-    }
-)
+_WAYS = {
+    "plain": Speaker._plainly,
+    "complex": Speaker._complex,
+    "reported": Speaker._reported,
+    "joint": Speaker._joint,
+    "asked": Speaker._asked,
+    "intended": Speaker._intended,
+    "suffered": Speaker._suffered,
+    "existing": Speaker._existing,
+}
 
 
-def translation(n: int, seed: int, *, start: int = 0) -> Iterator[ToyPair]:
-    """Yield pairs `start` to `start + n - 1` of the corpus with this seed; pair i depends on seed and i alone."""
+def translation(n: int, seed: int, *, start: int = 0, small: bool = False) -> Iterator[ToyPair]:
+    """Yield pairs `start` to `start + n - 1` of the corpus with this seed; pair i depends on seed and i alone.
+
+    A small corpus has few words and simple sentences.
+    """
     generator = random.Random()
-    speaker = Speaker(generator.random)
+    speaker = Speaker(generator.random, SMALL if small else FULL)
     for index in range(start, start + n):
         generator.seed(mixed(seed, index))
         yield speaker.sentence()
 
 
-def translation_split(split: Split, n: int, seed: int) -> Iterator[ToyPair]:
+def translation_split(split: Split, n: int, seed: int, *, small: bool = False) -> Iterator[ToyPair]:
     """Yield n pairs of a split; splits are drawn alike but from seeds of their own."""
-    return translation(n, split_seed(split, seed))
+    return translation(n, split_seed(split, seed), small=small)

@@ -1,11 +1,15 @@
 """The translation corpus: German that a checker of its own agrees with, and shards."""
 
+import hashlib
 import re
 
 import pytest
 
+from l0drop.data.sources import ToyText
 from l0drop.data.toy import translation, translation_split
 from l0drop.data.toy.lexicon import ADJECTIVES, NOUNS, VERBS
+from l0drop.data.toy.style import SMALL
+from l0drop.recipe import ToyCorpus
 
 # --- a checker of its own ---------------------------------------------------------------------------------------------
 # Nouns whose singular is no plural form, and the only endings that an article and an adjective may have before them.
@@ -132,3 +136,79 @@ def test_vocabulary_is_open() -> None:
     assert len([name for name in NOUNS if " " not in name]) >= 150
     assert len({v for verbs in VERBS.values() for v in verbs}) >= 60
     assert len(ADJECTIVES) >= 50
+
+
+def test_the_full_language_stays_as_it_is() -> None:
+    """What is trained on these corpora is only comparable while they stay the same."""
+    text = "\n".join(f"{example.source} {example.target}" for example in translation(500, seed=1))
+    assert (
+        hashlib.sha256(text.encode()).hexdigest() == "9aa2e917e21e6f53bddbb5f32cabd5baceaf4c4645195800a56ba0078b2df568"
+    )
+
+
+# --- the small one ----------------------------------------------------------------------------------------------------
+
+
+def test_small_is_a_function_of_seed_and_source() -> None:
+    whole = list(translation(60, seed=5, small=True))
+    assert whole == list(translation(60, seed=5, small=True))
+    assert whole[40:55] == list(translation(15, seed=5, start=40, small=True))
+    assert whole != list(translation(60, seed=5))
+    targets: dict[str, str] = {}
+    for example in translation(20_000, seed=3, small=True):
+        assert targets.setdefault(example.source, example.target) == example.target
+
+
+def test_small_has_few_words() -> None:
+    corpus = list(translation(20_000, seed=2, small=True))
+    assert len({word.lower() for example in corpus for word in example.words}) < 280
+    assert len({word for example in corpus for word in re.findall(r"\w+", example.target.lower())}) < 420
+    proper = {w for e in corpus for w, tag in zip(e.words, e.tags, strict=True) if tag == "NNP"}
+    assert len(proper) == 3 * 7  # women, men, towns
+    numbers = {w.lower() for e in corpus for w, tag in zip(e.words, e.tags, strict=True) if tag == "CD"}
+    assert numbers == set(re.findall(r"\w+", "two three four five six seven eight nine ten eleven twelve"))
+
+
+def test_small_words_are_words_of_the_lexicon() -> None:
+    assert SMALL.nouns <= NOUNS.keys()
+    assert SMALL.adjectives <= ADJECTIVES.keys()
+    assert all(verbs <= VERBS[frame].keys() for frame, verbs in SMALL.verbs.items())
+    simple = [NOUNS[name].gender for name in SMALL.nouns if " " not in name]
+    assert [simple.count(gender) for gender in range(3)] == [14, 14, 14]
+    for verbs in SMALL.verb_table.values():
+        for verb in verbs:
+            assert not verb.objects or SMALL.known(verb.objects), verb.infinitive
+
+
+def test_small_sentences_are_short_and_simple() -> None:
+    lengths = []
+    for example in translation(5_000, seed=8, small=True):
+        lengths.append(len(example.words) - 1)
+        assert example.source.endswith("."), example.source
+        assert not re.search(r", (der|die|das|den|dem|ob|um|wenn|als|während) ", example.target), example.target
+    assert min(lengths) == 5
+    assert max(lengths) == 13
+    assert 8.5 < sum(lengths) / len(lengths) < 9.5
+
+
+def test_small_german_still_agrees() -> None:
+    corpus = list(translation(5_000, seed=11, small=True))
+    found = [(phrase, agrees) for made in corpus for phrase, agrees in noun_phrases(made.target)]
+    assert [phrase for phrase, agrees in found if not agrees] == []
+    assert len(found) > 500
+    text = " ".join(made.target for made in corpus)
+    for phrase in ("im Haus", "ins Haus", "in der Stadt", "in die Stadt", " ab.", "weil", "dass", "nicht", "kein"):
+        assert phrase in text
+
+
+def test_small_splits_hardly_overlap() -> None:
+    """With 40,000 pairs to train on, 1% of the held-out sentences are among them."""
+    train = {example.source for example in translation_split("train", 40_000, seed=1, small=True)}
+    for split in ("valid", "test"):
+        held_out = [example.source for example in translation_split(split, 2_000, seed=1, small=True)]
+        assert sum(source in train for source in held_out) <= 0.01 * len(held_out)
+
+
+def test_a_recipe_asks_for_the_small_one() -> None:
+    corpus = ToyCorpus(toy="translation", pairs=3, split="valid", seed=4, small=True)
+    assert list(ToyText(corpus).pairs()) == list(translation_split("valid", 3, seed=4, small=True))
