@@ -62,7 +62,7 @@ def demo_recipes(task: str, gating: str, target: float, seed: int, folder: Path)
     }
     sizes = {"d_model": 128, "encoder_layers": 2, "decoder_layers": 1, "heads": 4, "ffn": 256, "positions": 512}
     dropouts = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
-    long, short = (700, 400) if documents else (900, 800)
+    long, short = (700, 500) if documents else (900, 1_000)
     tokens = 6_000 if documents else 1_500
     quiet = {"save_every": 10_000, "eval_every": 10_000, "log_every": 100, "batch_tokens": tokens}
     start = {"steps": long, "learning_rate": 4e-3, "warmup": 200, **quiet}
