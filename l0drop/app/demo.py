@@ -86,5 +86,6 @@ def struck(sentence: list[dict[str, Any]]) -> Text:
     text = Text()
     for word in sentence:
         text.append(" " if word["space_before"] and len(text) else "")
-        text.append(word["text"], style="strike dim" if word["dropped"] else "bold")
+        for piece, dropped in word["pieces"]:
+            text.append(piece, style="strike dim" if dropped else "bold")
     return text

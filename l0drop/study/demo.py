@@ -6,7 +6,7 @@ runs/demo/  baseline/  trained-on/  sparse/  metrics.json  sentences.svg
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +28,23 @@ from l0drop.study.provenance import provenance
 from l0drop.training.run import prepare, train
 from l0drop.training.trainer import decoding, scored
 
-CLASSES = ("content", "function", "punctuation", "rest", "end of sentence")
+CLASSES = ("content", "function", "punctuation", "rest", "later pieces of words", "end of sentence")
 SYSTEMS = ("baseline", "trained-on", "sparse")
 
 
 @dataclass(frozen=True)
 class Word:
-    """A source word and whether all of its pieces were dropped."""
+    """A source word, its class, and which of its pieces were dropped."""
 
     text: str
     kind: str
-    dropped: bool
+    pieces: tuple[tuple[str, bool], ...]
     space_before: bool
+
+    @property
+    def dropped(self) -> bool:
+        """Nothing of the word is left."""
+        return all(dropped for _, dropped in self.pieces)
 
 
 def demo_recipes(task: str, gating: str, target: float, seed: int, folder: Path) -> dict[str, Recipe]:
@@ -119,8 +124,10 @@ def run_demo(
     by_word_seen: Counter[str] = Counter()
     for sentence in words:
         for word in sentence:
-            seen[word.kind] += 1
-            dropped[word.kind] += word.dropped
+            for place, (_, is_dropped) in enumerate(word.pieces):
+                kind = word.kind if place == 0 else "later pieces of words"
+                seen[kind] += 1
+                dropped[kind] += is_dropped
             by_word_seen[word.text] += 1
             by_word[word.text] += word.dropped
     frequent = [w for w, n in by_word_seen.most_common(60) if n >= 10]
@@ -145,10 +152,11 @@ def run_demo(
         **provenance(),
     }
     shown = [sentence for sentence in words if 7 <= len(sentence) <= 14][:3] or words[:3]
-    metrics["sentences"] = [[vars(word) for word in sentence[:60]] for sentence in shown]
-    write_whole(
-        folder / "sentences.svg", sentences_svg([[(w.text, w.dropped, w.space_before) for w in s] for s in shown])
-    )
+    metrics["sentences"] = [[asdict(word) for word in sentence[:60]] for sentence in shown]
+    drawn = [
+        [(p, dropped, w.space_before and n == 0) for w in s for n, (p, dropped) in enumerate(w.pieces)] for s in shown
+    ]
+    write_whole(folder / "sentences.svg", sentences_svg(drawn))
     write_whole(folder / "metrics.json", json.dumps(metrics, indent=1, ensure_ascii=False) + "\n")
     return metrics
 
@@ -169,15 +177,16 @@ def split_words(model: Any, corpus: TokenizedCorpus, tokenizer: Any, pairs: list
         words, position = [], 0
         for text, tag in zip(pair.words, pair.tags, strict=True):
             start = pair.source.index(text, position)
-            pieces = [
-                flag
-                for (a, b), flag in zip(offsets, flags, strict=False)
-                if a < start + len(text) and b > start and b > a
-            ]
+            end = start + len(text)
+            pieces = tuple(
+                (pair.source[max(a, start) : min(b, end)], not bool(kept_))
+                for (a, b), kept_ in zip(offsets, flags, strict=False)
+                if a < end and b > start and b > a
+            )
             if pieces:  # words beyond the length limit are not there
-                words.append(Word(text, word_class(tag), not any(pieces), start > position))
-            position = start + len(text)
+                words.append(Word(text, word_class(tag), pieces, start > position))
+            position = end
         length = int(corpus.source_lengths[number])
-        words.append(Word("</s>", "end of sentence", not bool(kept[number][length - 1]), True))
+        words.append(Word("</s>", "end of sentence", (("</s>", not bool(kept[number][length - 1])),), True))
         sentences.append(words)
     return sentences

@@ -1,39 +1,44 @@
-"""Sentences with their dropped words greyed and struck out, as one SVG."""
+"""Sentences with what was dropped greyed and struck out, as one SVG."""
 
 from collections.abc import Sequence
 from html import escape
 
-SIZE, LINE, MARGIN, WIDTH = 18, 34, 16, 860
-ADVANCE = 0.56  # of the font size: a mean character of a sans-serif face
+SIZE, LINE, MARGIN, WIDTH = 19, 36, 16, 860
+CHARACTERS = 84  # on a line: what fits in a sans-serif face of this size
+
+Piece = tuple[str, bool, bool]
+"""Text, whether it was dropped, whether a space stands before it."""
 
 
-def sentences_svg(sentences: Sequence[Sequence[tuple[str, bool, bool]]]) -> str:
-    """One line per sentence, wrapped; each word is (text, dropped, space before it)."""
-    lines: list[list[tuple[float, str, bool]]] = []
-    for sentence in sentences:
-        x: float = MARGIN
-        lines.append([])
-        for text, dropped, space in sentence:
-            width = len(text) * SIZE * ADVANCE
-            x += SIZE * 0.3 if space else 0
-            if x + width > WIDTH - MARGIN:
-                x = MARGIN + 2 * SIZE
-                lines.append([])
-            lines[-1].append((x, text, dropped))
-            x += width
-    height = len(lines) * LINE + MARGIN
+def sentences_svg(sentences: Sequence[Sequence[Piece]]) -> str:
+    """One line per sentence, more where it is long."""
+    lines = [line for sentence in sentences for line in _wrapped(sentence)]
     rows = []
     for number, line in enumerate(lines):
-        y = MARGIN + SIZE + number * LINE
-        for x, text, dropped in line:
-            width = len(text) * SIZE * ADVANCE
-            style = 'class="dropped"' if dropped else 'class="kept"'
-            rows.append(f'<text x="{x:.1f}" y="{y}" textLength="{width:.1f}" {style}>{escape(text)}</text>')
+        spans = "".join(
+            f'{" " if space and place else ""}<tspan class="{"dropped" if dropped else "kept"}">{escape(text)}</tspan>'
+            for place, (text, dropped, space) in enumerate(line)
+        )
+        rows.append(f'<text x="{MARGIN}" y="{MARGIN + SIZE + number * LINE}" xml:space="preserve">{spans}</text>')
+    height = len(lines) * LINE + MARGIN
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         f'font-family="Helvetica, Arial, sans-serif" font-size="{SIZE}" role="img">\n'
-        "<style>.kept{fill:#111}.dropped{fill:#b5b5b5;text-decoration:line-through}"
+        "<style>.kept{fill:#111}.dropped{fill:#b0b0b0;text-decoration:line-through}"
         "@media(prefers-color-scheme:dark){.kept{fill:#eee}.dropped{fill:#6a6a6a}}</style>\n"
         + "\n".join(rows)
         + "\n</svg>\n"
     )
+
+
+def _wrapped(sentence: Sequence[Piece]) -> list[list[Piece]]:
+    lines: list[list[Piece]] = [[]]
+    length = 0
+    for piece in sentence:
+        size = len(piece[0]) + piece[2]
+        if length + size > CHARACTERS and piece[2]:
+            lines.append([])
+            length = 0
+        lines[-1].append(piece)
+        length += size
+    return lines

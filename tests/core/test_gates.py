@@ -42,6 +42,16 @@ def test_training_samples_with_the_noise_it_is_given() -> None:
     assert not torch.equal(gate(encodings(), MASK).values, gates.values), "without given noise it draws its own"
 
 
+def test_a_gate_far_outside_can_be_trained_back() -> None:
+    """Unbounded, a gate at log α = -30 is never sampled open and has no gradient; bounded it has."""
+    gate = LearnedGate(8, start=-30.0).train()
+    noise = torch.full((3, 6), 0.99)
+    gates = gate(encodings(), MASK, hints={NOISE: noise})
+    (gradient,) = torch.autograd.grad(gates.values.sum().neg(), gate.bias)
+    assert float(gradient) < 0, "descent raises the bias"
+    assert float(gates.log_alpha.max()) == pytest.approx(-30.0), "what is reported is log α itself"
+
+
 def test_normalized_input_makes_log_alpha_independent_of_scale_and_offset() -> None:
     gate = LearnedGate(8, normalize=True).eval()
     torch.nn.init.normal_(gate.weight)

@@ -103,3 +103,12 @@ def test_keyed_noise_is_uniform_and_uncorrelated(dtype: torch.dtype) -> None:
     ):
         correlation = float(torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1])
         assert abs(correlation) < 0.005, "five standard deviations at a million pairs"
+
+
+def test_bounded_log_alpha_always_has_a_way_back() -> None:
+    log_alpha = torch.tensor([-9.0, -9, -1, 0, 1, 9, 9], requires_grad=True)
+    bounded = hc.bounded(log_alpha, 4.6)
+    torch.testing.assert_close(bounded, torch.tensor([-4.6, -4.6, -1, 0, 1, 4.6, 4.6]))
+    gradient = torch.tensor([1.0, -1, 1, -1, 1, 1, -1])  # descent subtracts it
+    (passed,) = torch.autograd.grad(bounded, log_alpha, gradient)
+    assert passed.tolist() == [0, -1, 1, -1, 1, 1, 0], "further out is stopped, back in passes"
