@@ -237,8 +237,10 @@ class Examples(torch.utils.data.Dataset):  # type: ignore[type-arg]
         batch = zoo.ragged_batch((12,) * n)
         labels = torch.randint(3, zoo.VOCABULARY, (n, 7), generator=torch.Generator().manual_seed(1))
         self.rows = [
-            {"input_ids": ids, "attention_mask": mask, "labels": label}
-            for ids, mask, label in zip(batch["input_ids"], batch["attention_mask"], labels, strict=True)
+            {"input_ids": ids, "attention_mask": mask, "labels": label, "noise_key": torch.tensor(number)}
+            for number, (ids, mask, label) in enumerate(
+                zip(batch["input_ids"], batch["attention_mask"], labels, strict=True)
+            )
         ]
 
     def __len__(self) -> int:
@@ -264,7 +266,7 @@ def test_trainer_refuses_to_lose_the_penalty(tmp_path) -> None:  # type: ignore[
 def test_trainer_accumulates_the_same_gradient_and_predicts(tmp_path) -> None:  # type: ignore[no-untyped-def]
     norms = []
     for size, accumulation in ((8, 1), (2, 4)):
-        model = sparsify(zoo.build("marian"), L0DropConfig(lambda_=0.5, start=50.0))  # so open that noise does nothing
+        model = sparsify(zoo.build("marian"), L0DropConfig(lambda_=0.5))  # the noise comes with the examples' keys
         run = trainer(
             model,
             tmp_path,
