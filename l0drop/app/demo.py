@@ -27,7 +27,7 @@ class GatingName(StrEnum):
 def demo(
     task: Annotated[Task, typer.Option(help="Short translation, or long documents to summarize.")] = Task.translation,
     gating: Annotated[GatingName, typer.Option(help="What a dropped encoding means to the decoder.")] = GatingName.zero,
-    target: Annotated[float, typer.Option(help="Target sparsity.", min=0.05, max=0.95)] = 0.42,
+    target: Annotated[float, typer.Option(help="Target sparsity.", min=0.05, max=0.95)] = 0.43,
     seed: Annotated[int, typer.Option(help="Of data and training.", min=0)] = 1,
     folder: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo"),
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 2,
