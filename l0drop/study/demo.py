@@ -151,14 +151,30 @@ def run_demo(
         "least_dropped": {w: by_word[w] / by_word_seen[w] for w in most[::-1][:8]},
         **provenance(),
     }
-    shown = [sentence for sentence in words if 7 <= len(sentence) <= 14][:3] or words[:3]
+    shown = representative(words, metrics["sparsity"])
     metrics["sentences"] = [[asdict(word) for word in sentence[:60]] for sentence in shown]
-    drawn = [
-        [(p, dropped, w.space_before and n == 0) for w in s for n, (p, dropped) in enumerate(w.pieces)] for s in shown
-    ]
-    write_whole(folder / "sentences.svg", sentences_svg(drawn))
+    write_whole(folder / "sentences.svg", sentences_svg([drawn(sentence) for sentence in shown]))
     write_whole(folder / "metrics.json", json.dumps(metrics, indent=1, ensure_ascii=False) + "\n")
     return metrics
+
+
+def representative(sentences: list[list[Word]], sparsity: float, count: int = 3) -> list[list[Word]]:
+    """Of the first hundred sentences, those that dropped a share nearest to the corpus's; neither best nor worst."""
+
+    def distance(sentence: list[Word]) -> float:
+        pieces = [dropped for word in sentence for _, dropped in word.pieces]
+        return abs(sum(pieces) / len(pieces) - sparsity)
+
+    return sorted(sentences[:100], key=distance)[:count]
+
+
+def drawn(sentence: list[Word]) -> list[tuple[str, bool, bool]]:
+    """A sentence as pieces for the picture."""
+    return [
+        (piece, dropped, word.space_before and place == 0)
+        for word in sentence
+        for place, (piece, dropped) in enumerate(word.pieces)
+    ]
 
 
 @torch.no_grad()
