@@ -1,6 +1,8 @@
 """From a recipe to tokenizers, corpora and a model."""
 
 import copy
+import functools
+import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -58,10 +60,12 @@ def build_corpora(
 ) -> dict[str, TokenizedCorpus]:
     """The tokenized corpora of the run, made where they are not there yet."""
     corpora = {}
-    for split, text in texts(recipe, folder, tokenizers).items():
+    for split in ("train", "valid", "test"):
+        if getattr(recipe.data, split) is None:
+            continue
         say(f"preparing {split}")
         corpora[split] = prepare_corpus(
-            text,
+            split_text(recipe, split, tokenizers),
             tokenizers,
             folder / "data" / split,
             max_source=recipe.data.max_source,
@@ -73,60 +77,69 @@ def build_corpora(
     return corpora
 
 
-def texts(recipe: Recipe, folder: Path, tokenizers: TokenizerPair) -> dict[str, ParallelText]:
-    """The text of each split; where targets are the teacher's, with its outputs."""
-    found = {}
-    for split in ("train", "valid", "test"):
-        corpus = getattr(recipe.data, split)
-        if corpus is None:
-            continue
-        text = open_text(corpus, recipe.data.source_prefix)
-        teach = recipe.train.targets == "teacher" and (split == "train" or text.source_only)
-        found[split] = _taught(recipe, text, tokenizers) if teach else text
-    return found
-
-
-def references(recipe: Recipe, folder: Path, tokenizers: TokenizerPair, split: str) -> list[str]:
-    """The uncut target texts of a split, one per example."""
-    text = texts(recipe, folder, tokenizers)[split]
-    data = recipe.data
-    pairs = usable_pairs(
-        text, tokenizers, max_source=data.max_source, max_target=data.max_target, documents=data.documents
-    )
-    return [pair.target or "" for pair in pairs]
-
-
-def _taught(recipe: Recipe, text: ParallelText, tokenizers: TokenizerPair) -> TeacherText:
+def split_text(recipe: Recipe, split: str, tokenizers: TokenizerPair) -> ParallelText:
+    """The text of a split; where targets are the teacher's, with its outputs."""
+    text = open_text(getattr(recipe.data, split), recipe.data.source_prefix)
+    if recipe.train.targets == "references" or not (split == "train" or text.source_only):
+        return text
     teacher = recipe.train.teacher
     assert teacher is not None
-    model, name = _teacher_model(recipe)
+    name = teacher.model if teacher.model != "init" else recipe.model.init or recipe.model.pretrained
+    assert name is not None
     return TeacherText(
         text=text,
-        model=model,
+        load=functools.partial(_load_teacher, recipe, name),
         tokenizers=tokenizers,
-        identity={"model": name, "tokenizer": fingerprint(tokenizers.source)},
+        identity={"model": name, "weights": _weights_stamp(name), "tokenizer": fingerprint(tokenizers.source)},
         beams=teacher.beams,
         max_source=recipe.data.max_source,
         max_new_tokens=teacher.max_new_tokens or recipe.data.max_target,
     )
 
 
-def _teacher_model(recipe: Recipe) -> tuple[PreTrainedModel, str]:
-    assert recipe.train.teacher is not None
-    name = recipe.train.teacher.model
-    if name == "init":
-        name = recipe.model.init or recipe.model.pretrained or ""
+def _load_teacher(recipe: Recipe, name: str) -> PreTrainedModel:
     model = load_dense(name).eval()
     _check_positions(model, recipe, name)
-    return model.to("cuda" if torch.cuda.is_available() else "cpu"), name
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _weights_stamp(name: str) -> str | None:
+    """Tells one teacher from another under the same path; a name on the hub has to speak for itself."""
+    files = sorted(_model_folder(name).glob("*.safetensors"))
+    if not files:
+        return None
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()
+
+
+def references(recipe: Recipe, tokenizers: TokenizerPair, split: str) -> list[str]:
+    """The uncut target texts of a split, one per example."""
+    data = recipe.data
+    pairs = usable_pairs(
+        split_text(recipe, split, tokenizers),
+        tokenizers,
+        max_source=data.max_source,
+        max_target=data.max_target,
+        documents=data.documents,
+    )
+    return [pair.target or "" for pair in pairs]
+
+
+def _model_folder(name: str) -> Path:
+    """Where the model of a run folder, or of a model folder, is."""
+    inner = Path(name) / "model"
+    return inner if inner.is_dir() else Path(name)
 
 
 def load_dense(name: str) -> PreTrainedModel:
     """A model without its gate: a run folder, a model folder, or a name on the hub."""
-    inner = Path(name) / "model"
-    if Path(name).is_dir() and not (Path(name) / "config.json").exists() and not inner.is_dir():
-        raise ValueError(f"{name}: no trained model here (expected {inner}); train that recipe first")
-    model = AutoModelForSeq2SeqLM.from_pretrained(str(inner) if inner.is_dir() else name)
+    folder = _model_folder(name)
+    if folder.is_dir() and not (folder / "config.json").exists():
+        raise ValueError(f"{name}: no trained model here (expected {name}/model); train that recipe first")
+    model = AutoModelForSeq2SeqLM.from_pretrained(str(folder) if folder.is_dir() else name)
     if isinstance(model, L0DropModel):
         raise ValueError(f"{name}: this model is sparse already; start from the baseline it was trained from")
     return _frozen_tables(model)

@@ -4,7 +4,6 @@ runs/NAME/  recipe.yaml  tokenizer/  data/  checkpoints/  log.jsonl  model/  met
 """
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -86,7 +85,7 @@ def train(recipe: Recipe, runs: Path = RUNS, console: Console | None = None) -> 
     folder, tokenizers, corpora = prepare(recipe, runs, console)
     if (folder / "metrics.json").exists():
         return json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    valid = [] if corpora["valid"].target_lengths is None else references(recipe, folder, tokenizers, "valid")
+    valid = [] if corpora["valid"].target_lengths is None else references(recipe, tokenizers, "valid")
     model, teacher = build_model(recipe, tokenizers)
     interruption, bar = Interruption(), Bar(recipe.name, console)
     trainer = L0DropTrainer(
@@ -139,7 +138,7 @@ def _finish(trainer: L0DropTrainer, folder: Path) -> dict[str, Any]:
         metrics["calibration"] = asdict(model.calibrate(trainer.encoder_batches(valid, len(valid))))
     for split in ("valid", "test"):
         if split in trainer.corpora and trainer.corpora[split].target_lengths is not None:
-            texts = references(recipe, folder, trainer.tokenizers, split)
+            texts = references(recipe, trainer.tokenizers, split)
             score, meter = trainer.score(split, texts, len(texts))
             metrics[split] = {"score": score.as_json(), "sentences": len(texts)}
             if trainer.gated:
@@ -159,9 +158,3 @@ def _finish(trainer: L0DropTrainer, folder: Path) -> dict[str, Any]:
         write_whole(folder / "metrics.json", json.dumps(metrics, indent=1) + "\n")
     trainer.accelerator.wait_for_everyone()
     return metrics
-
-
-def delete_run(folder: Path) -> None:
-    """Remove a run folder, and nothing that is not one."""
-    if (folder / "recipe.yaml").exists():
-        shutil.rmtree(folder)

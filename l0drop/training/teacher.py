@@ -1,6 +1,6 @@
 """A dense model to learn from: its outputs as targets, where there is only source text."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -18,7 +18,7 @@ class TeacherText:
     """Source text with the teacher's outputs as targets, made as they are read: one per line, blank for blank."""
 
     text: ParallelText
-    model: Any
+    load: Callable[[], Any]
     tokenizers: TokenizerPair
     identity: dict[str, Any]
     beams: int
@@ -35,20 +35,21 @@ class TeacherText:
 
     @torch.no_grad()
     def __iter__(self) -> Iterator[Pair]:
+        model = self.load()  # only where its outputs are not there yet
         pairs = iter(self.text)
         while chunk := list(islice(pairs, CHUNK)):
             full = [pair for pair in chunk if pair.source.strip()]
-            outputs = iter(self._translate([pair.source for pair in full]) if full else [])
+            outputs = iter(self._translate(model, [pair.source for pair in full]) if full else [])
             for pair in chunk:
                 yield pair._replace(target=next(outputs) if pair.source.strip() else "")
 
-    def _translate(self, sources: list[str]) -> list[str]:
+    def _translate(self, model: Any, sources: list[str]) -> list[str]:
         inputs = self.tokenizers.source(
             sources, padding=True, truncation=True, max_length=self.max_source, return_tensors="pt"
         )
-        tokens = self.model.generate(
-            input_ids=inputs["input_ids"].to(self.model.device),
-            attention_mask=inputs["attention_mask"].to(self.model.device),
+        tokens = model.generate(
+            input_ids=inputs["input_ids"].to(model.device),
+            attention_mask=inputs["attention_mask"].to(model.device),
             num_beams=self.beams,
             max_new_tokens=self.max_new_tokens,
             do_sample=False,

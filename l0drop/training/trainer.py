@@ -107,7 +107,6 @@ class L0DropTrainer(Trainer):
         self.recipe, self.corpora, self.references, self.tokenizers = recipe, corpora, references, tokenizers
         self.folder, self.teacher = folder, teacher
         self.progress = Progress()
-        self.best_is_largest = True
         self._sums: dict[str, float] = {}
         self._log_clock = time.perf_counter()
         train = recipe.train
