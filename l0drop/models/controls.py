@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -125,9 +126,15 @@ class Controls(nn.Module):
         return explanations
 
     @torch.no_grad()
-    def calibrate(self, batches: Iterable[Mapping[str, Any]], target: float | None = None) -> Calibration:
+    def calibrate(
+        self, batches: Iterable[Mapping[str, Any]], target: float | None = None, limit: float | None = None
+    ) -> Calibration:
         """Bring the sparsity on held-out text to the target within half a point by the smallest shift of log α, and
-        fold it into the gate's bias. `batches` hold input_ids, attention_mask and what else the encoder takes."""
+        fold it into the gate's bias. `batches` hold input_ids, attention_mask and what else the encoder takes.
+
+        A shift moves every gate, also those that are open. Trained gates leave a wide gap between open and closed, and
+        a shift across it costs quality: with `limit`, a larger one is not applied, and the outcome says so.
+        """
         wanted = self.config.l0drop.target_sparsity if target is None else target
         if wanted is None:
             raise ValueError("target: the model has no target_sparsity; say which sparsity to calibrate to")
@@ -143,6 +150,8 @@ class Controls(nn.Module):
                 sentences.append(Sentences(gates.log_alpha, mask_BN, always_BN))
         epsilon = getattr(self.gate, "epsilon", self.config.l0drop.epsilon)
         result = calibrate(sentences, wanted, epsilon, self.config.l0drop.gating)
+        if limit is not None and abs(result.shift) > limit:
+            return replace(result, shift=0.0, after=result.before)
         if result.shift:
             self.gate.fold(result.shift)
         return result

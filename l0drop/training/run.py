@@ -31,6 +31,8 @@ from l0drop.training.checkpoints import checkpoints, clear_staging
 from l0drop.training.trainer import L0DropTrainer, decoding
 
 RUNS = Path("runs")
+CALIBRATION_LIMIT = 1.0
+"""A larger shift of log α would reach gates that are open and cost more than the half point is worth."""
 
 
 class Interrupted(Exception):  # noqa: N818
@@ -135,7 +137,8 @@ def _finish(trainer: L0DropTrainer, folder: Path) -> dict[str, Any]:
     }
     if trainer.gated and recipe.l0drop is not None and recipe.l0drop.target_sparsity is not None:
         valid = trainer.corpora["valid"]
-        metrics["calibration"] = asdict(model.calibrate(trainer.encoder_batches(valid, len(valid))))
+        calibration = model.calibrate(trainer.encoder_batches(valid, len(valid)), limit=CALIBRATION_LIMIT)
+        metrics["calibration"] = {**asdict(calibration), "limit": CALIBRATION_LIMIT, "met": calibration.met}
     for split in ("valid", "test"):
         if split in trainer.corpora and trainer.corpora[split].target_lengths is not None:
             texts = references(recipe, trainer.tokenizers, split)

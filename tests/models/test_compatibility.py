@@ -300,6 +300,16 @@ def test_the_dial_and_the_calibration_follow_the_gate_that_is_there() -> None:
     assert float(model(**batch, labels=LABELS).sparsity) == pytest.approx(result.after, abs=1e-6)
 
 
+@torch.no_grad()
+def test_a_calibration_beyond_its_limit_changes_nothing() -> None:
+    model, batch = some_closed("marian"), zoo.ragged_batch()
+    bias, before = float(model.gate.bias), float(model(**batch, labels=LABELS).sparsity)
+    result = model.calibrate([batch], target=before + 0.3, limit=0.01)
+    assert (result.shift, result.after, result.met) == (0.0, result.before, False)
+    assert float(model.gate.bias) == bias
+    assert model.calibrate([batch], target=before + 0.3).met
+
+
 def test_special_tokens_may_all_be_always_kept() -> None:
     batch = zoo.ragged_batch()
     model = some_closed("bart", always_keep=(0, 1, 2))  # padding among them
