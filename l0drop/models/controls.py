@@ -132,8 +132,9 @@ class Controls(nn.Module):
         """Bring the sparsity on held-out text to the target within half a point by the smallest shift of log α, and
         fold it into the gate's bias. `batches` hold input_ids, attention_mask and what else the encoder takes.
 
-        A shift moves every gate, also those that are open. Trained gates leave a wide gap between open and closed, and
-        a shift across it costs quality: with `limit`, a larger one is not applied, and the outcome says so.
+        A shift moves every gate. Opening (above 0) is harmless, but trained gates leave a wide gap between open and
+        closed, and closing across it half closes all the others: with `limit`, a shift below -`limit` is not applied,
+        and the outcome says so.
         """
         wanted = self.config.l0drop.target_sparsity if target is None else target
         if wanted is None:
@@ -150,7 +151,7 @@ class Controls(nn.Module):
                 sentences.append(Sentences(gates.log_alpha, mask_BN, always_BN))
         epsilon = getattr(self.gate, "epsilon", self.config.l0drop.epsilon)
         result = calibrate(sentences, wanted, epsilon, self.config.l0drop.gating)
-        if limit is not None and abs(result.shift) > limit:
+        if limit is not None and result.shift < -limit:
             return replace(result, shift=0.0, after=result.before)
         if result.shift:
             self.gate.fold(result.shift)

@@ -32,7 +32,7 @@ from l0drop.training.trainer import L0DropTrainer, decoding
 
 RUNS = Path("runs")
 CALIBRATION_LIMIT = 1.0
-"""A larger shift of log α would reach gates that are open and cost more than the half point is worth."""
+"""Closing gates by a larger shift of log α would reach those that are open and cost more than it brings."""
 
 
 class Interrupted(Exception):  # noqa: N818
