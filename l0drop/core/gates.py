@@ -91,6 +91,10 @@ class Gate(nn.Module):
     ) -> Gates:
         raise NotImplementedError(f"{type(self).__name__} must override forward and return Gates")
 
+    def closed(self, gates: Gates) -> Tensor:
+        """Where the test-time gate is closed, also while sampled gates are in use; as they are, if it samples none."""
+        return gates.values == 0
+
     def at(self, log_alpha: Tensor) -> Tensor:
         """The test-time gate at a log α; what the dial's `shift` asks."""
         raise ValueError(f"shift: {type(self).__name__} does not say what its gate is at another log α (override `at`)")
@@ -146,6 +150,10 @@ class LearnedGate(Gate):
         if self.normalize:
             x_BND = nn.functional.layer_norm(x_BND, x_BND.shape[-1:])
         return x_BND @ self.weight.to(x_BND.dtype) + self.bias.to(x_BND.dtype)
+
+    def closed(self, gates: Gates) -> Tensor:
+        assert gates.log_alpha is not None
+        return hard_concrete.closed(gates.log_alpha, self.epsilon)
 
     def at(self, log_alpha: Tensor) -> Tensor:
         return hard_concrete.test_time_gate(log_alpha, self.epsilon)

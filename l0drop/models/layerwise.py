@@ -108,8 +108,7 @@ class LayerRun:
         Its open probability is taken on every real row, so that its product with the earlier ones' is P(open
         everywhere) and not counted out a second time by the samples.
         """
-        if gates.log_alpha is not None:
-            self.closed_BN = self.closed_BN | (self.alive_BN & (gate.at(gates.log_alpha) == 0))
+        self.closed_BN = self.closed_BN | (self.alive_BN & gate.closed(gates))
         return gates._replace(values=gates.values * self.alive_BN)
 
     def joined(self, gates: Gates) -> Gates:

@@ -294,10 +294,7 @@ class L0DropModel(Controls, PreTrainedModel):
 
     def _dropped(self, gates: Gates, mask_BN: Tensor, always_BN: Tensor | None, run: LayerRun | None) -> Tensor:
         """[B], how many test-time gates are closed, while sampled gates are in use."""
-        if gates.log_alpha is None or gates.open_probability is None:
-            closed_BN = gates.values == 0
-        else:
-            closed_BN = self.gate.at(gates.log_alpha) == 0
+        closed_BN = self.gate.closed(gates)
         if run is not None:
             # rows that only the samples closed have no log α here; they count by what earlier gates would do
             closed_BN = torch.where(run.mask_BN & ~run.alive_BN, False, closed_BN) | run.closed_BN

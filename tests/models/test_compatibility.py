@@ -343,6 +343,34 @@ class Says(Gate):
         return Gates((input_ids % 2 == 0) & mask)
 
 
+class Scores(Gate):
+    """A gate of somebody else's: trained by the penalty and ranked by the dial, but not hard-concrete."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.project = torch.nn.Linear(width, 1)
+
+    def forward(self, encodings, mask, input_ids=None, hints=None):  # type: ignore[no-untyped-def]
+        score = self.project(encodings).squeeze(-1)
+        return Gates(torch.sigmoid(score) * (score > 0) * mask, torch.sigmoid(score) * mask, score)
+
+
+@pytest.mark.parametrize("gating", GATINGS)
+def test_a_gate_that_is_not_hard_concrete_trains_and_is_dialled(gating: str) -> None:
+    model, batch = sparsify(zoo.build("marian"), L0DropConfig(gating=gating)), zoo.ragged_batch()
+    model.gate = Scores(zoo.WIDTH)
+    output = model.train()(**batch, labels=LABELS)
+    output.loss.backward()
+    assert float(model.gate.project.weight.grad.abs().max()) > 0
+    model.eval()
+    with torch.no_grad():
+        assert float(output.sparsity) == pytest.approx(float(model(**batch, labels=LABELS).sparsity))
+        with model.dial(keep=0.5):
+            assert [len(e.kept) for e in model.explain(**batch)] == [12, 8, 4, 10, 12, 2]
+        with pytest.raises(ValueError, match="shift: Scores does not say"), model.dial(shift=1.0):
+            model(**batch, labels=LABELS)
+
+
 @pytest.mark.parametrize("gating", GATINGS)
 def test_a_rule_may_say_true_and_false(gating: str) -> None:
     model, batch = sparsify(zoo.build("marian"), L0DropConfig(gating=gating)), zoo.ragged_batch()
