@@ -120,12 +120,6 @@ class LearnedGate(Gate):
         self.weight = nn.Parameter(torch.zeros(width, dtype=torch.float32))
         self.bias = nn.Parameter(torch.full((), self.start, dtype=torch.float32))
 
-    def reset_parameters(self) -> None:
-        """Back to the start: all gates alike and open."""
-        with torch.no_grad():
-            self.weight.zero_()
-            self.bias.fill_(self.start)
-
     def forward(
         self,
         encodings: Tensor,

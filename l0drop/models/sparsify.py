@@ -8,7 +8,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 
 from l0drop.models.adopt import adopt_parameters
 from l0drop.models.config import L0DropConfig, config_class, wrap_config
-from l0drop.models.families import FAMILIES, Family, family_of
+from l0drop.models.families import FAMILIES, family_of
 from l0drop.models.modeling import L0DropModel
 
 _classes: dict[type[PreTrainedModel], type[L0DropModel]] = {}
@@ -29,7 +29,7 @@ def sparse_class(base: type[PreTrainedModel]) -> type[L0DropModel]:
             "__module__": __name__,
         },
     )
-    model_class.forward = _with_signature(L0DropModel.forward, base, family)  # type: ignore[attr-defined]
+    model_class.forward = _with_signature(L0DropModel.forward, base)  # type: ignore[attr-defined]
     globals()[model_class.__name__] = model_class  # so that it can be pickled
     if base is family.base:
         AutoModelForSeq2SeqLM.register(model_class.config_class, model_class)  # type: ignore[attr-defined]
@@ -37,7 +37,7 @@ def sparse_class(base: type[PreTrainedModel]) -> type[L0DropModel]:
     return model_class
 
 
-def _with_signature(forward: Any, base: type[PreTrainedModel], family: Family) -> Any:
+def _with_signature(forward: Any, base: type[PreTrainedModel]) -> Any:
     """`forward` that tells the base's arguments and ours: the Trainer and generate look at names to pass things on."""
 
     positions = list(inspect.signature(base.forward).parameters)[1:]

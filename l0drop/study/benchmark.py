@@ -20,7 +20,7 @@ from l0drop.core.gates import Gate, Gates
 from l0drop.core.memory import Gating
 from l0drop.models.config import L0DropConfig
 from l0drop.models.sparsify import sparsify
-from l0drop.study.provenance import provenance
+from l0drop.provenance import provenance
 
 Progress = Callable[[str], None]
 

@@ -21,10 +21,10 @@ from l0drop.data.sources import ToyText
 from l0drop.data.toy import ToyPair, word_class
 from l0drop.data.whole import write_whole
 from l0drop.decoding.corpus import decode_corpus, encoder_inputs, length_batches
+from l0drop.provenance import provenance
 from l0drop.recipe import Recipe, ToyCorpus, parse_recipe
 from l0drop.study.benchmark import interleaved, ratio
 from l0drop.study.picture import sentences_svg
-from l0drop.study.provenance import provenance
 from l0drop.training.run import prepare, train
 from l0drop.training.trainer import decoding, scored
 

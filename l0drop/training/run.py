@@ -16,6 +16,7 @@ from rich.console import Console
 from l0drop.data.corpus import TokenizedCorpus
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.data.whole import locked, whole_folder, write_whole
+from l0drop.provenance import provenance
 from l0drop.recipe import Recipe, RecipeError, dump_recipe, load_recipe
 from l0drop.training.assemble import (
     Progress,
@@ -153,7 +154,7 @@ def _finish(trainer: L0DropTrainer, folder: Path) -> dict[str, Any]:
                     "gates_between": meter.between,
                 }
     metrics["corpora"] = {split: asdict(corpus.summary) for split, corpus in trainer.corpora.items()}
-    metrics["software"] = {"torch": torch.__version__, "device": str(trainer.args.device)}
+    metrics |= provenance(trainer.args.device)
     if trainer.args.should_save:
         with locked(folder / "model"), whole_folder(folder / "model") as partial:
             model.save_pretrained(partial)

@@ -38,6 +38,7 @@ def test_a_baseline_run_leaves_a_whole_folder(baseline: Path) -> None:
     assert {"recipe.yaml", "tokenizer", "data", "checkpoints", "log.jsonl", "model", "metrics.json"} <= names
     metrics = json.loads((baseline / "metrics.json").read_text())
     assert metrics["test"]["score"]["signature"].startswith("nrefs:1")
+    assert {"commit", "device", "torch", "transformers", "threads", "dtype", "seed", "decoding"} <= set(metrics)
     entries = [entry for entry in logged(baseline) if "loss" in entry]
     assert entries[-1]["cross_entropy"] < entries[0]["cross_entropy"]
     assert {"learning_rate", "grad_norm", "tokens_per_second"} <= set(entries[0])

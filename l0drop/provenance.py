@@ -24,7 +24,7 @@ def provenance(device: str | torch.device = "cpu") -> dict[str, Any]:
 
 def commit() -> str | None:
     """The commit of the source tree this runs from, with a + if it was changed; None for an installed package."""
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return None
 
