@@ -2,8 +2,19 @@
 
 from l0drop.core.gates import Gate, Gates, register_gate
 from l0drop.core.memory import Memory, compress
+from l0drop.decoding.engine import Engine, Generation
 from l0drop.models.config import L0DropConfig
 from l0drop.models.sparsify import sparsify
 
-__all__ = ["Gate", "Gates", "L0DropConfig", "Memory", "compress", "register_gate", "sparsify"]
+__all__ = [
+    "Engine",
+    "Gate",
+    "Gates",
+    "Generation",
+    "L0DropConfig",
+    "Memory",
+    "compress",
+    "register_gate",
+    "sparsify",
+]
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Decode a tokenized corpus with Hugging Face's generate, sorted by length, in batches of a token budget."""
+"""Decode a tokenized corpus with the engine, sorted by length, in batches of a token budget."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ import torch
 from l0drop.data.batches import collate
 from l0drop.data.corpus import TokenizedCorpus
 from l0drop.data.metrics import SparsityMeter
+from l0drop.decoding.engine import Engine
 
 
 @dataclass
@@ -39,7 +40,6 @@ def encoder_inputs(batch: dict[str, Any], device: torch.device, with_hints: bool
     return inputs
 
 
-@torch.no_grad()
 def decode_corpus(
     model: Any,
     corpus: TokenizedCorpus,
@@ -54,21 +54,20 @@ def decode_corpus(
     progress: Callable[[int], None] | None = None,
 ) -> Decoded:
     """The model's outputs for these sentences, in their order; `tokenizer` is the target side's."""
-    gated = hasattr(model, "gate") and model.config.l0drop.enabled
+    engine = Engine(model)
     texts: list[str] = [""] * len(indices)
     meter = SparsityMeter()
     lengths = corpus.source_lengths[np.asarray(indices, dtype=np.int64)]
     for chosen in length_batches(lengths, batch_tokens):
-        inputs = encoder_inputs(collate([corpus[int(indices[i])] for i in chosen], pad_id), model.device, gated)
-        if gated:
-            memory = model.get_encoder()(**inputs)
-            meter.add(memory.gates.values, inputs["attention_mask"], memory.gates.open_probability)
-            inputs = {"encoder_outputs": memory}
-        tokens = model.generate(
-            **inputs, num_beams=beams, length_penalty=length_penalty, max_new_tokens=max_new_tokens, do_sample=False,
-            early_stopping=False,
+        batch = collate([corpus[int(indices[i])] for i in chosen], pad_id)
+        result = engine.generate(
+            batch["input_ids"], batch["attention_mask"], hints=batch["hints"] or None, num_beams=beams,
+            length_penalty=length_penalty, max_new_tokens=max_new_tokens, do_sample=False, early_stopping=False,
         )  # fmt: skip
-        for place, text in zip(chosen, tokenizer.batch_decode(tokens, skip_special_tokens=True), strict=True):
+        if result.gates is not None:
+            mask = batch["attention_mask"].to(result.kept.device)
+            meter.add(result.gates.values, mask, result.gates.open_probability)
+        for place, text in zip(chosen, tokenizer.batch_decode(result.sequences, skip_special_tokens=True), strict=True):
             texts[int(place)] = text
         if progress:
             progress(len(chosen))

@@ -115,7 +115,7 @@ class Controls(nn.Module):
     ) -> list[Explanation]:
         """Test-time gates, log α and kept positions of each sentence, counted in its real tokens."""
         self._require_enabled()
-        with _evaluating(self):
+        with evaluating(self):
             output = self.get_encoder()(input_ids=input_ids, attention_mask=attention_mask, hints=hints, **kwargs)
         gates, mask_BN = output.gates, real_tokens(attention_mask, input_ids)
         explanations = []
@@ -140,7 +140,7 @@ class Controls(nn.Module):
         if wanted is None:
             raise ValueError("target: the model has no target_sparsity; say which sparsity to calibrate to")
         sentences = []
-        with _evaluating(self), self.dial():
+        with evaluating(self), self.dial():
             for batch in batches:
                 inputs = {k: v for k, v in batch.items() if k not in ("labels", "noise_key", "decoder_input_ids")}
                 gates = self.get_encoder()(**inputs).gates
@@ -173,7 +173,8 @@ def real_tokens(attention_mask: Tensor | None, like_BN: Tensor) -> Tensor:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """In eval mode for the calls inside, whatever the mode of each module outside."""
     training = {module: module.training for module in model.modules()}
     model.eval()
     try:

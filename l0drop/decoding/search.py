@@ -1,0 +1,361 @@
+"""Beam search, greedy search and sampling as small pure steps on tensors of fixed shape. Nothing here knows a model.
+
+One step of beam search, from the logits of the running hypotheses to the next ones:
+
+    logits ─ log_probabilities ─ constrain ─▶ expand ─▶ candidates ─┬─ finish ─▶ finished hypotheses
+                                                                    └─ select ─▶ running hypotheses ─▶ still_open
+
+The arithmetic (float32 scores, -1e9 for what cannot be chosen, the order of operations) is that of Hugging Face's
+`generate`, so that both choose the same tokens down to their ties.
+
+Shapes: B sentences, k beams, C candidates, R = B·k rows, T tokens with the start token in front, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+NEVER = -1.0e9
+"""The score of what must not be chosen. Finite, as in `generate`: it can be added to."""
+
+PenaltyStyle = Literal["hf", "gnmt"]
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search is asked to do. Lengths count the start token, as `generate`'s max_length does.
+
+    beams: hypotheses that run side by side; 1 is greedy search, or with `sample` the number drawn independently.
+    returned: how many hypotheses of each sentence are wanted, best first.
+    penalty_style: `hf` divides a score by len^α, `gnmt` by ((5+len)/6)^α; len counts new tokens, the last one included.
+    early_stopping: as in `generate`; with `gnmt` and False, a sentence stops when no running hypothesis can still win.
+    banned, banned_first: tokens never produced, and never as the first new one.
+    """
+
+    max_length: int
+    start: int
+    eos: tuple[int, ...]
+    pad: int
+    beams: int = 1
+    returned: int = 1
+    min_length: int = 0
+    length_penalty: float = 1.0
+    penalty_style: PenaltyStyle = "hf"
+    early_stopping: bool | Literal["never"] = False
+    repetition_penalty: float = 1.0
+    no_repeat_ngram: int = 0
+    forced_first: int | None = None
+    forced_last: tuple[int, ...] = ()
+    banned: tuple[int, ...] = ()
+    banned_first: tuple[int, ...] = ()
+    renormalize: bool = False
+    sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    @property
+    def candidates(self) -> int:
+        """Enough that k of them go on even if every beam's best continuations end."""
+        return max(2, 1 + len(self.eos)) * self.beams
+
+    @property
+    def normalizes_first(self) -> bool:
+        """Beam search constrains log-probabilities, greedy search and sampling constrain logits: as `generate` does."""
+        return self.beams > 1 and not self.sample
+
+
+class Hypotheses(NamedTuple):
+    """The state of a search.
+
+    tokens [B, k, T], scores [B, k]: the running hypotheses, scores without length penalty.
+    done_tokens [B, k, T], done_scores [B, k], done_length [B, k], done [B, k]: the finished ones, best first; `done` is
+    False where there is none yet.
+    open [B]: whether running hypotheses of a sentence may still change its result.
+    """
+
+    tokens: Tensor
+    scores: Tensor
+    done_tokens: Tensor
+    done_scores: Tensor
+    done_length: Tensor
+    done: Tensor
+    open: Tensor
+
+    def rows(self, sentences: Tensor) -> "Hypotheses":
+        """Those of some sentences alone."""
+        return Hypotheses(*(tensor.index_select(0, sentences) for tensor in self))
+
+
+class Candidates(NamedTuple):
+    """Continuations of running hypotheses, best first: [B, C] each; `beam` says which hypothesis is continued."""
+
+    scores: Tensor
+    beam: Tensor
+    token: Tensor
+
+
+def start(search: Search, sentences: int, device: torch.device | str) -> Hypotheses:
+    """One hypothesis per sentence that holds the start token; the other beams are closed until the first step."""
+    # generate fills beam outputs with EOS where the padding token is 0
+    fill = search.pad or (search.eos[0] if search.eos else search.pad) if search.normalizes_first else search.pad
+    shape = (sentences, search.beams)
+    tokens = torch.full((*shape, search.max_length), fill, device=device)
+    tokens[:, :, 0] = search.start
+    scores = torch.zeros(shape, device=device)
+    if not search.sample:
+        scores[:, 1:] = NEVER
+    return Hypotheses(
+        tokens,
+        scores,
+        tokens.clone(),
+        torch.full(shape, NEVER, device=device),
+        torch.zeros(shape, dtype=torch.long, device=device),
+        torch.zeros(shape, dtype=torch.bool, device=device),
+        torch.ones(sentences, dtype=torch.bool, device=device),
+    )
+
+
+# --- what may come next ------------------------------------------------------------------------------------------
+
+
+def next_scores(logits_RV: Tensor, tokens_RT: Tensor, length: int, search: Search) -> Tensor:
+    """[R, V], float32: the log-probability of every next token under the settings; -inf where it is not allowed.
+
+    `tokens_RT` are the hypotheses so far, `length` tokens of which are filled.
+    """
+    scores = logits_RV.float()
+    if search.normalizes_first:
+        scores = scores.log_softmax(-1)
+    scores = constrain(scores, tokens_RT[:, :length], search)
+    if search.sample:
+        scores = keep_top_p(keep_top_k(scores / search.temperature, search.top_k), search.top_p)
+    if search.renormalize or not search.normalizes_first:
+        scores = scores.log_softmax(-1)
+    return scores
+
+
+def constrain(scores_RV: Tensor, tokens_RT: Tensor, search: Search) -> Tensor:
+    """The settings that rule out or reweigh tokens, in `generate`'s order."""
+    length = tokens_RT.shape[1]
+    if search.repetition_penalty != 1.0:
+        scores_RV = penalize_repetition(scores_RV, tokens_RT, search.repetition_penalty)
+    if search.no_repeat_ngram:
+        scores_RV = ban_repeated_ngrams(scores_RV, tokens_RT, search.no_repeat_ngram)
+    if search.banned:
+        scores_RV = ban(scores_RV, search.banned)
+    if length < search.min_length:
+        scores_RV = ban(scores_RV, search.eos)
+    if search.forced_first is not None and length == 1:
+        scores_RV = force(scores_RV, (search.forced_first,))
+    if search.forced_last and length == search.max_length - 1:
+        scores_RV = force(scores_RV, search.forced_last)
+    if search.banned_first and length == (1 if search.forced_first is None else 2):
+        scores_RV = ban(scores_RV, search.banned_first)
+    return scores_RV
+
+
+def ban(scores_RV: Tensor, tokens: tuple[int, ...]) -> Tensor:
+    index = torch.tensor(tokens, device=scores_RV.device, dtype=torch.long)
+    return scores_RV.index_fill(1, index, -torch.inf)
+
+
+def force(scores_RV: Tensor, tokens: tuple[int, ...]) -> Tensor:
+    index = torch.tensor(tokens, device=scores_RV.device)
+    return torch.full_like(scores_RV, -torch.inf).index_fill(1, index, 0.0)
+
+
+def penalize_repetition(scores_RV: Tensor, tokens_RT: Tensor, penalty: float) -> Tensor:
+    """Tokens that occurred: positive scores are divided by the penalty, negative ones multiplied."""
+    occurred = scores_RV.gather(1, tokens_RT)
+    return scores_RV.scatter(1, tokens_RT, torch.where(occurred < 0, occurred * penalty, occurred / penalty))
+
+
+def ban_repeated_ngrams(scores_RV: Tensor, tokens_RT: Tensor, size: int) -> Tensor:
+    """Rule out every token that would complete an n-gram a second time."""
+    length = tokens_RT.shape[1]
+    if length < size:
+        return scores_RV
+    ngrams_RWn = tokens_RT.unfold(1, size, 1)
+    current_R1n = tokens_RT[:, None, length - size + 1 :]
+    repeated_RW = (ngrams_RWn[..., :-1] == current_R1n).all(-1)
+    banned_RV = torch.zeros_like(scores_RV, dtype=torch.int32)
+    # amax: the same token may follow the same context with and without a match
+    banned_RV.scatter_reduce_(1, ngrams_RWn[..., -1], repeated_RW.int(), "amax")
+    return scores_RV.masked_fill(banned_RV.bool(), -torch.inf)
+
+
+def keep_top_k(scores_RV: Tensor, count: int) -> Tensor:
+    """The `count` best tokens of each row, and what ties with the last of them; 0 keeps all."""
+    if count <= 0 or count >= scores_RV.shape[1]:
+        return scores_RV
+    worst_R1 = scores_RV.topk(count, -1).values[:, -1:]
+    return scores_RV.masked_fill(scores_RV < worst_R1, -torch.inf)
+
+
+def keep_top_p(scores_RV: Tensor, mass: float) -> Tensor:
+    """The smallest set of best tokens whose probabilities sum to at least `mass`."""
+    if mass >= 1.0:
+        return scores_RV
+    ascending, order = scores_RV.sort(-1)
+    below = ascending.softmax(-1).cumsum(-1)
+    drop = below <= 1 - mass
+    drop[:, -1] = False
+    return scores_RV.masked_fill(torch.zeros_like(drop).scatter(1, order, drop), -torch.inf)
+
+
+# --- one step ----------------------------------------------------------------------------------------------------
+
+
+def expand(scores_RV: Tensor, hypotheses: Hypotheses, search: Search) -> Candidates:
+    """The best continuations of each sentence. At the first step there may be one row per sentence."""
+    sentences = len(hypotheses.tokens)
+    width = len(scores_RV) // sentences
+    vocabulary = scores_RV.shape[1]
+    total_BkV = scores_RV.view(sentences, width, vocabulary) + hypotheses.scores[:, :width, None]
+    count = min(search.candidates, width * vocabulary)
+    best, place = total_BkV.view(sentences, -1).topk(count)
+    if count < search.candidates:  # a vocabulary smaller than the candidates
+        missing = search.candidates - count
+        best = torch.nn.functional.pad(best, (0, missing), value=NEVER)
+        place = torch.nn.functional.pad(place, (0, missing))
+    return Candidates(best, place // vocabulary, place % vocabulary)
+
+
+def extended(hypotheses: Hypotheses, candidates: Candidates, length: int) -> Tensor:
+    """[B, C, T], the tokens of every candidate."""
+    tokens = _pick(hypotheses.tokens, candidates.beam)
+    tokens[:, :, length] = candidates.token
+    return tokens
+
+
+def ends(candidates: Candidates, length: int, search: Search) -> Tensor:
+    """[B, C], whether a candidate is a whole hypothesis: it ends with EOS or at the length limit."""
+    if length + 1 >= search.max_length:
+        return torch.ones_like(candidates.token, dtype=torch.bool)
+    eos = torch.tensor(search.eos, device=candidates.token.device, dtype=candidates.token.dtype)
+    return torch.isin(candidates.token, eos)
+
+
+def length_penalty(new_tokens: int, search: Search) -> float:
+    """What a hypothesis's score is divided by."""
+    if search.penalty_style == "gnmt":
+        return ((5 + new_tokens) / 6) ** search.length_penalty
+    return new_tokens**search.length_penalty
+
+
+def finish(
+    hypotheses: Hypotheses, candidates: Candidates, tokens_BCT: Tensor, ended_BC: Tensor, length: int, search: Search
+) -> Hypotheses:
+    """Take the candidates that end, if they are among the k best, into the finished ones, and keep the best k."""
+    among_best = torch.zeros_like(ended_BC)
+    among_best[:, : search.beams] = ended_BC[:, : search.beams]
+    scores = candidates.scores / length_penalty(length, search)
+    if _stops_when_full(search):
+        scores = scores + hypotheses.done.all(-1, keepdim=True).float() * NEVER
+    scores = scores + (~hypotheses.open)[:, None].float() * NEVER
+    scores = scores + (~among_best) * NEVER
+    merged = torch.cat([hypotheses.done_scores, scores], 1)
+    best = merged.topk(search.beams).indices
+    lengths = torch.full_like(candidates.token, length + 1)
+    return hypotheses._replace(
+        done_tokens=_pick(torch.cat([hypotheses.done_tokens, tokens_BCT], 1), best),
+        done_scores=merged.gather(1, best),
+        done_length=torch.cat([hypotheses.done_length, lengths], 1).gather(1, best),
+        done=torch.cat([hypotheses.done, among_best], 1).gather(1, best),
+    )
+
+
+def select(
+    hypotheses: Hypotheses, candidates: Candidates, tokens_BCT: Tensor, ended_BC: Tensor, search: Search
+) -> tuple[Hypotheses, Tensor]:
+    """The k best candidates that do not end run on; also [B, k], which hypothesis each of them continues."""
+    scores = candidates.scores + ended_BC.float() * NEVER
+    best = scores.topk(search.beams).indices
+    running = hypotheses._replace(tokens=_pick(tokens_BCT, best), scores=scores.gather(1, best))
+    return running, candidates.beam.gather(1, best)
+
+
+def still_open(hypotheses: Hypotheses, length: int, search: Search) -> Hypotheses:
+    """Close the sentences whose result cannot change, or with `hf` is taken not to change, any more.
+
+    `length` counts the tokens of the running hypotheses. `hf` compares the best running score at its present length
+    with the worst finished one; `gnmt` at the length at which it would be best, with the worst that is asked for.
+    """
+    new_tokens = length - 1
+    longest = search.max_length - 1
+    if search.penalty_style == "gnmt" and not search.early_stopping:
+        divisor = length_penalty(longest if search.length_penalty > 0 else new_tokens + 1, search)
+        worst = hypotheses.done_scores[:, search.returned - 1]
+        worst = torch.where(hypotheses.done[:, search.returned - 1], worst, NEVER)
+        can_improve = hypotheses.scores[:, 0] / divisor > worst
+    else:
+        at_end = search.early_stopping == "never" and search.length_penalty > 0
+        divisor = length_penalty(longest if at_end else new_tokens, search)
+        worst_Bk = torch.where(hypotheses.done, hypotheses.done_scores.amin(1, keepdim=True), NEVER)
+        can_improve = (hypotheses.scores[:, :1] / divisor > worst_Bk).any(1)
+    is_open = hypotheses.open & can_improve
+    if _stops_when_full(search):
+        is_open = is_open & ~hypotheses.done.all(1)
+    return hypotheses._replace(open=is_open & (length < search.max_length))
+
+
+def beam_step(logits_RV: Tensor, hypotheses: Hypotheses, length: int, search: Search) -> tuple[Hypotheses, Tensor]:
+    """From the logits after `length` tokens to the next hypotheses; also [B, k], which one each of them continues."""
+    width = len(logits_RV) // len(hypotheses.tokens)
+    scores = next_scores(logits_RV, hypotheses.tokens[:, :width].flatten(0, 1), length, search)
+    candidates = expand(scores, hypotheses, search)
+    tokens = extended(hypotheses, candidates, length)
+    ended = ends(candidates, length, search)
+    finished = finish(hypotheses, candidates, tokens, ended, length, search)
+    running, beam = select(finished, candidates, tokens, ended, search)
+    return still_open(running, length + 1, search), beam
+
+
+def sample_step(
+    logits_RV: Tensor, hypotheses: Hypotheses, length: int, search: Search, generator: torch.Generator | None = None
+) -> tuple[Hypotheses, Tensor]:
+    """Draw one token for each hypothesis; they are independent of each other, and end at their first EOS."""
+    sentences, count = hypotheses.scores.shape
+    if len(logits_RV) < sentences * count:  # the first step: one row per sentence
+        logits_RV = logits_RV.repeat_interleave(count, 0)
+    scores = next_scores(logits_RV, hypotheses.tokens.flatten(0, 1), length, search)
+    token_R1 = torch.multinomial(scores.exp(), 1, generator=generator)
+    gain = scores.gather(1, token_R1).view(sentences, count)
+    token = torch.where(hypotheses.done, search.pad, token_R1.view(sentences, count))
+    tokens = hypotheses.tokens.clone()
+    tokens[:, :, length] = token
+    total = hypotheses.scores + torch.where(hypotheses.done, 0.0, gain)
+    candidates = Candidates(total, torch.arange(count, device=token.device).expand_as(token), token)
+    ended = ends(candidates, length, search) & ~hypotheses.done
+    done = hypotheses.done | ended
+    result = hypotheses._replace(
+        tokens=tokens,
+        scores=total,
+        done_tokens=torch.where(ended[..., None], tokens, hypotheses.done_tokens),
+        done_scores=torch.where(ended, total / length_penalty(length, search), hypotheses.done_scores),
+        done_length=torch.where(ended, length + 1, hypotheses.done_length),
+        done=done,
+        open=~done.all(1),
+    )
+    return result, candidates.beam
+
+
+def settled(tokens_BkT: Tensor, known: int, length: int) -> int:
+    """How many of the first `length` tokens all beams of a sentence share, in every sentence. It never shrinks, so the
+    first `known` are not looked at. What these beams' caches hold there is the same and need not be reordered."""
+    window = tokens_BkT[:, :, known:length]
+    agree = (window == window[:, :1]).all(1).all(0)
+    return known + int(agree.int().cumprod(0).sum())
+
+
+def _stops_when_full(search: Search) -> bool:
+    return search.early_stopping is True or search.beams == 1
+
+
+def _pick(rows: Tensor, index_BC: Tensor) -> Tensor:
+    """Rows [B, k, ...] by index [B, C]."""
+    shape = (*index_BC.shape, *rows.shape[2:])
+    return rows.gather(1, index_BC.view(*index_BC.shape, *(1,) * (rows.dim() - 2)).expand(shape))

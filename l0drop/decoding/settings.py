@@ -1,0 +1,183 @@
+"""From generation_config's names to a `Search`; what the engine cannot do raises."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import GenerationConfig
+
+from l0drop.decoding.search import Search
+
+_DEFAULTS: dict[str, Any] = {
+    "max_length": None,
+    "max_new_tokens": None,
+    "min_length": 0,
+    "min_new_tokens": None,
+    "early_stopping": False,
+    "do_sample": False,
+    "num_beams": 1,
+    "temperature": 1.0,
+    "top_k": 50,
+    "top_p": 1.0,
+    "repetition_penalty": 1.0,
+    "length_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "bad_words_ids": None,
+    "renormalize_logits": False,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "num_return_sequences": 1,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "decoder_start_token_id": None,
+}
+# Without effect on the tokens of a plain search: how `generate` caches and reports, and settings of assisted decoding
+# that mean nothing without an assistant.
+_WITHOUT_EFFECT = frozenset(
+    {
+        "use_cache",
+        "cache_implementation",
+        "cache_config",
+        "max_cache_len",
+        "return_dict_in_generate",
+        "output_scores",
+        "is_assistant",
+        "num_assistant_tokens",
+        "num_assistant_tokens_schedule",
+        "assistant_confidence_threshold",
+        "assistant_lookbehind",
+        "target_lookbehind",
+        "assistant_ensemble_weight",
+        "max_matching_ngram_size",
+        "compile_config",
+        "disable_compile",
+        "continuous_batching_config",
+        "low_memory",
+        "prefill_chunk_size",
+        "speculation_type",
+        "_from_model_config",
+        "transformers_version",
+        "_commit_hash",
+    }
+)
+# What `generate` has that the engine has not, with the values at which it does nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "typical_p": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "encoder_repetition_penalty": (1.0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "num_beam_groups": (1,),
+    "diversity_penalty": (0.0,),
+    "guidance_scale": (1, 1.0),
+    "use_mtp": (False,),
+}
+
+DEFAULT_NEW_TOKENS = 20
+"""What `generate` produces at most where neither caller nor model says."""
+
+
+def resolve(
+    model_settings: GenerationConfig, given: Mapping[str, Any], style: str, positions: int | None = None
+) -> Search:
+    """The search for these settings; unset ones come from the model's generation_config, then from generate's defaults.
+
+    `positions` is how many the decoder has.
+    """
+    if style not in ("hf", "gnmt"):
+        raise ValueError(f'length_penalty_style: expected "hf" or "gnmt", got {style!r}')
+    _refuse_unknown(given, model_settings)
+    values = dict(_DEFAULTS)
+    for source in (model_settings.to_dict(), given):
+        for name, value in source.items():
+            if value is None:
+                continue
+            if name in _DEFAULTS:
+                values[name] = value
+            elif name not in _WITHOUT_EFFECT and value is not False and value not in _NEUTRAL.get(name, ()):
+                raise ValueError(f"{name}: the engine cannot do this (asked for {value!r}); use model.generate")
+    eos = _ids(values["eos_token_id"])
+    start = values["decoder_start_token_id"]
+    start = values["bos_token_id"] if start is None else start
+    if not isinstance(start, int):
+        raise ValueError(f"decoder_start_token_id: expected one token id for all sentences, got {start!r}")
+    pad = values["pad_token_id"] if values["pad_token_id"] is not None else (eos[0] if eos else -1)
+    max_length, min_length = _lengths(values, positions, given)
+    sample, beams, returned = values["do_sample"], values["num_beams"], values["num_return_sequences"]
+    for name in ("num_beams", "num_return_sequences"):
+        if values[name] < 1 or values[name] != int(values[name]):
+            raise ValueError(f"{name}: expected a whole number, at least 1, got {values[name]}")
+    if sample and beams > 1:
+        raise ValueError("do_sample: the engine samples without beams; set num_beams=1 or use model.generate")
+    if not sample and returned > beams:
+        raise ValueError(f"num_return_sequences: {returned} is more than num_beams={beams}")
+    if sample and not values["temperature"] > 0:
+        raise ValueError(f"temperature: must be above 0, got {values['temperature']}")
+    if values["early_stopping"] not in (True, False, "never"):
+        raise ValueError(f'early_stopping: expected True, False or "never", got {values["early_stopping"]!r}')
+    if values["repetition_penalty"] <= 0:
+        raise ValueError(f"repetition_penalty: must be above 0, got {values['repetition_penalty']}")
+    return Search(
+        max_length=max_length,
+        min_length=min_length,
+        start=start,
+        eos=eos,
+        pad=pad,
+        beams=returned if sample else beams,
+        returned=returned,
+        length_penalty=float(values["length_penalty"]),
+        penalty_style=style,  # type: ignore[arg-type]
+        early_stopping=values["early_stopping"],
+        repetition_penalty=float(values["repetition_penalty"]),
+        no_repeat_ngram=values["no_repeat_ngram_size"],
+        forced_first=values["forced_bos_token_id"],
+        forced_last=_ids(values["forced_eos_token_id"]),
+        banned=_single_tokens(values["bad_words_ids"], eos) + _ids(values["suppress_tokens"]),
+        banned_first=_ids(values["begin_suppress_tokens"]),
+        renormalize=bool(values["renormalize_logits"]),
+        sample=sample,
+        temperature=float(values["temperature"]),
+        top_k=values["top_k"] or 0,
+        top_p=float(values["top_p"]),
+    )
+
+
+def _refuse_unknown(given: Mapping[str, Any], model_settings: GenerationConfig) -> None:
+    known = set(GenerationConfig().to_dict()) | set(model_settings.to_dict()) | set(_DEFAULTS)
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{name}: not a setting of generation")
+
+
+def _lengths(values: dict[str, Any], positions: int | None, given: Mapping[str, Any]) -> tuple[int, int]:
+    """Longest and shortest hypothesis, the start token counted."""
+    if values["max_new_tokens"] is not None and (given.get("max_length") is None or "max_new_tokens" in given):
+        longest = values["max_new_tokens"] + 1
+    elif values["max_length"] is not None:
+        longest = values["max_length"]
+    else:
+        longest = DEFAULT_NEW_TOKENS + 1
+        longest = longest if positions is None else min(longest, positions)
+    if longest < 2:
+        raise ValueError(f"max_new_tokens: at least one new token must be allowed, got a max_length of {longest}")
+    if positions is not None and longest - 1 > positions:
+        raise ValueError(f"max_new_tokens: {longest - 1} is more than the {positions} positions of the decoder")
+    new = values["min_new_tokens"]
+    return longest, values["min_length"] if new is None else new + 1
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return (int(value),) if isinstance(value, int) else tuple(int(v) for v in value)
+
+
+def _single_tokens(words: Any, eos: tuple[int, ...]) -> tuple[int, ...]:
+    """Bad words of one token each; EOS alone is no bad word, as in `generate`."""
+    if words is None:
+        return ()
+    if any(len(word) != 1 for word in words):
+        raise ValueError("bad_words_ids: the engine knows bad words of one token only; use model.generate")
+    return tuple(word[0] for word in words if word[0] not in eos)

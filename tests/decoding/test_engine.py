@@ -1,0 +1,374 @@
+"""The engine against Hugging Face's generate: the same tokens and scores, with less memory."""
+
+import copy
+
+import pytest
+import torch
+from transformers import BartForConditionalGeneration
+
+from l0drop import Engine, Gates, L0DropConfig, sparsify
+from l0drop.decoding import engine as engine_module
+from l0drop.decoding.engine import group_by_rows
+from tests.models import zoo
+
+GATINGS = ("zero", "mask", "weight")
+MANY_EOS = [2, *range(20, 32)]
+"""With an eighth of the vocabulary ending a sentence, random models end early and at different lengths."""
+
+SETTINGS = {
+    "greedy": {"num_beams": 1},
+    "greedy, early": {"num_beams": 1, "eos_token_id": MANY_EOS},
+    "beam 4": {"num_beams": 4},
+    "beam 4, early": {"num_beams": 4, "eos_token_id": MANY_EOS, "length_penalty": 0.6, "num_return_sequences": 4},
+    "beam 4, full length": {"num_beams": 4, "min_new_tokens": 18, "num_return_sequences": 2},
+    "beam 8, early": {"num_beams": 8, "eos_token_id": MANY_EOS, "num_return_sequences": 3, "early_stopping": True},
+    "beam 8, never": {"num_beams": 8, "eos_token_id": MANY_EOS, "early_stopping": "never", "num_return_sequences": 8},
+    "forced": {"num_beams": 4, "forced_bos_token_id": 7, "forced_eos_token_id": 2, "num_return_sequences": 4},
+}
+
+
+def gated(family, gating="zero", dtype=torch.float64, **config):
+    model = sparsify(zoo.build(family).to(dtype), L0DropConfig(gating=gating, **config))
+    return zoo.spread_gates(model)
+
+
+def both(model, batch, given=None, **generation):
+    """What generate and the engine return for the same settings."""
+    generation = {"max_new_tokens": 18, "do_sample": False, **generation}
+    theirs = model.generate(**batch, **(given or {}), **generation, return_dict_in_generate=True, output_scores=True)
+    ours = Engine(model).generate(batch["input_ids"], batch["attention_mask"], **(given or {}), **generation)
+    return theirs, ours
+
+
+def assert_same(theirs, ours, tie):
+    """Equal tokens, and equal scores where generate gives them; tokens may differ only where the scores tie."""
+    assert theirs.sequences.shape == ours.sequences.shape
+    scores = theirs.get("sequences_scores")
+    differ = (theirs.sequences != ours.sequences).any(1)
+    if scores is None:
+        assert not differ.any()
+        return
+    torch.testing.assert_close(ours.scores, scores.float(), atol=max(tie, 1e-6), rtol=0)
+    torch.testing.assert_close(ours.scores[differ], scores[differ].float(), atol=tie, rtol=0)
+    assert int(differ.sum()) <= len(differ) // 10
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("family", zoo.FAMILIES)
+def test_same_tokens_and_scores_in_float64(family, name):
+    for gating in GATINGS:
+        theirs, ours = both(gated(family, gating), zoo.ragged_batch(), **SETTINGS[name])
+        assert_same(theirs, ours, tie=1e-9)
+        assert bool((ours.kept & ~zoo.ragged_batch()["attention_mask"].bool()).sum() == 0)
+        assert 0 < int(ours.kept.sum()) < int(zoo.ragged_batch()["attention_mask"].sum())
+
+
+@pytest.mark.parametrize("name", ["greedy, early", "beam 4, early", "beam 8, early"])
+@pytest.mark.parametrize("family", zoo.FAMILIES)
+def test_same_tokens_in_float32(family, name):
+    theirs, ours = both(gated(family, dtype=torch.float32), zoo.ragged_batch(), **SETTINGS[name])
+    assert_same(theirs, ours, tie=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"repetition_penalty": 1.4},
+        {"no_repeat_ngram_size": 2},
+        {"min_new_tokens": 5, "eos_token_id": MANY_EOS},
+        {"min_length": 7, "eos_token_id": MANY_EOS},
+        {"bad_words_ids": [[5], [11]], "renormalize_logits": True},
+        {"suppress_tokens": [4, 9], "begin_suppress_tokens": [2, 30]},
+        {"begin_suppress_tokens": [8], "forced_bos_token_id": 7},
+        {"pad_token_id": 3, "eos_token_id": MANY_EOS},
+        {"max_length": 9, "max_new_tokens": None},
+    ],
+    ids=lambda changes: " ".join(changes),
+)
+@pytest.mark.parametrize("beams", [1, 4])
+def test_other_settings_are_generates(changes, beams):
+    theirs, ours = both(gated("marian"), zoo.ragged_batch(), num_beams=beams, **changes)
+    assert_same(theirs, ours, tie=1e-9)
+
+
+def test_unset_settings_come_from_the_model():
+    model = gated("bart")
+    model.generation_config.num_beams = 3
+    model.generation_config.max_length = 12
+    model.generation_config.no_repeat_ngram_size = 3
+    batch = zoo.ragged_batch()
+    theirs = model.generate(**batch, return_dict_in_generate=True, output_scores=True)
+    ours = Engine(model).generate(batch["input_ids"], batch["attention_mask"])
+    assert_same(theirs, ours, tie=1e-9)
+
+
+def test_default_length_is_generates():
+    model = gated("bart")
+    batch = zoo.ragged_batch()
+    assert torch.equal(model.generate(**batch), Engine(model).generate(**_inputs()).sequences)
+
+
+@pytest.mark.parametrize("family", ["marian", "t5", "led"])
+def test_plain_models_decode_densely(family):
+    model = zoo.build(family).double()
+    theirs, ours = both(model, zoo.ragged_batch(), num_beams=4, eos_token_id=MANY_EOS)
+    assert_same(theirs, ours, tie=1e-9)
+    assert ours.gates is None
+    assert torch.equal(ours.kept, zoo.ragged_batch()["attention_mask"].bool())
+
+
+def test_disabled_gates_decode_as_the_base_model():
+    model = gated("marian", enabled=False)
+    base = zoo.build("marian").double()
+    theirs, _ = both(base, zoo.ragged_batch(), num_beams=4)
+    ours = Engine(model).generate(**_inputs(), num_beams=4, max_new_tokens=18)
+    assert torch.equal(theirs.sequences, ours.sequences)
+
+
+@pytest.mark.parametrize("gating", GATINGS)
+@pytest.mark.parametrize("turn", [{"keep": 0.3}, {"max_memory": 6}, {"shift": 1.0}, {"dense": True}], ids=str)
+def test_the_dial(gating, turn):
+    model = gated("marian", gating)
+    with model.dial(**turn):
+        theirs = model.generate(**zoo.ragged_batch(), num_beams=4, max_new_tokens=18)
+        inside = Engine(model).generate(**_inputs(), num_beams=4, max_new_tokens=18)
+    ours = Engine(model).generate(**_inputs(), num_beams=4, max_new_tokens=18, **turn)
+    assert torch.equal(theirs, ours.sequences)
+    assert torch.equal(theirs, inside.sequences)
+
+
+@pytest.mark.parametrize("family", ["marian", "bart"])
+def test_layerwise(family):
+    theirs, ours = both(gated(family, "mask", layerwise=True), zoo.ragged_batch(), num_beams=4, eos_token_id=MANY_EOS)
+    assert_same(theirs, ours, tie=1e-9)
+
+
+@pytest.mark.parametrize("gating", GATINGS)
+def test_gates_from_outside_replace_the_models(gating):
+    model = gated("marian", gating)
+    own = Engine(model).generate(**_inputs(), num_beams=4, max_new_tokens=18)
+    given = Engine(model).generate(**_inputs(), gates=own.gates, num_beams=4, max_new_tokens=18)
+    assert torch.equal(own.sequences, given.sequences)
+    values = (torch.arange(24) % 2).double() * zoo.ragged_batch()["attention_mask"]
+    other = Engine(model).generate(**_inputs(), gates=values, num_beams=4, max_new_tokens=18)
+    assert torch.equal(other.kept[:5], values[:5] != 0)
+    again = Engine(model).generate(**_inputs(), gates=Gates(values), dense=True, num_beams=4, max_new_tokens=18)
+    assert torch.equal(other.sequences, again.sequences)
+
+
+def test_hints_reach_the_gate():
+    from l0drop import Gate
+
+    class Hinted(Gate):
+        def forward(self, encodings, mask, input_ids=None, hints=None):
+            return Gates((hints["tag"] == 1) * mask)
+
+    model = gated("marian")
+    model.gate = Hinted()
+    tags = torch.arange(24).expand(6, 24) % 3
+    ours = Engine(model).generate(**_inputs(), hints={"tag": tags}, max_new_tokens=4)
+    assert torch.equal(ours.kept, (tags == 1) & zoo.ragged_batch()["attention_mask"].bool())
+
+
+# --- what the engine is for --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gating", GATINGS)
+def test_memory_of_the_cross_attention(gating):
+    """At most K / (beams · N) of what generate holds, K the longest memory in the batch."""
+    model, beams = gated("marian", gating), 4
+    batch = zoo.ragged_batch()
+    with model.dial(dense=True):
+        theirs = model.generate(**batch, num_beams=beams, max_new_tokens=6, return_dict_in_generate=True)
+    cross = theirs.past_key_values.cross_attention_cache
+    held = sum(t.numel() * t.element_size() for layer in cross.layers for t in (layer.keys, layer.values))
+    engine = Engine(model)
+    encoded = engine.encode(batch["input_ids"], batch["attention_mask"])
+    engine.decode(encoded, num_beams=beams, max_new_tokens=6)
+    longest = int(encoded.rows.max())
+    assert longest < batch["input_ids"].shape[1]
+    assert engine.memory_bytes <= 1.05 * longest / (beams * batch["input_ids"].shape[1]) * held
+
+
+def test_memory_is_never_repeated_for_beams(monkeypatch):
+    seen = []
+    original = engine_module.DecoderCache.reorder
+
+    def watched(self, parents, start):
+        seen.append({layer.keys.shape[0] for layer in self.memory})
+        assert all(layer.keys.shape[0] == 4 * 6 for layer in self.prefix)
+        original(self, parents, start)
+
+    monkeypatch.setattr(engine_module.DecoderCache, "reorder", watched)
+    monkeypatch.setattr(engine_module, "GROUP_COST", 1e9)
+    Engine(gated("marian")).generate(**_inputs(), num_beams=4, max_new_tokens=6, min_new_tokens=6)
+    assert len(seen) == 5
+    assert all(rows == {6} for rows in seen)
+
+
+@pytest.mark.parametrize("leave_at", [0.0, 0.5, 1.0])
+def test_leaving_the_batch_changes_nothing(monkeypatch, leave_at):
+    monkeypatch.setattr(engine_module, "LEAVE_AT", leave_at)
+    model = gated("marian")
+    batch = zoo.ragged_batch(lengths=(24, 17, 9, 20, 24, 3, 5, 11), seed=8)
+    theirs, ours = both(model, batch, num_beams=4, eos_token_id=MANY_EOS, num_return_sequences=2)
+    assert_same(theirs, ours, tie=1e-9)
+
+
+@pytest.mark.parametrize("cost", [0.0, 1e9])
+def test_groups_change_nothing(monkeypatch, cost):
+    monkeypatch.setattr(engine_module, "GROUP_COST", cost)
+    theirs, ours = both(gated("t5"), zoo.ragged_batch(), num_beams=4, eos_token_id=MANY_EOS)
+    assert_same(theirs, ours, tie=1e-9)
+
+
+def test_one_long_memory_is_decoded_apart():
+    assert group_by_rows([30] * 20 + [5_000] + [28] * 20) == [[20], [*range(20), *range(21, 41)]]
+    assert group_by_rows([30, 29, 31]) == [[2, 0, 1]]
+    assert sorted(i for group in group_by_rows([7, 900, 33, 4_000, 2]) for i in group) == [0, 1, 2, 3, 4]
+
+
+def test_groups_cost_the_least():
+    """Against every way to cut a short sorted list."""
+    rows = [1_500, 1_200, 400, 380, 90, 10]
+
+    def cost(groups):
+        costs = ((len(g), max(rows[i] for i in g)) for g in groups)
+        return sum(engine_module.GROUP_COST + n * (1 + engine_module.ROW_COST * k) for n, k in costs)
+
+    def cuts(items):
+        yield [items]
+        for first in range(1, len(items)):
+            for rest in cuts(items[first:]):
+                yield [items[:first], *rest]
+
+    best = min(cost(groups) for groups in cuts(list(range(6))))
+    assert cost(group_by_rows(rows)) == pytest.approx(best)
+
+
+# --- the model stays as it was -----------------------------------------------------------------------------------
+
+
+def test_the_model_is_left_alone():
+    model = gated("bart")
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    attention = model.get_decoder().config._attn_implementation
+    model.train()
+    ours = Engine(model).generate(**_inputs(), num_beams=4, max_new_tokens=6)
+    assert model.training
+    assert model.gate.training
+    assert model.get_decoder().config._attn_implementation == attention
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+    assert torch.equal(ours.sequences, model.eval().generate(**zoo.ragged_batch(), num_beams=4, max_new_tokens=6))
+
+
+def test_later_changes_of_the_model_are_seen():
+    model = gated("marian")
+    engine = Engine(model)
+    engine.generate(**_inputs(), max_new_tokens=3)
+    with torch.no_grad():
+        for parameter in model.get_decoder().parameters():
+            parameter.mul_(1.3)
+    model.float()
+    ours = engine.generate(**_inputs(), num_beams=2, max_new_tokens=8)
+    assert torch.equal(ours.sequences, model.generate(**zoo.ragged_batch(), num_beams=2, max_new_tokens=8))
+
+
+def test_sampling_follows_the_seed_and_the_settings():
+    model = gated("marian")
+    settings = {"do_sample": True, "num_return_sequences": 3, "max_new_tokens": 12, "top_k": 5}
+
+    def draw(seed):
+        torch.manual_seed(seed)
+        return Engine(model).generate(**_inputs(), **settings)
+
+    first, again, other = draw(0), draw(0), draw(1)
+    assert torch.equal(first.sequences, again.sequences)
+    assert not torch.equal(first.sequences, other.sequences)
+    assert first.sequences.shape[0] == 18
+    rows = first.sequences.view(6, 3, -1)
+    assert any(not torch.equal(rows[b, 0], rows[b, 1]) for b in range(6))
+    with torch.no_grad():
+        logits = model(
+            **{name: t.repeat_interleave(3, 0) for name, t in zoo.ragged_batch().items()},
+            decoder_input_ids=first.sequences,
+        ).logits
+    allowed = logits[:, :-1].topk(5).indices
+    chosen = first.sequences[:, 1:, None]
+    before_end = (first.sequences[:, 1:] == 2).cumsum(1).cumsum(1) <= 1
+    assert ((allowed == chosen).any(-1) | ~before_end).all()
+
+
+def test_gnmt_scores_are_generates_with_another_divisor():
+    """Without early ends both styles find the same hypotheses; their scores differ by the divisors."""
+    model = gated("marian")
+    settings = {"num_beams": 4, "min_new_tokens": 10, "max_new_tokens": 10, "length_penalty": 0.6}
+    hf = Engine(model).generate(**_inputs(), **settings)
+    gnmt = Engine(model).generate(**_inputs(), **settings, length_penalty_style="gnmt")
+    assert torch.equal(hf.sequences, gnmt.sequences)
+    torch.testing.assert_close(hf.scores * 10**0.6, gnmt.scores * (15 / 6) ** 0.6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"nmu_beams": 3}, "nmu_beams: not a setting"),
+        ({"diversity_penalty": 0.5, "num_beam_groups": 2}, "num_beam_groups|diversity_penalty"),
+        ({"num_beams": 4, "do_sample": True}, "do_sample"),
+        ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences"),
+        ({"num_beams": 0}, "num_beams"),
+        ({"encoder_no_repeat_ngram_size": 2}, "encoder_no_repeat_ngram_size"),
+        ({"bad_words_ids": [[3, 4]]}, "bad_words_ids"),
+        ({"early_stopping": "sometimes"}, "early_stopping"),
+        ({"do_sample": True, "temperature": 0.0}, "temperature"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"max_new_tokens": 200}, "max_new_tokens: 200 is more than the 64 positions"),
+        ({"length_penalty_style": "other"}, "length_penalty_style"),
+        ({"gates": torch.ones(6, 24), "keep": 0.5}, "keep"),
+        ({"keep": 1.5}, "keep"),
+    ],
+)
+def test_refusals_name_the_setting(changes, named):
+    with pytest.raises(ValueError, match=named):
+        Engine(gated("marian")).generate(**_inputs(), **{"max_new_tokens": 5, **changes})
+
+
+def test_dial_and_gates_need_a_gated_model():
+    plain = zoo.build("marian")
+    with pytest.raises(ValueError, match="keep: this model has no gates"):
+        Engine(plain).generate(**_inputs(), keep=0.5)
+    with pytest.raises(ValueError, match="gates: a plain model"):
+        Engine(plain).generate(**_inputs(), gates=torch.ones(6, 24))
+
+
+def test_led_says_that_it_goes_through_generate():
+    engine = Engine(gated("led"))
+    assert engine.through_generate
+    with pytest.raises(ValueError, match="length_penalty_style"):
+        engine.generate(**_inputs(), num_beams=2, max_new_tokens=3, length_penalty_style="gnmt")
+    assert not Engine(gated("marian")).through_generate
+
+
+def test_led_global_attention_reaches_the_encoder():
+    model = gated("led")
+    attention = torch.zeros(6, 24, dtype=torch.long)
+    attention[:, :3] = 1
+    theirs, ours = both(model, zoo.ragged_batch(), {"global_attention_mask": attention}, num_beams=2)
+    assert_same(theirs, ours, tie=1e-9)
+
+
+def test_subclasses_of_a_family_are_decoded():
+    class Mine(BartForConditionalGeneration):
+        pass
+
+    base = zoo.build("bart").double()
+    mine = Mine(copy.deepcopy(base.config)).double().eval()
+    mine.load_state_dict(base.state_dict())
+    theirs, _ = both(base, zoo.ragged_batch(), num_beams=4)
+    ours = Engine(mine).generate(**_inputs(), num_beams=4, max_new_tokens=18)
+    assert torch.equal(theirs.sequences, ours.sequences)
+
+
+def _inputs():
+    batch = zoo.ragged_batch()
+    return {"inputs": batch["input_ids"], "attention_mask": batch["attention_mask"]}

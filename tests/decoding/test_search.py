@@ -1,0 +1,389 @@
+"""Every step of the search against numpy, and whole searches against slow ones in plain Python."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from l0drop.decoding import search as s
+from l0drop.decoding.search import Candidates, Hypotheses, Search
+
+V = 11
+
+
+def a_search(**changes):
+    values = {"max_length": 9, "start": 1, "eos": (2,), "pad": 0, "beams": 3, **changes}
+    return Search(**values)
+
+
+def scores(rows, seed=0):
+    return torch.randn(rows, V, generator=torch.Generator().manual_seed(seed)).log_softmax(-1)
+
+
+def tokens(rows, length, seed=0):
+    return torch.randint(0, V, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+# --- what may come next ------------------------------------------------------------------------------------------
+
+
+def test_ban_and_force():
+    x = scores(2)
+    banned = s.ban(x, (3, 5)).numpy()
+    assert np.isneginf(banned[:, [3, 5]]).all()
+    others = [v for v in range(V) if v not in (3, 5)]
+    assert (banned[:, others] == x.numpy()[:, others]).all()
+    forced = s.force(x, (4,)).numpy()
+    assert (forced[:, 4] == 0).all()
+    assert np.isneginf(np.delete(forced, 4, 1)).all()
+
+
+def test_repetition_penalty():
+    x = torch.randn(3, V, generator=torch.Generator().manual_seed(1))
+    seen = tokens(3, 5)
+    expected = x.numpy().copy()
+    for row in range(3):
+        for token in set(seen[row].tolist()):
+            expected[row, token] = (
+                expected[row, token] * 1.7 if expected[row, token] < 0 else expected[row, token] / 1.7
+            )
+    np.testing.assert_allclose(s.penalize_repetition(x, seen, 1.7).numpy(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_repeated_ngrams_are_banned(size):
+    for seed in range(20):
+        seen = torch.randint(0, 3, (4, 7), generator=torch.Generator().manual_seed(seed))
+        banned = torch.isneginf(s.ban_repeated_ngrams(torch.zeros(4, 3), seen, size))
+        for row, token in itertools.product(range(4), range(3)):
+            sequence = [*seen[row].tolist(), token]
+            ngrams = [tuple(sequence[i : i + size]) for i in range(len(sequence) - size + 1)]
+            assert bool(banned[row, token]) == (ngrams[-1] in ngrams[:-1])
+
+
+def test_no_ngram_repeats_before_there_is_one():
+    x = scores(2)
+    assert s.ban_repeated_ngrams(x, tokens(2, 2), 3) is x
+
+
+def test_top_k():
+    x = scores(4)
+    kept = s.keep_top_k(x, 3).numpy()
+    for row in range(4):
+        best = np.argsort(-x.numpy()[row])[:3]
+        assert set(np.flatnonzero(np.isfinite(kept[row]))) == set(best)
+    assert s.keep_top_k(x, 0) is x
+    assert s.keep_top_k(x, V) is x
+
+
+@pytest.mark.parametrize("mass", [0.01, 0.3, 0.7, 0.95])
+def test_top_p(mass):
+    x = scores(5, seed=3)
+    kept = np.isfinite(s.keep_top_p(x, mass).numpy())
+    for row in range(5):
+        order = np.argsort(-x.numpy()[row])
+        probabilities = np.exp(x.numpy()[row].astype(np.float64))
+        count = 1
+        while probabilities[order[:count]].sum() < mass:
+            count += 1
+        assert set(np.flatnonzero(kept[row])) == set(order[:count])
+
+
+def test_constraints_apply_where_they_say():
+    search = a_search(min_length=4, forced_first=5, forced_last=(2,), banned=(7,), banned_first=(6,))
+    x = scores(1)
+
+    def allowed(length):
+        constrained = s.constrain(x, torch.ones(1, length, dtype=torch.long), search)
+        return set(np.flatnonzero(np.isfinite(constrained[0].numpy())))
+
+    everything = set(range(V))
+    assert allowed(1) == {5}
+    assert allowed(2) == everything - {7, 2, 6}  # after the forced token comes the first free one
+    assert allowed(3) == everything - {7, 2}
+    assert allowed(4) == everything - {7}
+    assert allowed(8) == {2}
+
+
+def test_beam_search_constrains_log_probabilities_and_greedy_search_logits():
+    logits = torch.randn(2, V, generator=torch.Generator().manual_seed(2)) * 3
+    seen = tokens(2, 4)
+    beam = s.next_scores(logits, seen, 4, a_search(repetition_penalty=2.0))
+    assert torch.equal(beam, s.penalize_repetition(logits.log_softmax(-1), seen, 2.0))
+    greedy = s.next_scores(logits, seen, 4, a_search(beams=1, repetition_penalty=2.0))
+    assert torch.equal(greedy, s.penalize_repetition(logits, seen, 2.0).log_softmax(-1))
+
+
+# --- one step ----------------------------------------------------------------------------------------------------
+
+
+def running(search, sentences, length, seed=0):
+    state = s.start(search, sentences, "cpu")
+    generator = torch.Generator().manual_seed(seed)
+    shape = (sentences, search.beams, length - 1)
+    state.tokens[:, :, 1:length] = torch.randint(3, V, shape, generator=generator)
+    spread = -torch.rand(sentences, search.beams, generator=generator).sort(-1).values * 4
+    return state._replace(scores=spread)
+
+
+def test_expand_takes_the_best_of_all_beams():
+    search = a_search()
+    state = running(search, 2, 3)
+    x = scores(6)
+    got = s.expand(x, state, search)
+    for b in range(2):
+        total = state.scores[b].numpy()[:, None] + x.view(2, 3, V)[b].numpy()
+        best = np.argsort(-total.ravel())[: search.candidates]
+        np.testing.assert_array_equal(got.beam[b].numpy(), best // V)
+        np.testing.assert_array_equal(got.token[b].numpy(), best % V)
+        np.testing.assert_array_equal(got.scores[b].numpy(), total.ravel()[best])
+
+
+def test_expand_from_one_row_per_sentence():
+    search = a_search()
+    got = s.expand(scores(2), s.start(search, 2, "cpu"), search)
+    assert (got.beam == 0).all()
+    assert got.token.shape == (2, 6)
+
+
+def test_expand_with_fewer_tokens_than_candidates():
+    search = a_search(beams=8)
+    got = s.expand(scores(1), s.start(search, 1, "cpu"), search)
+    assert got.scores.shape == (1, 16)
+    assert (got.scores[0, V:] == s.NEVER).all()
+
+
+def test_extended_appends_to_the_continued_hypothesis():
+    search = a_search()
+    state = running(search, 2, 4)
+    candidates = s.expand(scores(6), state, search)
+    got = s.extended(state, candidates, 4).numpy()
+    for b, c in itertools.product(range(2), range(6)):
+        expected = state.tokens[b, candidates.beam[b, c]].numpy().copy()
+        expected[4] = candidates.token[b, c]
+        np.testing.assert_array_equal(got[b, c], expected)
+
+
+def test_ends_at_eos_and_at_the_limit():
+    search = a_search(eos=(2, 5))
+    candidates = Candidates(torch.zeros(1, 4), torch.zeros(1, 4).long(), torch.tensor([[2, 3, 5, 4]]))
+    assert s.ends(candidates, 3, search).tolist() == [[True, False, True, False]]
+    assert s.ends(candidates, 8, search).all()
+
+
+@pytest.mark.parametrize(("style", "expected"), [("hf", 7**0.6), ("gnmt", (12 / 6) ** 0.6)])
+def test_length_penalty(style, expected):
+    assert s.length_penalty(7, a_search(length_penalty=0.6, penalty_style=style)) == pytest.approx(expected)
+
+
+def test_finish_takes_only_the_best_beams_and_keeps_the_best():
+    search = a_search(length_penalty=1.0)
+    state = running(search, 1, 4)._replace(
+        done_scores=torch.tensor([[-0.9, s.NEVER, s.NEVER]]), done=torch.tensor([[True, False, False]])
+    )
+    candidates = Candidates(
+        torch.tensor([[-2.0, -3.0, -8.0, -8.5, -9.0, -9.5]]), torch.zeros(1, 6).long(), torch.full((1, 6), 3)
+    )
+    ended = torch.tensor([[True, False, True, True, False, True]])
+    marked = torch.arange(6).view(1, 6, 1).expand(1, 6, 9)
+    got = s.finish(state, candidates, marked, ended, 4, search)
+    assert got.done_scores[0].tolist() == pytest.approx(
+        [-0.5, -0.9, -2.0]
+    )  # the fourth ends, but is not among the best
+    assert got.done.all()
+    assert got.done_tokens[0, 0, 0] == 0
+    assert got.done_tokens[0, 2, 0] == 2
+    assert got.done_length[0].tolist() == [5, 0, 5]
+
+
+def test_finish_adds_nothing_to_a_closed_sentence():
+    search = a_search()
+    state = running(search, 1, 4)._replace(
+        done_scores=torch.tensor([[-5.0, -6.0, -7.0]]), done=torch.ones(1, 3).bool(), open=torch.tensor([False])
+    )
+    candidates = s.expand(scores(3), state, search)
+    got = s.finish(state, candidates, s.extended(state, candidates, 4), torch.ones(1, 6).bool(), 4, search)
+    assert got.done_scores[0].tolist() == [-5.0, -6.0, -7.0]
+
+
+def test_select_continues_what_does_not_end():
+    search = a_search()
+    state = running(search, 1, 4)
+    candidates = Candidates(
+        torch.tensor([[-1.0, -2.0, -3.0, -4.0, -5.0, -6.0]]), torch.tensor([[2, 1, 0, 2, 1, 0]]), torch.arange(6)[None]
+    )
+    ended = torch.tensor([[True, False, False, True, False, False]])
+    got, beam = s.select(state, candidates, s.extended(state, candidates, 4), ended, search)
+    assert got.scores[0].tolist() == [-2.0, -3.0, -5.0]
+    assert beam[0].tolist() == [1, 0, 1]
+    assert got.tokens[0, :, 4].tolist() == [1, 2, 4]
+
+
+def closes(search, running_score, done_scores, length=5):
+    """Whether a sentence is closed with this best running score and these finished ones."""
+    count = len(done_scores)
+    values = [*done_scores, *[s.NEVER] * (search.beams - count)]
+    state = s.start(search, 1, "cpu")._replace(
+        scores=torch.tensor([[running_score, *[-50.0] * (search.beams - 1)]]),
+        done_scores=torch.tensor([values]),
+        done=torch.tensor([[i < count for i in range(search.beams)]]),
+    )
+    return not bool(s.still_open(state, length, search).open)
+
+
+def test_hf_stops_when_the_present_length_cannot_beat_the_worst_finished():
+    search = a_search(beams=2, length_penalty=1.0)
+    assert not closes(search, -1.0, [-0.1])  # not enough finished
+    assert closes(search, -4.4, [-0.5, -1.0])  # -4.4 / 4 < -1.0
+    assert not closes(search, -3.9, [-0.5, -1.0])
+    never = a_search(beams=2, length_penalty=1.0, early_stopping="never")
+    assert not closes(never, -4.4, [-0.5, -1.0])  # -4.4 / 8 > -1.0
+    assert closes(never, -8.1, [-0.5, -1.0])
+    early = a_search(beams=2, early_stopping=True)
+    assert closes(early, -0.1, [-0.5, -1.0])
+    assert not closes(early, -0.1, [-0.5])
+
+
+def test_gnmt_stops_when_nothing_running_can_win():
+    search = a_search(beams=2, length_penalty=1.0, penalty_style="gnmt")
+    assert not closes(search, -1.0, [-0.5])  # at length 8 it may become -1 / (13/6) = -0.46
+    assert closes(search, -1.2, [-0.5])  # one finished hypothesis is all that is asked for
+    assert not closes(a_search(beams=2, length_penalty=1.0, penalty_style="gnmt", returned=2), -1.2, [-0.5])
+
+
+def test_every_sentence_closes_at_the_limit():
+    assert closes(a_search(), -0.1, [], length=9)
+
+
+def test_settled_prefix():
+    t = torch.tensor([[[1, 5, 6, 7], [1, 5, 6, 8]], [[1, 5, 5, 5], [1, 5, 4, 5]]])
+    assert s.settled(t, 0, 4) == 2
+    assert s.settled(t[:1], 1, 4) == 3
+    assert s.settled(t, 2, 2) == 2
+
+
+# --- whole searches ----------------------------------------------------------------------------------------------
+
+
+def table(seed):
+    """A language: log-probabilities of the next token by position and last token; it ends often enough.
+
+    By position, because otherwise the same transitions in another order would tie.
+    """
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(size=(9, V, V)) * 2
+    logits[:, :, 2] += 1.0
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def run(search, tables):
+    stacked = torch.tensor(np.stack(tables), dtype=torch.float32)
+    state = s.start(search, len(tables), "cpu")
+    for length in range(1, search.max_length):
+        last = state.tokens[:, :, length - 1]
+        logits = torch.stack([stacked[b, length][last[b]] for b in range(len(tables))]).flatten(0, 1)
+        state, _ = s.beam_step(logits, state, length, search)
+    return state
+
+
+def slow_beam_search(search, language):
+    """One sentence in plain Python with lists, as `generate` describes it."""
+    k = search.beams
+    live, done = [(0.0, [search.start])], []
+    for length in range(1, search.max_length):
+        candidates = sorted(
+            ((score + language[length, seq[-1], token], [*seq, token]) for score, seq in live for token in range(V)),
+            key=lambda c: -c[0],
+        )[: search.candidates]
+        last = length + 1 == search.max_length
+        for score, seq in candidates[:k]:
+            if seq[-1] in search.eos or last:
+                done.append((score / s.length_penalty(length, search), seq))
+        done = sorted(done, key=lambda c: -c[0])[:k]
+        live = [c for c in candidates if c[1][-1] not in search.eos][:k]
+        if last:
+            break
+        if search.early_stopping is True or k == 1:
+            if len(done) == k:
+                break
+        elif len(done) == k:
+            at = search.max_length - 1 if search.early_stopping == "never" and search.length_penalty > 0 else length
+            if not live[0][0] / s.length_penalty(at, search) > done[-1][0]:
+                break
+    return done
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    beams=st.integers(1, 5),
+    penalty=st.sampled_from([0.0, 0.6, 1.0, 2.0]),
+    early=st.sampled_from([True, False, "never"]),
+)
+def test_beam_search_is_the_slow_one(seed, beams, penalty, early):
+    search = a_search(beams=beams, length_penalty=penalty, early_stopping=early, returned=beams)
+    languages = [table(seed), table(seed + 1)]
+    state = run(search, languages)
+    for b, language in enumerate(languages):
+        expected = slow_beam_search(search, language)
+        assert int(state.done[b].sum()) == len(expected)
+        for place, (score, sequence) in enumerate(expected):
+            assert float(state.done_scores[b, place]) == pytest.approx(score, abs=1e-5)
+            assert state.done_tokens[b, place, : len(sequence)].tolist() == sequence
+            assert int(state.done_length[b, place]) == len(sequence)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10_000), penalty=st.sampled_from([0.0, 0.6, 1.0]), returned=st.integers(1, 3))
+def test_gnmt_stopping_loses_nothing(seed, penalty, returned):
+    """The hypotheses asked for are those of a search that never stops before the limit."""
+    search = a_search(penalty_style="gnmt", length_penalty=penalty, beams=3, returned=returned)
+    stopped = run(search, [table(seed)])
+    state = s.start(search, 1, "cpu")
+    stacked = torch.tensor(table(seed), dtype=torch.float32)
+    for length in range(1, search.max_length):
+        logits = stacked[length][state.tokens[0, :, length - 1]]
+        state, _ = s.beam_step(logits, state._replace(open=torch.tensor([True])), length, search)
+    assert torch.equal(stopped.done_tokens[:, :returned], state.done_tokens[:, :returned])
+    assert torch.equal(stopped.done_scores[:, :returned], state.done_scores[:, :returned])
+
+
+def test_sampling_draws_from_the_distribution():
+    search = a_search(sample=True, beams=20_000, returned=20_000, max_length=2, top_k=4, temperature=1.5)
+    logits = torch.randn(1, V, generator=torch.Generator().manual_seed(4)) * 2
+    state, _ = s.sample_step(logits, s.start(search, 1, "cpu"), 1, search, torch.Generator().manual_seed(0))
+    drawn = np.bincount(state.done_tokens[0, :, 1].numpy(), minlength=V) / 20_000
+    best = np.argsort(-logits[0].numpy())[:4]
+    weights = np.exp(logits[0].numpy()[best].astype(np.float64) / 1.5)
+    expected = np.zeros(V)
+    expected[best] = weights / weights.sum()
+    assert np.abs(drawn - expected).max() < 4 * math.sqrt(0.25 / 20_000)
+    assert float(state.done_scores[0, 0]) == pytest.approx(np.log(expected[int(state.done_tokens[0, 0, 1])]), abs=1e-5)
+
+
+def test_samples_end_at_their_first_eos():
+    search = a_search(sample=True, beams=50, returned=50, max_length=7)
+    state = s.start(search, 1, "cpu")
+    logits = torch.zeros(50, V)
+    logits[:, 2] = 1.0
+    generator = torch.Generator().manual_seed(0)
+    for length in range(1, 7):
+        state, _ = s.sample_step(logits, state, length, search, generator)
+    assert state.done.all()
+    assert not state.open.any()
+    for sequence, length in zip(state.done_tokens[0].tolist(), state.done_length[0].tolist(), strict=True):
+        assert sequence[length - 1] == 2 or length == 7
+        assert 2 not in sequence[: length - 1]
+        assert set(sequence[length:]) <= {search.pad}
+
+
+def test_rows_of_some_sentences():
+    state = running(a_search(), 3, 4)
+    some = state.rows(torch.tensor([2, 0]))
+    assert isinstance(some, Hypotheses)
+    assert torch.equal(some.tokens[0], state.tokens[2])
+    assert torch.equal(some.open, state.open[[2, 0]])
