@@ -296,15 +296,15 @@ def group_by_rows(rows: Sequence[int]) -> list[list[int]]:
     sentences, the cheapest.
     """
     order = sorted(range(len(rows)), key=lambda i: -rows[i])
-    best: list[tuple[float, int]] = [
-        (0.0, 0)
-    ]  # cheapest cost of the first n sentences, and where its last group starts
-    for end in range(1, len(order) + 1):
-        best.append(
-            min(
-                (best[first][0] + GROUP_COST + (end - first) * (1 + ROW_COST * rows[order[first]]), first)
-                for first in range(end)
-            )
+    # a cut between equal memories gains nothing, so a group may start only where they get shorter
+    starts = [place for place in range(len(order)) if place == 0 or rows[order[place]] != rows[order[place - 1]]]
+    # by the place where the rest begins: the cheapest cost of what comes before, and where its last group starts
+    best: dict[int, tuple[float, int]] = {0: (0.0, 0)}
+    for end in [*starts[1:], len(order)]:
+        best[end] = min(
+            (best[first][0] + GROUP_COST + (end - first) * (1 + ROW_COST * rows[order[first]]), first)
+            for first in starts
+            if first < end
         )
     groups: list[list[int]] = []
     end = len(order)
