@@ -20,6 +20,9 @@ from torch import Tensor
 NEVER = -1.0e9
 """The score of what must not be chosen. Finite, as in `generate`: it can be added to."""
 
+BLOCK = 128
+"""Neighbouring tokens whose maximum is taken first when the best of a large vocabulary are looked for."""
+
 PenaltyStyle = Literal["hf", "gnmt"]
 
 
@@ -213,15 +216,43 @@ def expand(scores_RV: Tensor, hypotheses: Hypotheses, search: Search) -> Candida
     """The best continuations of each sentence. At the first step there may be one row per sentence."""
     sentences = len(hypotheses.tokens)
     width = len(scores_RV) // sentences
+    count = min(search.candidates, scores_RV.shape[1])
+    # what is among the best of a sentence is among the best of its hypothesis
+    best_RC, token_RC = best_of_rows(scores_RV, count)
+    total_BkC = best_RC.view(sentences, width, count) + hypotheses.scores[:, :width, None]
+    chosen = min(search.candidates, width * count)
+    best, place = total_BkC.view(sentences, -1).topk(chosen)
+    token = token_RC.view(sentences, -1).gather(1, place)
+    if chosen < search.candidates:  # a vocabulary smaller than the candidates
+        missing = (0, search.candidates - chosen)
+        best = torch.nn.functional.pad(best, missing, value=NEVER)
+        place, token = torch.nn.functional.pad(place, missing), torch.nn.functional.pad(token, missing)
+    return Candidates(best, place // count, token)
+
+
+def best_of_rows(scores_RV: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of every row, largest first, and where they stand: `topk`.
+
+    On a CPU torch's own partly sorts whole rows. Over a large vocabulary it is quicker to find the blocks with the
+    largest maxima, which hold the largest elements, and to look there.
+    """
     vocabulary = scores_RV.shape[1]
-    total_BkV = scores_RV.view(sentences, width, vocabulary) + hypotheses.scores[:, :width, None]
-    count = min(search.candidates, width * vocabulary)
-    best, place = total_BkV.view(sentences, -1).topk(count)
-    if count < search.candidates:  # a vocabulary smaller than the candidates
-        missing = search.candidates - count
-        best = torch.nn.functional.pad(best, (0, missing), value=NEVER)
-        place = torch.nn.functional.pad(place, (0, missing))
-    return Candidates(best, place // vocabulary, place % vocabulary)
+    blocks = vocabulary // BLOCK
+    if scores_RV.device.type != "cpu" or blocks < 4 * count:
+        values, places = scores_RV.topk(count)
+        return values, places
+    whole = blocks * BLOCK
+    blocks_RWb = scores_RV[:, :whole].unflatten(1, (blocks, BLOCK))
+    block_RC = blocks_RWb.amax(-1).topk(count).indices
+    inside = blocks_RWb.gather(1, block_RC[..., None].expand(-1, -1, BLOCK)).flatten(1)
+    start_RC = block_RC * BLOCK
+    place_inside = (start_RC[..., None] + torch.arange(BLOCK)).flatten(1)
+    if whole < vocabulary:
+        rest = torch.arange(whole, vocabulary).expand(len(scores_RV), -1)
+        inside = torch.cat([inside, scores_RV[:, whole:]], 1)
+        place_inside = torch.cat([place_inside, rest], 1)
+    values, chosen = inside.topk(count)
+    return values, place_inside.gather(1, chosen)
 
 
 def extended(hypotheses: Hypotheses, candidates: Candidates, length: int) -> Tensor:

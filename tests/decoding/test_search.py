@@ -157,6 +157,18 @@ def test_expand_with_fewer_tokens_than_candidates():
     assert (got.scores[0, V:] == s.NEVER).all()
 
 
+@pytest.mark.parametrize("vocabulary", [7, 128, 8_192, 8_200, 32_001])
+def test_best_of_rows_is_topk(vocabulary):
+    x = torch.randn(5, vocabulary, generator=torch.Generator().manual_seed(5))
+    x[1, :] = -torch.inf
+    x[1, -1] = 0.0
+    count = min(8, vocabulary)
+    values, places = s.best_of_rows(x, count)
+    assert torch.equal(values, x.topk(count).values)
+    assert torch.equal(x.gather(1, places), values)
+    assert all(len(set(row)) == count for row in places.tolist())
+
+
 def test_extended_appends_to_the_continued_hypothesis():
     search = a_search()
     state = running(search, 2, 4)
