@@ -79,15 +79,13 @@ class PrefixLayer(_Layer):
         step = slice(None, None, beams)
         return self.keys[step, :, :end], self.values[step, :, :end]
 
-    def reorder(self, parents: Tensor, start: int) -> None:
-        """Give row r what row parents[r] holds, from position `start` on; before it they hold the same."""
+    def reorder(self, rows: Tensor, parents: Tensor, start: int) -> None:
+        """Give each of `rows` what its parent holds, from position `start` on; before it they hold the same."""
         assert self.keys is not None
         assert self.values is not None
-        if start == self.length:
-            return
         for buffer in (self.keys, self.values):
             part = buffer[:, :, start : self.length]
-            part.copy_(part.index_select(0, parents))
+            part.index_copy_(0, rows, part.index_select(0, parents))
 
     def keep(self, rows: Tensor) -> None:
         """Leave these rows."""
@@ -111,8 +109,12 @@ class DecoderCache(EncoderDecoderCache):
         super().__init__(Cache(layers=[*self.prefix]), Cache(layers=[*self.memory]))
 
     def reorder(self, parents: Tensor, start: int) -> None:
+        """Give row r what row parents[r] holds, from position `start` on. Rows that are their own parents stay."""
+        if start == self.prefix[0].length:
+            return
+        rows = (parents != torch.arange(len(parents), device=parents.device)).nonzero().flatten()
         for layer in self.prefix:
-            layer.reorder(parents, start)
+            layer.reorder(rows, parents[rows], start)
 
     def keep(self, sentences: Tensor, rows: Tensor, memory_rows: int) -> None:
         for prefix, memory in zip(self.prefix, self.memory, strict=True):

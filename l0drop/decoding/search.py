@@ -129,9 +129,8 @@ def next_scores(logits_RV: Tensor, tokens_RT: Tensor, length: int, search: Searc
 
     `tokens_RT` are the hypotheses so far, `length` tokens of which are filled.
     """
-    scores = logits_RV.float()
-    if search.normalizes_first:
-        scores = scores.log_softmax(-1)
+    # a tensor of its own: constraints write into it
+    scores = logits_RV.float().log_softmax(-1) if search.normalizes_first else logits_RV.to(torch.float32, copy=True)
     scores = constrain(scores, tokens_RT[:, :length], search)
     if search.sample:
         scores = keep_top_p(keep_top_k(scores / search.temperature, search.top_k), search.top_p)
@@ -141,7 +140,7 @@ def next_scores(logits_RV: Tensor, tokens_RT: Tensor, length: int, search: Searc
 
 
 def constrain(scores_RV: Tensor, tokens_RT: Tensor, search: Search) -> Tensor:
-    """The settings that rule out or reweigh tokens, in `generate`'s order."""
+    """The settings that rule out or reweigh tokens, in `generate`'s order. May write into its first argument."""
     length = tokens_RT.shape[1]
     if search.repetition_penalty != 1.0:
         scores_RV = penalize_repetition(scores_RV, tokens_RT, search.repetition_penalty)
@@ -161,8 +160,9 @@ def constrain(scores_RV: Tensor, tokens_RT: Tensor, search: Search) -> Tensor:
 
 
 def ban(scores_RV: Tensor, tokens: tuple[int, ...]) -> Tensor:
+    """In place: a copy would be a pass over the whole vocabulary."""
     index = torch.tensor(tokens, device=scores_RV.device, dtype=torch.long)
-    return scores_RV.index_fill(1, index, -torch.inf)
+    return scores_RV.index_fill_(1, index, -torch.inf)
 
 
 def force(scores_RV: Tensor, tokens: tuple[int, ...]) -> Tensor:
