@@ -194,6 +194,8 @@ class TextCorpus(Section):
 
     source: Text
     target: Text | None = None
+    tagged: Flag = False
+    """The source has a Penn tag at each word: The_DT house_NN ._. Rules by part of speech then need no tagger."""
 
     @property
     def has_targets(self) -> bool:
@@ -315,6 +317,29 @@ class Data(Section):
     """The same for targets."""
     source_prefix: str = ""
     """Put before every source, such as "summarize: " for T5."""
+    language: Text = "en"
+    """Of the source, for rules by part of speech: their tagger has to know it."""
+    tagger: Text = "perceptron"
+    """For rules by part of speech: l0drop's own perceptron, or nltk, spacy, spacy:MODEL where they are installed."""
+
+    @property
+    def is_tagged(self) -> bool:
+        return getattr(self.train, "tagged", False)
+
+    @_rule
+    def _tags_are_everywhere(self) -> Faults:
+        tagged = getattr(self.train, "tagged", False)
+        for name in ("valid", "test"):
+            corpus = getattr(self, name)
+            if corpus is not None and getattr(corpus, "tagged", False) != tagged:
+                yield f"{name}.tagged", f"should be {str(tagged).lower()}, as in train: all text has tags, or none"
+
+    @_rule
+    def _tagged_text_stays_as_it_is(self) -> Faults:
+        if getattr(self.train, "tagged", False):
+            for name in ("documents", "source_prefix"):
+                if getattr(self, name):
+                    yield name, "does not go together with text that has tags"
 
 
 class Tokenizer(Section):
@@ -511,6 +536,10 @@ class Train(Section):
     elastic_range: tuple[Positive, Annotated[Positive, Field(le=1)]] = (0.2, 1.0)
     """Smallest and largest share kept."""
     precision: Literal["fp32", "bf16"] = "fp32"
+    fast: Flag | None = None
+    """Attention for ragged batches, and a loss that never holds all logits; left out, on a GPU."""
+    compile: Flag | None = None
+    """Compile layers and gate, which takes a minute at the start; left out, on a GPU."""
     save_every: Count = 1000
     eval_every: Count = 1000
     log_every: Count = 100
@@ -656,13 +685,12 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     RecipeError.
     """
     values, where = _read(str(path))
-    faults = []
-    for override in overrides:
-        try:
-            where |= _set(values, override)
-        except RecipeError as error:
-            faults.append(str(error))
-    return _build(values, str(path), where, faults)
+    return _overridden(values, overrides, str(path), where)
+
+
+def override_recipe(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """The same for a recipe that was read before."""
+    return _overridden(_plain(recipe), overrides, recipe.name, {})
 
 
 def parse_recipe(mapping: Mapping[str, Any], source_name: str) -> Recipe:
@@ -673,6 +701,16 @@ def parse_recipe(mapping: Mapping[str, Any], source_name: str) -> Recipe:
 def dump_recipe(recipe: Recipe) -> str:
     """The recipe as YAML with every default written out; reading it gives an equal recipe."""
     return yaml.dump(_plain(recipe), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _overridden(values: Any, overrides: Sequence[str], source_name: str, where: dict[_Path, str]) -> Recipe:
+    faults = []
+    for override in overrides:
+        try:
+            where |= _set(values, override)
+        except RecipeError as error:
+            faults.append(str(error))
+    return _build(values, source_name, where, faults)
 
 
 def _build(values: Any, source_name: str, where: Mapping[_Path, str], faults: list[str]) -> Recipe:

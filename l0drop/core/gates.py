@@ -6,7 +6,7 @@ Shapes: B sentences, N source positions, D model width. Masks are True on real t
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -55,10 +55,12 @@ class Gate(nn.Module):
 
     A gate is rebuilt from the arguments it was constructed with, which are recorded by themselves, so they must be
     plain JSON values. `encodings` are [B, N, D] and differentiable, `mask` is [B, N] and True on real tokens, `hints`
-    maps names to per-token tensors [B, N] (tags, frequency ranks: whatever a rule needs).
+    maps names to per-token tensors [B, N] (tags, frequency ranks: whatever a rule needs); `needs` names those without
+    which it does not work.
     """
 
     arguments: dict[str, Any]
+    needs: ClassVar[tuple[str, ...]] = ()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "Gate":
         gate = super().__new__(cls)
@@ -74,13 +76,21 @@ class Gate(nn.Module):
         gate.__dict__["arguments"] = arguments
         return gate
 
+    def __init__(self) -> None:
+        super().__init__()  # nn.Module takes any arguments; a gate without a constructor of its own takes none
+
     @classmethod
     def build(cls, arguments: Mapping[str, Any], *, width: int, **defaults: Any) -> "Gate":
         """The gate for a model of this width. Of `width` and `defaults`, what the model would give the learned gate
         (beta, epsilon, start, normalize), a constructor gets what it names."""
-        wanted = inspect.signature(cls.__init__).parameters
+        signature = inspect.signature(cls.__init__)
         offered = {"width": width, **defaults}
-        return cls(**{**{k: v for k, v in offered.items() if k in wanted}, **arguments})
+        given = {**{k: v for k, v in offered.items() if k in signature.parameters}, **arguments}
+        try:
+            signature.bind(None, **given)
+        except TypeError as error:
+            raise ValueError(f"gate_args: {cls.__name__} cannot be made of {dict(arguments)}: {error}") from None
+        return cls(**given)
 
     def forward(
         self,
@@ -99,9 +109,14 @@ class Gate(nn.Module):
         """The test-time gate at a log α; what the dial's `shift` asks."""
         raise ValueError(f"shift: {type(self).__name__} does not say what its gate is at another log α (override `at`)")
 
-    def fold(self, shift: float) -> None:
-        """Add `shift` to log α for good."""
-        raise ValueError(f"{type(self).__name__} has no bias to fold a shift of log α into")
+    @property
+    def threshold(self) -> float:
+        """The log α at and below which the test-time gate is closed."""
+        raise ValueError(f"{type(self).__name__} does not say at which log α it closes (override `threshold`)")
+
+    def close_at(self, log_alpha: float) -> None:
+        """Move the threshold there for good; what the calibration does."""
+        raise ValueError(f"{type(self).__name__} has no threshold that can be moved (override `close_at`)")
 
 
 class LearnedGate(Gate):
@@ -109,7 +124,11 @@ class LearnedGate(Gate):
 
     w starts at 0 and b at `start`, so every gate starts alike. With `normalize`, x is brought to zero mean and unit
     variance first, for encoders whose output has a scale of its own. The parameters are made and loaded in float32.
+
+    `moved` is how far the calibration has moved the threshold of the test-time gate; sampling does not know of it.
     """
+
+    moved: Tensor
 
     def __init__(
         self, width: int, beta: float = 2 / 3, epsilon: float = 0.1, start: float | None = None, normalize: bool = False
@@ -119,6 +138,7 @@ class LearnedGate(Gate):
         self.start = hard_concrete.threshold(epsilon) + 0.6 if start is None else start
         self.weight = nn.Parameter(torch.zeros(width, dtype=torch.float32))
         self.bias = nn.Parameter(torch.full((), self.start, dtype=torch.float32))
+        self.register_buffer("moved", torch.zeros((), dtype=torch.float32))
 
     def forward(
         self,
@@ -147,14 +167,22 @@ class LearnedGate(Gate):
 
     def closed(self, gates: Gates) -> Tensor:
         assert gates.log_alpha is not None
-        return hard_concrete.closed(gates.log_alpha, self.epsilon)
+        return self._closed(gates.log_alpha)
+
+    def _closed(self, log_alpha: Tensor) -> Tensor:
+        return hard_concrete.closed(hard_concrete.wide(log_alpha) - self.moved, self.epsilon)
 
     def at(self, log_alpha: Tensor) -> Tensor:
-        return hard_concrete.test_time_gate(log_alpha, self.epsilon)
+        """Eq. 13; below a threshold that was moved up gates are closed, above one that was moved down they are 1."""
+        by_formula = hard_concrete.test_time_gate(log_alpha, self.epsilon)
+        return by_formula.masked_fill(by_formula == 0, 1).masked_fill(self._closed(log_alpha), 0)
 
-    def fold(self, shift: float) -> None:
-        with torch.no_grad():
-            self.bias.add_(shift)
+    @property
+    def threshold(self) -> float:
+        return float(self.moved) - hard_concrete.threshold(self.epsilon)
+
+    def close_at(self, log_alpha: float) -> None:
+        self.moved.fill_(log_alpha + hard_concrete.threshold(self.epsilon))
 
 
 _registry: dict[str, type[Gate]] = {"learned": LearnedGate}

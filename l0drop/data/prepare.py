@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from transformers import BatchEncoding, PreTrainedTokenizerBase
@@ -17,6 +17,7 @@ from l0drop.data.tokenizer import TokenizerPair
 from l0drop.data.whole import locked, whole_folder
 
 CHUNK = 1_000  # pairs tokenized at once, and all that is ever in memory
+T = TypeVar("T")
 
 
 class Annotator(Protocol):
@@ -25,8 +26,11 @@ class Annotator(Protocol):
     `fingerprint` changes whenever its results would.
     """
 
-    names: Sequence[str]
-    fingerprint: str
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    @property
+    def fingerprint(self) -> str: ...
 
     def __call__(self, texts: Sequence[str], encoding: BatchEncoding) -> Mapping[str, Sequence[Sequence[int]]]: ...
 
@@ -78,6 +82,23 @@ def usable_pairs(
     """The pairs that `prepare_corpus` makes examples of, in their order, as text: uncut references for scoring."""
     sides = _sides(text, tokenizers, max_source, max_target)
     return _documents(text, sides, Summary()) if documents else _sentences(text, Summary())
+
+
+def source_rows(
+    text: ParallelText,
+    tokenizers: TokenizerPair,
+    per_token: Callable[[Sequence[str], BatchEncoding], Sequence[Sequence[T]]],
+    *,
+    max_source: int,
+    max_target: int,
+    documents: bool = False,
+) -> Iterator[list[T]]:
+    """What `per_token` says of each source token of the examples that `prepare_corpus` makes, cut as they are."""
+    side, *_ = sides = _sides(text, tokenizers, max_source, max_target)
+    for chunk in _chunks(_documents(text, sides, Summary()) if documents else _sentences(text, Summary())):
+        texts, _ = _texts(chunk)
+        encoding = side.encode(texts)
+        yield from _apply([side.cut(ids) for ids in encoding["input_ids"]], per_token(texts, encoding))
 
 
 def _sides(text: ParallelText, tokenizers: TokenizerPair, max_source: int, max_target: int) -> list["_Side"]:
@@ -243,7 +264,7 @@ def _annotate(annotator: Annotator, texts: list[str], encoding: BatchEncoding) -
     return {name: hints[name] for name in annotator.names}
 
 
-def _apply(cuts: list[tuple[int, int]], rows: Sequence[Sequence[int]]) -> list[list[int]]:
+def _apply(cuts: list[tuple[int, int]], rows: Sequence[Sequence[T]]) -> list[list[T]]:
     return [[*row[:start], *row[end:]] for row, (start, end) in zip(rows, cuts, strict=True)]
 
 

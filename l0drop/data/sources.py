@@ -7,7 +7,8 @@ from typing import Any
 
 from l0drop import recipe as r
 from l0drop.data import toy
-from l0drop.data.text import HubDataset, JsonlFile, Pair, ParallelText, TextFiles, TsvFile
+from l0drop.data.tagger import TaggedText
+from l0drop.data.text import CorpusError, HubDataset, JsonlFile, Pair, ParallelText, TextFiles, TsvFile
 
 
 def open_text(corpus: r.Corpus, prefix: str = "") -> ParallelText:
@@ -19,7 +20,8 @@ def open_text(corpus: r.Corpus, prefix: str = "") -> ParallelText:
 def _reader(corpus: r.Corpus) -> ParallelText:
     match corpus:
         case r.TextCorpus():
-            return TextFiles(corpus.source, corpus.target)
+            text = TextFiles(corpus.source, corpus.target)
+            return Tagged(text) if corpus.tagged else text
         case r.TsvCorpus():
             return TsvFile(corpus.tsv, corpus.source_column, corpus.target_column)
         case r.JsonlCorpus():
@@ -47,6 +49,27 @@ class Prefixed:
 
     def inputs(self) -> list[dict[str, Any]]:
         return [*self.text.inputs(), {"prefix": self.prefix}]
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """Text files whose source is written as word_TAG: its sources are the plain text, and know their tags."""
+
+    text: TextFiles
+
+    @property
+    def source_only(self) -> bool:
+        return self.text.source_only
+
+    def __iter__(self) -> Iterator[Pair]:
+        for pair in self.text:
+            try:
+                yield pair._replace(source=TaggedText.read(pair.source))
+            except ValueError as error:
+                raise CorpusError(f"{self.text.source}, line {pair.line}: {error}") from error
+
+    def inputs(self) -> list[dict[str, Any]]:
+        return [*self.text.inputs(), {"tagged": True}]
 
 
 @dataclass(frozen=True)

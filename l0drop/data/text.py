@@ -243,7 +243,7 @@ def file_stamp(path: Path | str) -> dict[str, Any]:
 
 def _raw_lines(path: Path) -> Iterator[bytes]:
     try:
-        with _open(path) as file:
+        with open_file(path) as file:
             yield from file
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
         raise CorpusError(f"{path}: damaged or not a {path.suffix} file ({error})") from error
@@ -251,7 +251,8 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
         raise CorpusError(f"{path}: {error.strerror or error}") from error
 
 
-def _open(path: Path) -> IO[bytes] | gzip.GzipFile | lzma.LZMAFile:
+def open_file(path: Path) -> IO[bytes] | gzip.GzipFile | lzma.LZMAFile:
+    """The bytes of a file, unpacked where its name says that it is packed."""
     match path.suffix:
         case ".gz":
             return gzip.open(path, "rb")

@@ -11,6 +11,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from l0drop.core.gates import gate_class
 from l0drop.core.memory import GATINGS, Gating
 from l0drop.core.penalty import Reduction
+from l0drop.models import patterns as patterns  # registers the rules, so that a saved model finds its gate
 
 FORMAT = 1
 """Version of what is stored in a model's config; raised when an older l0drop could not read it any more."""

@@ -11,13 +11,17 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
+from l0drop.core.gates import gate_class
 from l0drop.data.corpus import TokenizedCorpus
-from l0drop.data.prepare import prepare_corpus, usable_pairs
+from l0drop.data.hints import Frequencies, TextAnnotator, annotator_for, counted_tokens
+from l0drop.data.prepare import prepare_corpus, source_rows, usable_pairs
 from l0drop.data.sources import open_text
+from l0drop.data.tagger import PRETAGGED
 from l0drop.data.text import ParallelText
 from l0drop.data.tokenizer import TokenizerPair, fingerprint, load_tokenizers, train_tokenizer
 from l0drop.models.config import L0DropConfig
 from l0drop.models.modeling import L0DropModel
+from l0drop.models.patterns import FREQUENT, RARE
 from l0drop.models.sparsify import sparsify
 from l0drop.recipe import L0Drop, Recipe
 from l0drop.training.teacher import TeacherText
@@ -58,7 +62,8 @@ def build_tokenizers(recipe: Recipe, folder: Path, say: Say) -> TokenizerPair:
 def build_corpora(
     recipe: Recipe, folder: Path, tokenizers: TokenizerPair, say: Say, progress: Callable[[str], Progress] | None = None
 ) -> dict[str, TokenizedCorpus]:
-    """The tokenized corpora of the run, made where they are not there yet."""
+    """The tokenized corpora of the run, with the hints that its gate needs, made where they are not there yet."""
+    annotator = build_annotator(recipe, folder, tokenizers, say)
     corpora = {}
     for split in ("train", "valid", "test"):
         if getattr(recipe.data, split) is None:
@@ -71,10 +76,37 @@ def build_corpora(
             max_source=recipe.data.max_source,
             max_target=recipe.data.max_target,
             documents=recipe.data.documents,
+            annotator=annotator,
             progress=progress(split) if progress else None,
             instead=Path(recipe.model.init) / "data" / split if recipe.model.init is not None else None,
         )
     return corpora
+
+
+def build_annotator(recipe: Recipe, folder: Path, tokenizers: TokenizerPair, say: Say) -> TextAnnotator | None:
+    """What makes the hints of the run's gate: what its folder has, or a new one, which is then stored there."""
+    needs = () if recipe.l0drop is None else gate_class(recipe.l0drop.gate).needs
+    if not needs:
+        return None
+    if (known := annotator_for(folder, tokenizers.source)) is not None:
+        return known
+    data = recipe.data
+    frequencies = None
+    if FREQUENT in needs or RARE in needs:
+        say("counting words of train")
+        rows = source_rows(
+            open_text(data.train, data.source_prefix),
+            tokenizers,
+            functools.partial(counted_tokens, tokenizers.source),
+            max_source=data.max_source,
+            max_target=data.max_target,
+            documents=data.documents,
+        )
+        frequencies = Frequencies.count(rows)
+    tagger = PRETAGGED if data.is_tagged else data.tagger
+    annotator = TextAnnotator(needs, tokenizers.source, tagger, data.language, frequencies)
+    annotator.save(folder)
+    return annotator
 
 
 def split_text(recipe: Recipe, split: str, tokenizers: TokenizerPair) -> ParallelText:

@@ -67,13 +67,22 @@ def test_gates_are_computed_in_at_least_float32(dtype: torch.dtype) -> None:
     assert gates.values.dtype == gates.log_alpha.dtype == gates.open_probability.dtype == expected
 
 
-def test_folding_a_shift_moves_log_alpha_by_it() -> None:
-    gate = LearnedGate(8).eval()
-    before = gate(encodings(), MASK).log_alpha
-    gate.fold(-1.25)
-    torch.testing.assert_close(gate(encodings(), MASK).log_alpha, before - 1.25)
-    with pytest.raises(ValueError, match="no bias to fold"):
-        Gate().fold(1.0)
+def test_a_moved_threshold_closes_and_opens_and_leaves_the_rest() -> None:
+    gate, log_alpha = LearnedGate(8).eval(), torch.tensor([-5.0, -3.0, -2.0, 0.0, 2.0, 4.0])
+    trained = gate.at(log_alpha)
+    assert gate.threshold == pytest.approx(-math.log(11))
+    gate.close_at(-1.0)
+    torch.testing.assert_close(gate.at(log_alpha), torch.tensor([0, 0, 0, *trained[3:].tolist()]))
+    gate.close_at(-4.0)
+    torch.testing.assert_close(gate.at(log_alpha), torch.tensor([0, 1, *trained[2:].tolist()]))
+    assert gate.closed(Gates(trained, None, log_alpha)).tolist() == [True, False, False, False, False, False]
+    assert gate.threshold == pytest.approx(-4.0)
+    again = LearnedGate(8)
+    again.load_state_dict(gate.state_dict())
+    assert again.threshold == gate.threshold
+    for ask in (lambda: Gate().threshold, lambda: Gate().close_at(1.0)):
+        with pytest.raises(ValueError, match="threshold"):
+            ask()
 
 
 @pytest.mark.parametrize(
@@ -124,3 +133,14 @@ def test_the_registry_names_what_it_knows_and_keeps_names_unique() -> None:
     with pytest.raises(ValueError, match="the name 'learned' is taken"):
         register_gate("learned")(Unregistered)
     assert register_gate("test-every")(Every) is Every, "importing a module twice is no clash"
+
+
+def test_arguments_that_a_gate_does_not_take_are_named():
+    with pytest.raises(ValueError, match="gate_args: LearnedGate.*speed"):
+        LearnedGate.build({"speed": 3}, width=4)
+
+    class Plain(Gate):
+        pass
+
+    with pytest.raises(ValueError, match="gate_args: Plain.*speed"):
+        Plain.build({"speed": 3}, width=4)

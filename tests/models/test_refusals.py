@@ -76,8 +76,8 @@ def test_a_model_that_has_its_gate_already() -> None:
 
 
 def test_an_unknown_gate() -> None:
-    with pytest.raises(ValueError, match="gate: no gate is registered as 'pos'"):
-        sparsify(zoo.build("marian"), L0DropConfig(gate="pos"))
+    with pytest.raises(ValueError, match="gate: no gate is registered as 'nonsense'"):
+        sparsify(zoo.build("marian"), L0DropConfig(gate="nonsense"))
 
 
 class Returns(Gate):

@@ -1,10 +1,10 @@
-"""The words of the examples and their classes."""
+"""The words of the examples."""
 
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from l0drop.data.toy import ToyPair, documents, translation, word_class
+from l0drop.data.toy import ToyPair, documents, translation
 
 
 def rejoins(pair: ToyPair) -> bool:
@@ -22,14 +22,3 @@ def test_words_are_the_source_in_pieces(corpus: Callable[[int, int], Iterator[To
     for example in corpus(n, seed):
         assert len(example.words) == len(example.tags)
         assert rejoins(example), example
-
-
-def test_word_classes_follow_the_paper() -> None:
-    groups = {
-        "function": "CC IN RP TO UH DT WP PDT WDT",
-        "content": "MD JJ JJR NN NNS NNP RB VB VBD VBG VBN VBP VBZ",
-        "punctuation": ". , : `` ''",
-        "rest": "CD EX FW SYM PRP PRP$ POS",
-    }
-    for group, tags in groups.items():
-        assert {word_class(tag) for tag in tags.split()} == {group}

@@ -1,0 +1,56 @@
+"""What kind of token an encoding stands for: one label per source token, and the paper's groups of labels (figure 5).
+
+A token's label is the Penn tag of its word. The pieces of a word that was split are BPEH, the first, and BPEO, the
+others, whatever the word is; what the tokenizer adds (EOS; for some tokenizers BOS or a language code too) is EOS.
+"""
+
+from typing import Literal, get_args
+
+Group = Literal["BPEH", "BPEO", "function", "content", "punctuation", "rest", "EOS"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+
+_FUNCTION = ("CC", "IN", "RP", "TO", "UH", "DT", "WP")
+_CONTENT = ("MD", "JJ", "NN", "RB", "VB")  # with their inflections: JJR, NNS, VBD, ...
+_PUNCTUATION = (".", ",", ":", "``", "''", "-LRB-", "-RRB-", "HYPH", "NFP", "#", "$")
+
+TAGS = (
+    *("CC", "CD", "DT", "EX", "FW", "IN", "JJ", "JJR", "JJS", "LS", "MD", "NN", "NNS", "NNP", "NNPS", "PDT", "POS"),
+    *("PRP", "PRP$", "RB", "RBR", "RBS", "RP", "SYM", "TO", "UH", "VB", "VBD", "VBG", "VBN", "VBP", "VBZ"),
+    *("WDT", "WP", "WP$", "WRB"),
+    *("ADD", "AFX", "GW", "XX"),  # of web text: addresses, prefixes, parts of a word written apart, the unknown
+    *_PUNCTUATION,
+)
+"""Penn's tags, with those that newer English treebanks add."""
+
+LABELS = ("EOS", "BPEH", "BPEO", *TAGS)
+"""A label's number, as hints carry it, is its place here. New labels come last: prepared corpora hold the numbers."""
+
+_OTHER_NAMES = {"(": "-LRB-", ")": "-RRB-", "[": "-LRB-", "]": "-RRB-", "{": "-LRB-", "}": "-RRB-", "--": ":"}
+_NUMBERS = {label: number for number, label in enumerate(LABELS)}
+_NUMBERS |= {other: _NUMBERS[tag] for other, tag in _OTHER_NAMES.items()}
+
+
+def label_number(label: str) -> int:
+    """The number of a label; ValueError for a tag that is not Penn's."""
+    if label not in _NUMBERS:
+        raise ValueError(
+            f"tag {label!r}: the paper's groups are made of Penn tags ({', '.join(TAGS[:6])}, ...); "
+            "use a tagger for English, or tag the text with these"
+        )
+    return _NUMBERS[label]
+
+
+def group_of(label: str) -> Group:
+    """The paper's group of a label, the same for every analysis and rule; EOS, which the paper gives none, has its own.
+
+    Function words are exactly the tags that the paper names; their kin (PDT, WDT, WP$, WRB) belong to the rest, as do
+    CD, EX, FW, PRP and SYM.
+    """
+    label = LABELS[label_number(label)]
+    if label in ("EOS", "BPEH", "BPEO"):
+        return label  # type: ignore[return-value]
+    if label in _FUNCTION:
+        return "function"
+    if label in _PUNCTUATION:
+        return "punctuation"
+    return "content" if label.startswith(_CONTENT) else "rest"

@@ -1,0 +1,334 @@
+"""Penn tags for the words of a text, without a download: an averaged perceptron with weights that come with l0drop.
+
+| name          | tags by                                       | languages                                   |
+|---------------|-----------------------------------------------|---------------------------------------------|
+| `perceptron`  | the tagger here, by scripts/train_tagger.py   | English                                     |
+| `nltk`        | nltk, if it and its weights are installed     | English                                     |
+| `spacy:MODEL` | a spaCy model, if it is installed             | English models; others do not use Penn tags |
+| `pretagged`   | whoever wrote the text: `The_DT house_NN ._.` | any                                         |
+
+Tagged words are spans of characters, so that whatever a tokenizer makes of a text can be matched with them.
+"""
+
+import functools
+import gzip
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+FORMAT = 1
+WEIGHTS = Path(__file__).with_name("tagger_weights") / "ewt.json.gz"
+SCALE = 10  # weights are stored as whole tenths
+PRETAGGED = "pretagged"
+TAGGERS = ("perceptron", "nltk", "spacy", PRETAGGED)
+
+_WORDS_AT_ONCE = 20_000  # what is tagged in one go: bounds memory, whatever is asked
+_SENTENCE_END = frozenset(".!?")
+
+
+class TaggedWord(NamedTuple):
+    """A word's place in its text, in characters, and its Penn tag."""
+
+    start: int
+    end: int
+    tag: str
+
+
+class Tagger(Protocol):
+    """Tags texts. `identity` changes whenever its results would."""
+
+    @property
+    def identity(self) -> str: ...
+
+    def __call__(self, texts: Sequence[str]) -> list[list[TaggedWord]]: ...
+
+
+def open_tagger(name: str = "perceptron", language: str = "en") -> Tagger:
+    """The tagger of that name; ValueError where it is not installed or does not know the language."""
+    kind, _, model = name.partition(":")
+    if kind not in TAGGERS or (model and kind != "spacy"):
+        raise ValueError(f"tagger: expected {', '.join(TAGGERS)} or spacy:MODEL, got {name!r}")
+    if kind == PRETAGGED:
+        return Pretagged()
+    if language != "en" and not model:
+        raise ValueError(
+            f"language: {name} tags English, not {language!r}, and no rule by part of speech works without tags; give "
+            "text that is tagged already (word_TAG, with Penn tags) and the tagger pretagged, or use a rule without "
+            "tags: freq, inv_freq, group, random, norm"
+        )
+    match kind:
+        case "nltk":
+            return NltkTagger()
+        case "spacy":
+            return SpacyTagger(model or "en_core_web_sm")
+        case _:
+            return shipped()
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+_CLITIC = r"(?i:s|m|re|ve|ll|d)\b"
+_NOT = r"(?i:n['’]t)\b"
+_WORD = re.compile(
+    rf"""
+      (?:https?://|www\.)\S*[\w/]                        # an address
+    | [\w.+-]+@\w[\w-]*(?:\.\w[\w-]*)+                   # a mail address
+    | (?:[^\W\d_]\.){{2,}}                               # U.S., e.g., p.m.
+    | (?:Mr|Mrs|Ms|Dr|Prof|Rev|Gen|Lt|Sgt|Sen|Rep|Gov|St|Mt|Ft|Jr|Sr|Inc|Corp|Co|Ltd|Bros|vs|etc)\.(?=\s+\w)
+    | (?:Jan|Feb|Mar|Apr|Aug|Sept|Oct|Nov|Dec|[A-Z])\.(?=\s+\w)
+    | \d+(?:[.,:/]\d+)*(?:st|nd|rd|th|s)?\b              # 1,000.50, 10:30, 3rd
+    | \w+?(?={_NOT}) | {_NOT}                             # do|n't
+    | (?<=\w)['’]{_CLITIC}                               # dog|'s
+    | \w+(?:['’](?!{_CLITIC})\w+)*                       # house, o'clock
+    | [.!?]{{2,}} | -{{2,}}                              # ..., ?!, --
+    | \S
+    """,
+    re.VERBOSE,
+)
+
+
+def split_words(text: str) -> list[tuple[int, int]]:
+    """Spans of the words of English text, as the Penn treebank cuts it: marks and clitics are words of their own."""
+    return [match.span() for match in _WORD.finditer(text)]
+
+
+# --- the perceptron ---------------------------------------------------------------------------------------------------
+
+OFFSETS = (0, -1, 1, -2, 2)
+"""Where the words stand, relative to the one that is tagged, that its features are made of."""
+
+
+def word_features(word: str | None, offset: int) -> list[str]:
+    """What the word at an offset from the tagged one says about its tag; None stands beyond the sentence."""
+    if word is None:
+        return [f"{offset} -"]
+    form = _form(word)
+    features = [f"{offset}w {form}"]
+    if abs(offset) < 2:
+        features += [f"{offset}s {form[-3:]}", f"{offset}x {_shape(word)}"]
+    if offset == 0:
+        features += ["bias", f"s {form[-2:]}", f"s {form[-4:]}", f"p {form[0]}"]
+    return features
+
+
+def tag_features(before: str, second: str) -> list[str]:
+    """What the two tags before a word say about its own; "-" stands before the sentence."""
+    return [f"t {before}", f"u {second}", f"tu {before} {second}"]
+
+
+def _form(word: str) -> str:
+    if word[0].isdigit():
+        return "!year" if word.isdigit() and len(word) == 4 else "!number"
+    if "@" in word[1:] or word.startswith(("http", "www.")):
+        return "!address"
+    return word.lower().replace("’", "'")
+
+
+def _shape(word: str) -> str:
+    """Kinds of characters, runs made single: Xx for House, X.X. for U.S."""
+    shape = ""
+    for character in word[:8]:
+        kind = "X" if character.isupper() else "x" if character.isalpha() else "9" if character.isdigit() else character
+        shape += kind if not shape.endswith(kind) else ""
+    return shape
+
+
+class PerceptronTagger:
+    """A linear model that goes from left to right; each tag is the best one given the words around and two tags before.
+
+    Sentences are tagged side by side: what words say is summed for all of them at once, and step t decides the t-th
+    word of every sentence.
+    """
+
+    def __init__(self, tags: Sequence[str], weights: dict[str, Sequence[int]], identity: str) -> None:
+        """`weights` maps features to a flat list of tag, weight × SCALE, tag, weight × SCALE, ..."""
+        self.tags, self.identity = tuple(tags), identity
+        self._rows = {feature: row for row, feature in enumerate(weights, 1)}  # row 0 is of unknown features
+        self._matrix = np.zeros((len(weights) + 1, len(tags)), dtype=np.float32)
+        for row, flat in enumerate(weights.values(), 1):
+            self._matrix[row, flat[::2]] = np.asarray(flat[1::2], dtype=np.float32) / SCALE
+        names = (*tags, "-")
+        features = [tag_features(before, second) for before in names for second in names]
+        self._after = self._scores(features).reshape(len(names), len(names), len(tags))  # [before, second, tag]
+
+    @classmethod
+    def read(cls, file: Path) -> "PerceptronTagger":
+        """The tagger whose weights a file holds."""
+        packed = file.read_bytes()
+        stored = json.loads(gzip.decompress(packed))
+        if stored.get("format") != FORMAT:
+            raise ValueError(f"{file}: format {stored.get('format')}, but this version reads format {FORMAT}")
+        return cls(stored["tags"], stored["weights"], f"perceptron {hashlib.sha256(packed).hexdigest()[:16]}")
+
+    def __call__(self, texts: Sequence[str]) -> list[list[TaggedWord]]:
+        spans = [split_words(text) for text in texts]
+        words = [[text[start:end] for start, end in row] for text, row in zip(texts, spans, strict=True)]
+        cuts = [list(_sentences(row)) for row in words]
+        tags = iter(self.tag([words[i][start:end] for i, row in enumerate(cuts) for start, end in row]))
+        rows = [[tag for _ in row for tag in next(tags)] for row in cuts]
+        return [
+            [TaggedWord(*span, tag) for span, tag in zip(span_row, tag_row, strict=True)]
+            for span_row, tag_row in zip(spans, rows, strict=True)
+        ]
+
+    def tag(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
+        """The tags of sentences that are split into words."""
+        tagged: list[list[str]] = []
+        while len(tagged) < len(sentences):
+            end, size = len(tagged), 0
+            while end < len(sentences) and (size == 0 or size + len(sentences[end]) <= _WORDS_AT_ONCE):
+                size += len(sentences[end])
+                end += 1
+            tagged += self._tag(sentences[len(tagged) : end])
+        return tagged
+
+    def _tag(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
+        lengths = np.array([len(sentence) for sentence in sentences])
+        scores, starts = self._word_scores(sentences, lengths)
+        order = np.argsort(-lengths, kind="stable")
+        result = np.zeros(len(scores), dtype=np.int64)
+        before = second = np.full(len(sentences), len(self.tags))
+        for step in range(lengths.max(initial=0)):
+            alive = order[: int((lengths > step).sum())]
+            places = starts[alive] + step
+            result[places] = (scores[places] + self._after[before[: len(alive)], second[: len(alive)]]).argmax(1)
+            before, second = result[places], before[: len(alive)]
+        return [
+            [self.tags[tag] for tag in result[start : start + length]]
+            for start, length in zip(starts, lengths, strict=True)
+        ]
+
+    def _word_scores(self, sentences: Sequence[Sequence[str]], lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What words say, for every place of all sentences with two empty ones between them; where sentences start."""
+        kinds: dict[str | None, int] = {None: 0}
+        places = [0, 0]
+        starts = np.concatenate([[0], np.cumsum(lengths + 2)[:-1]]).astype(np.int64) + 2
+        for sentence in sentences:
+            places += [kinds.setdefault(word, len(kinds)) for word in sentence]
+            places += [0, 0]
+        index = np.array(places)
+        scores = np.zeros((len(index), len(self.tags)), dtype=np.float32)
+        for offset in OFFSETS:
+            table = self._scores([word_features(word, offset) for word in kinds])
+            scores += table[np.roll(index, -offset)]
+        return scores, starts
+
+    def _scores(self, features: Sequence[Sequence[str]]) -> np.ndarray:
+        """[lists, tags]: the sum of the weights of each list of features."""
+        longest = max(map(len, features))
+        rows = [[self._rows.get(feature, 0) for feature in one] + [0] * (longest - len(one)) for one in features]
+        return self._matrix[np.array(rows)].sum(1)
+
+
+def _sentences(words: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Where a text of several sentences is cut: the tagger has learned from single ones."""
+    start = 0
+    for end, word in enumerate(words, 1):
+        if end == len(words) or _SENTENCE_END.issuperset(word):
+            yield start, end
+            start = end
+
+
+@functools.cache
+def shipped() -> PerceptronTagger:
+    """The English tagger that comes with l0drop."""
+    return PerceptronTagger.read(WEIGHTS)
+
+
+# --- other people's taggers -------------------------------------------------------------------------------------------
+
+
+class NltkTagger:
+    """nltk's tagger on our words."""
+
+    def __init__(self) -> None:
+        try:
+            import nltk
+        except ImportError as error:
+            raise ValueError("tagger: nltk is not installed; pip install nltk, or use the tagger perceptron") from error
+        self._tag: Any = nltk.pos_tag_sents
+        self.identity = f"nltk {nltk.__version__}"
+        try:
+            self._tag([["word"]])
+        except LookupError as error:
+            raise ValueError(
+                "tagger: nltk is there, but its weights are not; get them with "
+                "python -m nltk.downloader averaged_perceptron_tagger_eng, or use the tagger perceptron"
+            ) from error
+
+    def __call__(self, texts: Sequence[str]) -> list[list[TaggedWord]]:
+        spans = [split_words(text) for text in texts]
+        words = [[text[start:end] for start, end in row] for text, row in zip(texts, spans, strict=True)]
+        return [
+            [TaggedWord(*span, tag) for span, (_, tag) in zip(row, tagged, strict=True)]
+            for row, tagged in zip(spans, self._tag(words), strict=True)
+        ]
+
+
+class SpacyTagger:
+    """A spaCy model, which splits words by itself."""
+
+    def __init__(self, model: str) -> None:
+        try:
+            import spacy
+        except ImportError as error:
+            raise ValueError(
+                "tagger: spaCy is not installed; pip install spacy, or use the tagger perceptron"
+            ) from error
+        try:
+            self._model: Any = spacy.load(model, exclude=["parser", "ner", "lemmatizer"])
+        except OSError as error:
+            raise ValueError(
+                f"tagger: spaCy has no model {model!r}; python -m spacy download {model}, or use the tagger perceptron"
+            ) from error
+        self.identity = f"spacy {spacy.__version__} {model} {self._model.meta['version']}"
+
+    def __call__(self, texts: Sequence[str]) -> list[list[TaggedWord]]:
+        return [
+            [TaggedWord(t.idx, t.idx + len(t.text), t.tag_) for t in document if not t.is_space]
+            for document in self._model.pipe(map(str, texts))
+        ]
+
+
+class TaggedText(str):
+    """Text that knows its tags: the words of `The_DT house_NN` with single spaces between them, and their tags."""
+
+    words: tuple[TaggedWord, ...]
+
+    @classmethod
+    def read(cls, line: str) -> "TaggedText":
+        """ValueError where a word has no tag."""
+        words, tagged, start = [], [], 0
+        for item in line.split():
+            word, _, tag = item.rpartition("_")
+            if not word or not tag:
+                raise ValueError(f"{item!r} has no tag; text that is {PRETAGGED} is written as word_TAG word_TAG ...")
+            words.append(word)
+            tagged.append(TaggedWord(start, start + len(word), tag))
+            start += len(word) + 1
+        text = cls(" ".join(words))
+        text.words = tuple(tagged)
+        return text
+
+    def __radd__(self, before: str) -> str:
+        """Tags survive an empty prefix; another one has none, and text with half its tags is of no use."""
+        return before + str(self) if before else self
+
+
+class Pretagged:
+    """For texts that are `TaggedText`: the tags they came with."""
+
+    identity = PRETAGGED
+
+    def __call__(self, texts: Sequence[str]) -> list[list[TaggedWord]]:
+        for text in texts:
+            if not isinstance(text, TaggedText):
+                raise ValueError(
+                    f"tagger: {PRETAGGED} needs text as word_TAG, read by TaggedText.read; {text[:60]!r} has no tags"
+                )
+        return [list(text.words) for text in texts if isinstance(text, TaggedText)]

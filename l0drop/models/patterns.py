@@ -1,0 +1,177 @@
+"""Gates by rule: the paper's patterns (table 2), and two baselines that know nothing of words.
+
+| gate       | drops                                                           | EOS              | hints      |
+|------------|-----------------------------------------------------------------|------------------|------------|
+| `pos`      | function words, punctuation, BPEO (later pieces of words), MD, EX | kept: no group | `label`    |
+| `freq`     | the most frequent words, up to a share of the training tokens   | kept: no word    | `frequent` |
+| `inv_freq` | the rarest words, up to a share of the training tokens          | kept: no word    | `rare`     |
+| `group`    | every second token, beginning with the second                   | as any token     |            |
+| `random`   | a share of each sentence, chosen by a hash of its token ids     | as any token     |            |
+| `norm`     | a share of each sentence, the tokens of smallest or largest norm | as any token    |            |
+
+Hints are made from text by `l0drop.data.hints`. Rules have nothing to learn: the model around them is fine-tuned with
+the rule in place, or used as it is. Positions are counted in real tokens, so padding changes nothing.
+
+Shapes: B sentences, N source positions. Masks are True on real tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from l0drop.core import hard_concrete
+from l0drop.core.gates import Gate, Gates, register_gate
+from l0drop.core.groups import GROUPS, LABELS, group_of
+
+Hints = Mapping[str, Tensor] | None
+
+LABEL = "label"
+"""The hint with each token's number in `LABELS`."""
+FREQUENT, RARE = "frequent", "rare"
+"""The hints with the share of the training tokens, in billionths, that belongs to words at least as frequent, or at
+least as rare, as this token's word. Tokens that belong to no word have the whole."""
+WHOLE = 10**9
+
+_ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # base of the hash of a sentence: odd, so that no token's part is lost
+
+
+@register_gate("pos")
+class PosGate(Gate):
+    """Drops tokens by what they are: `drop` has names of the paper's groups, or of labels (Penn tags, BPEH, BPEO, EOS).
+
+    A piece of a split word is BPEH or BPEO whatever the word is, so the first piece of a split MD stays.
+    """
+
+    needs = (LABEL,)
+
+    def __init__(self, drop: Sequence[str] = ("function", "punctuation", "BPEO", "MD", "EX")) -> None:
+        super().__init__()
+        unknown = [name for name in drop if name not in GROUPS and name not in LABELS]
+        if unknown or isinstance(drop, str):
+            raise ValueError(f"drop: expected a list of groups ({', '.join(GROUPS)}) or Penn tags, got {drop!r}")
+        self.numbers = [n for n, label in enumerate(LABELS) if label in drop or group_of(label) in drop]
+
+    def forward(self, encodings: Tensor, mask: Tensor, input_ids: Tensor | None = None, hints: Hints = None) -> Gates:
+        label_BN = needed(self, hints, LABEL, mask)
+        dropped_BN = torch.isin(label_BN, torch.tensor(self.numbers, device=label_BN.device))
+        return Gates(_values(mask & ~dropped_BN, encodings))
+
+
+class _ByFrequency(Gate):
+    """Drops words at one end of the ranks of frequency, as many as make up `share` of the training tokens at most."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        if not 0 < share < 1:
+            raise ValueError(f"share: expected a share of the training tokens between 0 and 1, got {share}")
+        self.share = share
+
+    def forward(self, encodings: Tensor, mask: Tensor, input_ids: Tensor | None = None, hints: Hints = None) -> Gates:
+        (name,) = self.needs
+        kept_BN = needed(self, hints, name, mask) > round(self.share * WHOLE)
+        return Gates(_values(mask & kept_BN, encodings))
+
+
+@register_gate("freq")
+class FreqGate(_ByFrequency):
+    """Drops the most frequent words; in the paper the first 100, 46.3% of the training tokens."""
+
+    needs = (FREQUENT,)
+
+    def __init__(self, share: float = 0.463) -> None:
+        super().__init__(share)
+
+
+@register_gate("inv_freq")
+class InvFreqGate(_ByFrequency):
+    """Drops the rarest words, unseen ones among them; in the paper those below rank 452, 40% of the training tokens."""
+
+    needs = (RARE,)
+
+    def __init__(self, share: float = 0.4) -> None:
+        super().__init__(share)
+
+
+@register_gate("group")
+class GroupGate(Gate):
+    """Keeps the tokens at odd positions, counted from 1."""
+
+    def forward(self, encodings: Tensor, mask: Tensor, input_ids: Tensor | None = None, hints: Hints = None) -> Gates:
+        return Gates(_values(mask & (mask.cumsum(1) % 2 == 1), encodings))
+
+
+class _ByScore(Gate):
+    """Keeps the max(1, round((1 - rate) · real tokens)) tokens of largest score, ties by position.
+
+    The score stands as log α, so that the dial's `keep` and `max_memory` work; it is no log α to be shifted.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        if not 0 <= rate < 1:
+            raise ValueError(f"rate: expected a share to drop, at least 0 and below 1, got {rate}")
+        self.rate = rate
+
+    def forward(self, encodings: Tensor, mask: Tensor, input_ids: Tensor | None = None, hints: Hints = None) -> Gates:
+        score_BN = self.score(encodings, mask, input_ids)
+        order_BN = score_BN.masked_fill(~mask, -torch.inf).argsort(dim=1, descending=True, stable=True)
+        rank_BN = order_BN.argsort(dim=1)
+        kept_B = ((1 - self.rate) * mask.sum(1).double()).round().clamp_min(1)
+        return Gates(_values(mask & (rank_BN < kept_B[:, None]), encodings), log_alpha=score_BN)
+
+    def score(self, encodings: Tensor, mask: Tensor, input_ids: Tensor | None) -> Tensor:
+        """[B, N]; the largest stay."""
+        raise NotImplementedError
+
+
+@register_gate("random")
+class RandomGate(_ByScore):
+    """Drops at random, but the same tokens of a sentence at every call, in any batch and with any padding."""
+
+    def __init__(self, rate: float = 0.5, seed: int = 0) -> None:
+        super().__init__(rate)
+        self.seed = seed
+
+    def score(self, encodings: Tensor, mask: Tensor, input_ids: Tensor | None) -> Tensor:
+        if input_ids is None:
+            raise ValueError("input_ids: the gate random is drawn from token ids; pass input_ids, not embeddings")
+        return hard_concrete.keyed_uniforms(sentence_key(input_ids, mask), mask.cumsum(1) - 1, self.seed)
+
+
+@register_gate("norm")
+class NormGate(_ByScore):
+    """Drops the encodings of smallest norm, which a zero vector replaces with the least change; or the largest."""
+
+    def __init__(self, rate: float = 0.5, drop: Literal["smallest", "largest"] = "smallest") -> None:
+        super().__init__(rate)
+        if drop not in ("smallest", "largest"):
+            raise ValueError(f"drop: expected smallest or largest, got {drop!r}")
+        self.sign = 1 if drop == "smallest" else -1
+
+    def score(self, encodings: Tensor, mask: Tensor, input_ids: Tensor | None) -> Tensor:
+        return self.sign * hard_concrete.wide(encodings.detach()).norm(dim=-1)
+
+
+def _values(kept_BN: Tensor, encodings: Tensor) -> Tensor:
+    return kept_BN.to(torch.float64 if encodings.dtype == torch.float64 else torch.float32)
+
+
+def sentence_key(input_ids: Tensor, mask: Tensor) -> Tensor:
+    """[B], a hash of each sentence's real token ids in their order: Σ (id + 1) · c^position, modulo 2^64."""
+    power_N = torch.full(mask.shape[1:], _ODD, dtype=torch.int64, device=mask.device).cumprod(0)
+    part_BN = (input_ids.to(torch.int64) + 1) * power_N[(mask.cumsum(1) - 1).clamp_min(0)]
+    return part_BN.masked_fill(~mask, 0).sum(1)
+
+
+def needed(gate: Gate, hints: Hints, name: str, mask: Tensor) -> Tensor:
+    """A hint that a rule cannot do without."""
+    if hints is None or name not in hints:
+        raise ValueError(
+            f"hints: {type(gate).__name__} needs the hint {name!r} for every source token; l0drop.load makes it from "
+            "text, as does l0drop.data.hints.annotator_for(folder, tokenizer)(texts, encoding)"
+        )
+    if hints[name].shape != mask.shape:
+        raise ValueError(f"hints: {name!r} should have shape {tuple(mask.shape)}, got {tuple(hints[name].shape)}")
+    return hints[name]
