@@ -3,6 +3,7 @@
 from l0drop.core.gates import Gate, Gates, register_gate
 from l0drop.core.memory import Memory, compress
 from l0drop.decoding.engine import Engine, Generation
+from l0drop.decoding.text import load
 from l0drop.models.config import L0DropConfig
 from l0drop.models.sparsify import sparsify
 
@@ -14,6 +15,7 @@ __all__ = [
     "L0DropConfig",
     "Memory",
     "compress",
+    "load",
     "register_gate",
     "sparsify",
 ]

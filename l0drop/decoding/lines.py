@@ -1,0 +1,126 @@
+"""Lines of a stream of bytes, read one by one. Only a line feed, or carriage return and line feed, ends a line."""
+
+import gzip
+import hashlib
+import json
+import lzma
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from l0drop.data.text import CorpusError, open_file
+
+LONGEST = 64 << 20
+"""Bytes. What has no line feed for so long is no text; it would fill the memory before it came to an end."""
+
+Errors = Literal["strict", "replace"]
+
+
+class Lines:
+    """Texts, one for each line of `file`; how far it has come, and a digest of what it has read.
+
+    With `jsonl` a line is a JSON object with a text under `field`, or a JSON string; so texts may hold line breaks. A
+    blank line is a blank text. `errors="replace"` puts U+FFFD for what is not UTF-8, which otherwise raises.
+    """
+
+    def __init__(
+        self,
+        file: IO[bytes] | gzip.GzipFile | lzma.LZMAFile,
+        name: str,
+        *,
+        jsonl: bool = False,
+        field: str = "text",
+        errors: Errors = "strict",
+    ) -> None:
+        self.name, self.number, self.bytes = name, 0, 0
+        self._file, self._jsonl, self._field, self._errors = file, jsonl, field, errors
+        self._digest = hashlib.sha256()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the bytes read so far."""
+        return self._digest.hexdigest()
+
+    def __iter__(self) -> Iterator[str]:
+        for raw in self._raw():
+            text = self._decoded(raw)
+            yield self._text(text) if self._jsonl and text.strip() else text
+
+    def skip(self, lines: int, digest: str) -> None:
+        """Go past the lines that an earlier run has read, and make sure that they are the same."""
+        for _, _ in zip(range(lines), self._raw(), strict=False):
+            pass
+        if lines and (self.number != lines or self.digest != digest):
+            raise CorpusError(
+                f"{self.name}: the first {lines} lines are not those that the interrupted run has read; give the same "
+                "input, or start anew with --restart"
+            )
+
+    def place(self, number: int) -> str:
+        """How messages call a line."""
+        return f"{self.name}, line {number}"
+
+    def _raw(self) -> Iterator[bytes]:
+        try:
+            while raw := self._file.readline(LONGEST):
+                self.number += 1
+                if len(raw) == LONGEST and not raw.endswith(b"\n"):
+                    raise CorpusError(f"{self.place(self.number)}: longer than {LONGEST >> 20} MiB; is this text?")
+                self.bytes += len(raw)
+                self._digest.update(raw)
+                yield raw.removesuffix(b"\n").removesuffix(b"\r") if raw.endswith(b"\n") else raw
+        except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
+            raise CorpusError(f"{self.name}: damaged after line {self.number} ({error})") from error
+
+    def _decoded(self, raw: bytes) -> str:
+        try:
+            text = raw.decode("utf-8", self._errors)
+        except UnicodeDecodeError as error:
+            raise CorpusError(
+                f"{self.place(self.number)}: not valid UTF-8 at byte {error.start} of the line ({error.reason}); "
+                "mend it, or give --errors replace"
+            ) from error
+        return text.removeprefix("\ufeff") if self.number == 1 else text
+
+    def _text(self, line: str) -> str:
+        place = self.place(self.number)
+        try:
+            row: Any = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise CorpusError(f"{place}: not JSON ({error})") from error
+        if isinstance(row, dict):
+            if self._field not in row:
+                raise CorpusError(f"{place}: no field {self._field!r}; there is {', '.join(row) or 'none'} (--field)")
+            row = row[self._field]
+        if not isinstance(row, str):
+            raise CorpusError(f"{place}: expected a text, or an object with a text under {self._field!r}")
+        try:
+            row.encode()
+        except UnicodeEncodeError as error:  # JSON can write half of a surrogate pair, which is no character
+            if self._errors == "strict":
+                raise CorpusError(
+                    f"{place}: half of a surrogate pair at character {error.start}; mend it, or give --errors replace"
+                ) from error
+            row = row.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return row
+
+
+@contextmanager
+def open_lines(
+    path: Path | None, *, jsonl: bool = False, field: str = "text", errors: Errors = "strict"
+) -> Iterator[Lines]:
+    """The lines of a file (.gz and .xz are unpacked), or of standard input."""
+    if path is None:
+        yield Lines(sys.stdin.buffer, "standard input", jsonl=jsonl, field=field, errors=errors)
+        return
+    if path.is_dir():
+        raise CorpusError(f"{path}: is a folder, not a file of text")
+    try:
+        file = open_file(path)
+    except OSError as error:
+        raise CorpusError(f"{path}: {error.strerror or error}") from error
+    with file:
+        yield Lines(file, str(path), jsonl=jsonl, field=field, errors=errors)

@@ -1,0 +1,97 @@
+"""Where source tokens stand in their text: what a fast tokenizer says, or, for a slow one, what can be found again."""
+
+import unicodedata
+from collections.abc import Sequence
+from itertools import chain
+
+from transformers import BatchEncoding, ByT5Tokenizer, PreTrainedTokenizerBase
+
+from l0drop.data.words import token_spans
+
+Span = tuple[int, int] | None
+"""Start and end in characters; None for a token that the tokenizer added, or whose place is not known."""
+
+_SPACE = "▁"
+_REACH = 64  # characters that may lie between a known piece and an unknown one before it
+
+
+def spans(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], encoding: BatchEncoding) -> list[list[Span]]:
+    """One span per token of each text, for the encoding that is `tokenizer(texts)`."""
+    if encoding.is_fast:
+        rows = token_spans(tokenizer, texts, encoding)
+        return [[_visible(text, span) for span in row] for text, row in zip(texts, rows, strict=True)]
+    if isinstance(tokenizer, ByT5Tokenizer):
+        return [_bytes(text, len(ids)) for text, ids in zip(texts, encoding["input_ids"], strict=True)]
+    special = frozenset(tokenizer.all_special_tokens)
+    found = []
+    for text, ids in zip(texts, encoding["input_ids"], strict=True):
+        pieces = [piece if piece not in special else None for piece in tokenizer.convert_ids_to_tokens(ids)]
+        found.append(search(text, pieces, [token == tokenizer.unk_token_id for token in ids]))
+    return found
+
+
+def search(text: str, pieces: Sequence[str | None], unknown: Sequence[bool]) -> list[Span]:
+    """Spans of SentencePiece pieces, found one after the other in the text; None stands for special tokens.
+
+    Pieces are of normalized text (NFKC, white space made single), so characters are compared in that form. An unknown
+    token between two known ones takes what lies between them.
+    """
+    characters, places = _normalized(text)
+    spans: list[Span] = []
+    at, exact = 0, True
+    for piece, is_unknown in zip(pieces, unknown, strict=True):
+        surface = "" if piece is None or is_unknown else piece.replace(_SPACE, "")
+        place = characters.find(surface, at, at + len(surface) + (0 if exact else _REACH)) if surface else -1
+        if place < 0:
+            spans.append(None)
+            exact = exact and not is_unknown and not surface
+            continue
+        at, exact = place + len(surface), True
+        spans.append((places[place][0], places[at - 1][1]))
+    return _between(text, spans, unknown)
+
+
+def _between(text: str, spans: list[Span], unknown: Sequence[bool]) -> list[Span]:
+    """Spans with each lone unknown token given the visible text between its neighbours."""
+    filled = list(spans)
+    for i, is_unknown in enumerate(unknown):
+        alone = not any(unknown[max(0, i - 1) : i]) and not any(unknown[i + 1 : i + 2])
+        if is_unknown and alone:
+            start = next((span[1] for span in reversed(spans[:i]) if span), 0)
+            end = next((span[0] for span in spans[i + 1 :] if span), len(text))
+            gap = text[start:end]
+            start += len(gap) - len(gap.lstrip())
+            end -= len(gap) - len(gap.rstrip())
+            filled[i] = (start, end) if start < end else None
+    return filled
+
+
+def _visible(text: str, span: Span) -> Span:
+    """A span without the white space before its piece, unless that is all it has."""
+    if span is None:
+        return None
+    piece = text[span[0] : span[1]]
+    return span[1] - (len(piece.lstrip()) or len(piece)), span[1]
+
+
+def _bytes(text: str, tokens: int) -> list[Span]:
+    """ByT5: a token per byte of UTF-8, then EOS."""
+    found = chain.from_iterable([(i, i + 1)] * len(c.encode()) for i, c in enumerate(text))
+    spans: list[Span] = list(found)
+    return spans + [None] * (tokens - len(spans))
+
+
+def _normalized(text: str) -> tuple[str, list[tuple[int, int]]]:
+    """The text in NFKC without white space, and for each character where it comes from."""
+    characters: list[str] = []
+    places: list[tuple[int, int]] = []
+    start = 0
+    for end in range(1, len(text) + 1):
+        if end < len(text) and unicodedata.combining(text[end]):
+            continue  # a mark belongs to the letter before it
+        for character in unicodedata.normalize("NFKC", text[start:end]):
+            if not character.isspace():
+                characters.append(character)
+                places.append((start, end))
+        start = end
+    return "".join(characters), places

@@ -1,0 +1,437 @@
+"""Text in, text out: a model with its tokenizers, and what it kept of each text.
+
+    model = load("runs/sparse")                    # a run folder, a model folder, or a name on the Hugging Face hub
+    result = model.generate(["The house is small."])[0]
+    result.text, result.score, result.kept         # kept: source tokens with their places in the text
+
+Shapes: N source positions, K memory rows, T output tokens, L decoder layers, H heads.
+"""
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from l0drop.data.batches import collate
+from l0drop.data.corpus import Example
+from l0drop.data.hints import TextAnnotator, annotator_for
+from l0drop.data.tokenizer import TokenizerPair
+from l0drop.decoding.corpus import length_batches
+from l0drop.decoding.engine import Engine
+from l0drop.decoding.folder import dtype_of, first_line, load_model, load_pair, of_recipe, places
+from l0drop.decoding.languages import language_id, language_ids
+from l0drop.decoding.offsets import Span, spans
+from l0drop.decoding.results import Alternative, Explained, Result, SourceToken
+from l0drop.models.adopt import adopt_parameters
+from l0drop.models.families import family_of
+from l0drop.models.modeling import L0DropModel
+
+BATCH_TOKENS = 4096
+"""Padded source tokens decoded at once."""
+MAX_SOURCE = 1024
+"""Longest source, where neither the model's positions nor its tokenizer set a limit."""
+MAX_NEW_TOKENS = 256
+"""Longest output, where neither caller nor model says; generate's own default of 20 would cut sentences short."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A text as the model reads it; `name` is how messages call it. A blank text has no ids."""
+
+    name: str
+    ids: Sequence[int] = ()
+    spans: Sequence[Span] = ()
+    hints: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    cut: int = 0
+
+    @property
+    def is_blank(self) -> bool:
+        return not self.ids
+
+
+class OutOfMemoryError(ValueError):
+    """One text alone does not fit into memory."""
+
+
+class TextModel:
+    """A model with its tokenizers; `load` makes one.
+
+    defaults: generation settings of the run that the model comes from. prefix: what is put before every source.
+    annotator: makes the hints that a rule needs.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: PreTrainedModel,
+        tokenizers: TokenizerPair,
+        defaults: Mapping[str, Any] | None = None,
+        prefix: str = "",
+        annotator: TextAnnotator | None = None,
+    ) -> None:
+        self.name, self.model, self.tokenizers, self.annotator = name, model, tokenizers, annotator
+        self.defaults, self.prefix = dict(defaults or {}), prefix
+        self.engine = Engine(model)
+        self._source_lang = getattr(tokenizers.source, "src_lang", None)
+
+    @property
+    def is_gated(self) -> bool:
+        return isinstance(self.model, L0DropModel) and self.model.config.l0drop.enabled
+
+    @property
+    def max_source(self) -> int:
+        """The longest source in tokens: the encoder's positions, the tokenizer's limit, or MAX_SOURCE."""
+        limits = (_positions(self.model, "encoder"), self.tokenizers.source.model_max_length)
+        return min((int(limit) for limit in limits if limit is not None and limit < 1e6), default=MAX_SOURCE)
+
+    # --- from texts to results -----------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        texts: Sequence[str],
+        *,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+        prefix: str | None = None,
+        max_source: int | None = None,
+        batch_tokens: int = BATCH_TOKENS,
+        **generation: Any,
+    ) -> list[Result]:
+        """One result per text, in order.
+
+        `generation` is what `Engine.generate` takes: generation_config's names, `keep`, `max_memory`, `shift`, `dense`,
+        `length_penalty_style`. What is unset comes from the recipe of the run, then from the model's generation_config.
+        `num_return_sequences` above 1 gives alternatives. Texts longer than `max_source` tokens are cut and warned of.
+        """
+        if isinstance(texts, str):
+            raise ValueError("texts: expected a list of texts, got one text; put it into a list")
+        sources = self.encode(texts, source_lang=source_lang, prefix=prefix, max_source=max_source)
+        cut = [source for source in sources if source.cut]
+        if cut:
+            warnings.warn(
+                f"{len(cut)} of {len(texts)} texts are longer than the model reads and were cut; the first is "
+                f"{cut[0].name}, to {len(cut[0].ids)} tokens",
+                stacklevel=2,
+            )
+        settings = self.settings(target_lang, generation)
+        results = [Result("") for _ in sources]
+        for batch in batches(sources, batch_tokens):
+            for place, result in zip(batch, self.decode([sources[i] for i in batch], settings), strict=True):
+                results[place] = result
+        return results
+
+    def explain(
+        self,
+        text: str,
+        *,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+        prefix: str | None = None,
+        max_source: int | None = None,
+        **generation: Any,
+    ) -> Explained:
+        """The best output of one text, with gates and cross-attention."""
+        (source,) = self.encode([text], source_lang=source_lang, prefix=prefix, max_source=max_source)
+        if source.is_blank:
+            raise ValueError("text: it is blank, there is nothing to explain")
+        settings = {**self.settings(target_lang, generation), "num_return_sequences": 1}
+        dial = {name: settings.pop(name) for name in ("keep", "max_memory", "shift") if name in settings}
+        settings.pop("dense", None)  # the short memory computes the same, and has a row for what was dropped
+        encoded = self.engine.encode(**self._batch([source]), **dial)
+        generated = self.engine.decode(encoded, **settings)
+        ids = generated.sequences[0, : _lengths(generated.sequences, self.model)[0] + 1]
+        attentions_LHTK = self._cross_attention(encoded.memory, ids)
+        index_K = encoded.memory.index[0]
+        attentions_LHTN = attentions_LHTK.new_zeros(*attentions_LHTK.shape[:3], len(source.ids))
+        attentions_LHTN[..., index_K[index_K >= 0]] = attentions_LHTK[..., index_K >= 0]
+        gates = encoded.gates
+        return Explained(
+            text=self._texts(generated.sequences)[0],
+            score=float(generated.scores[0]),
+            source=self._tokens(source, range(len(source.ids))),
+            gates=None if gates is None else gates.values[0],
+            log_alpha=None if gates is None or gates.log_alpha is None else gates.log_alpha[0],
+            kept=encoded.kept[0].nonzero().flatten().tolist(),
+            output=[*self.tokenizers.target.convert_ids_to_tokens(ids[1:].tolist())],
+            attentions=attentions_LHTN,
+            zero_row=attentions_LHTK[..., index_K < 0].sum(-1),
+        )
+
+    # --- the steps, for streams ----------------------------------------------------------------------------------
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        source_lang: str | None = None,
+        prefix: str | None = None,
+        max_source: int | None = None,
+        names: Callable[[int], str] = "texts[{}]".format,
+    ) -> list[Source]:
+        """Tokenize texts; `names` gives what messages call the n-th of them, counted from 0."""
+        prefix = self.prefix if prefix is None else prefix
+        limit = self._limit(max_source)
+        full = [number for number, text in enumerate(texts) if text.strip()]
+        sources = [Source(names(number)) for number in range(len(texts))]
+        if not full:
+            return sources
+        tokenizer = self.tokenizers.source
+        self._speak(source_lang)
+        read = [self._read(texts[number], prefix, names(number)) for number in full]
+        encoding = tokenizer(read, return_attention_mask=False, verbose=False)
+        hints = {} if self.annotator is None else self.annotator(read, encoding)
+        special = frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+        for row, (number, row_spans) in enumerate(zip(full, spans(tokenizer, read, encoding), strict=True)):
+            ids = encoding["input_ids"][row]
+            chosen = _within(ids, limit, special)
+            sources[number] = Source(
+                name=names(number),
+                ids=chosen(ids),
+                spans=[_moved(span, len(prefix)) for span in chosen(row_spans)],
+                hints={name: chosen(values[row]) for name, values in hints.items()},
+                cut=max(0, len(ids) - limit),
+            )
+        return sources
+
+    def settings(self, target_lang: str | None, generation: Mapping[str, Any]) -> dict[str, Any]:
+        """Everything that `decode` hands to the engine, from what the caller, the run and the model say."""
+        settings = {**self.defaults, **generation}
+        if "max_length" in generation and "max_new_tokens" not in generation:
+            settings.pop("max_new_tokens", None)
+        own = self.model.generation_config
+        if all(settings.get(name) is None and getattr(own, name) is None for name in ("max_new_tokens", "max_length")):
+            settings["max_new_tokens"] = min(MAX_NEW_TOKENS, _positions(self.model, "decoder") or MAX_NEW_TOKENS)
+        if "forced_bos_token_id" not in settings:
+            settings.update(self._target_language(target_lang))
+        elif target_lang is not None:
+            raise ValueError("target_lang: it sets forced_bos_token_id; give one of them")
+        return settings
+
+    def decode(
+        self,
+        sources: Sequence[Source],
+        settings: Mapping[str, Any],
+        halved: Callable[[Sequence[Source]], None] | None = None,
+    ) -> list[Result]:
+        """Results of one batch. One that does not fit into memory is cut in two; `halved` is told each time."""
+        try:
+            return self._decode(sources, settings)
+        except (RuntimeError, MemoryError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            if len(sources) == 1:
+                raise OutOfMemoryError(
+                    f"{sources[0].name}: out of memory with this text alone ({len(sources[0].ids)} tokens); "
+                    "set a smaller max_source, fewer beams or another device"
+                ) from error
+        # only here, where the failed attempt's tensors are gone with its traceback
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        if halved:
+            halved(sources)
+        middle = len(sources) // 2
+        return self.decode(sources[:middle], settings, halved) + self.decode(sources[middle:], settings, halved)
+
+    def _decode(self, sources: Sequence[Source], settings: Mapping[str, Any]) -> list[Result]:
+        generation = self.engine.generate(**self._batch(sources), **settings)
+        texts, scores = self._texts(generation.sequences), generation.scores.tolist()
+        each = len(texts) // len(sources)
+        lengths = _lengths(generation.sequences[::each], self.model)
+        results = []
+        for row, (source, kept) in enumerate(zip(sources, generation.kept.cpu(), strict=True)):
+            (text, score), *others = zip(texts[row * each : (row + 1) * each], scores[row * each :], strict=False)
+            results.append(
+                Result(
+                    text=text,
+                    score=score,
+                    kept=self._tokens(source, kept.nonzero().flatten().tolist()),
+                    source_tokens=len(source.ids),
+                    output_tokens=lengths[row],
+                    cut=source.cut,
+                    alternatives=tuple(Alternative(*other) for other in others),
+                )
+            )
+        return results
+
+    def _batch(self, sources: Sequence[Source]) -> dict[str, Any]:
+        """What the engine takes of sources: padded ids, their mask, hints."""
+        pad = self.tokenizers.source.pad_token_id
+        pad = self.model.config.pad_token_id if pad is None else pad
+        examples = [
+            Example(np.array(source.ids), None, {name: np.array(hint) for name, hint in source.hints.items()}, place)
+            for place, source in enumerate(sources)
+        ]
+        batch = collate(examples, pad_id=pad or 0)
+        return {
+            "inputs": batch["input_ids"],
+            "attention_mask": batch["attention_mask"],
+            "hints": batch["hints"] or None,
+        }
+
+    def _read(self, text: str, prefix: str, name: str) -> str:
+        """What the tokenizer sees of a text."""
+        if self.annotator is None:
+            return prefix + text
+        try:
+            return self.annotator.read(prefix + text)
+        except ValueError as error:  # text that should bring its own tags
+            raise ValueError(f"{name}: {error}") from error
+
+    def _texts(self, sequences: Tensor) -> list[str]:
+        return self.tokenizers.target.batch_decode(sequences, skip_special_tokens=True)
+
+    def _tokens(self, source: Source, positions: Sequence[int]) -> tuple[SourceToken, ...]:
+        tokens = self.tokenizers.source.convert_ids_to_tokens([source.ids[place] for place in positions])
+        places = (source.spans[place] or (None, None) for place in positions)
+        return tuple(SourceToken(token, *place) for token, place in zip(tokens, places, strict=True))
+
+    @torch.no_grad()
+    def _cross_attention(self, memory: Any, ids: Tensor) -> Tensor:
+        """[L, H, T, K], where each token after the first of `ids` looked when it was chosen."""
+        bias = memory.bias.to(memory.states.dtype)
+        if self.engine.family.full_bias:
+            bias = bias.expand(-1, -1, len(ids) - 1, -1)
+        output = self._eager(
+            encoder_outputs=self.engine.family.encoder_output(last_hidden_state=memory.states),
+            attention_mask=bias,
+            decoder_input_ids=ids[None, :-1],
+            output_attentions=True,
+            use_cache=False,
+        )
+        return torch.cat(output.cross_attentions)
+
+    @cached_property
+    def _eager(self) -> PreTrainedModel:
+        """The same parameters in modules that tell their attention weights, which sdpa does not."""
+        base = getattr(self.model, "base_class", type(self.model))
+        gated = isinstance(self.model, L0DropModel)
+        config = self.model.config.to_base() if gated else copy.deepcopy(self.model.config)
+        config._attn_implementation = "eager"
+        return adopt_parameters(self.model, base, config).eval()
+
+    def _limit(self, max_source: int | None) -> int:
+        if max_source is None:
+            return self.max_source
+        positions = _positions(self.model, "encoder")
+        if positions is not None and max_source > positions:
+            raise ValueError(f"max_source: {max_source} is more than the {positions} positions of the encoder")
+        fewest = len(self.tokenizers.source("")["input_ids"]) + 1
+        if max_source < fewest:
+            raise ValueError(f"max_source: {max_source} leaves no room beside special tokens; at least {fewest}")
+        return max_source
+
+    # --- languages -----------------------------------------------------------------------------------------------
+
+    def _speak(self, source_lang: str | None) -> None:
+        """Tell the tokenizer which language it reads."""
+        tokenizer = self.tokenizers.source
+        if self._source_lang is None:
+            if source_lang is not None:
+                raise ValueError(f"source_lang: the tokenizer of {self.name} knows no languages; leave it out")
+            return
+        language = source_lang or self._source_lang
+        language_id(tokenizer, language, "source_lang")
+        tokenizer.src_lang = language
+
+    def _target_language(self, target_lang: str | None) -> dict[str, int]:
+        """The setting that makes the model begin with a language, where it can speak several."""
+        tokenizer, own = self.tokenizers.target, self.model.generation_config
+        if self._source_lang is None:
+            if target_lang is not None:
+                raise ValueError(
+                    f"target_lang: the tokenizer of {self.name} knows no languages; leave it out (some models take the "
+                    'language as a prefix, such as ">>fra<< ")'
+                )
+            return {}
+        language = target_lang or getattr(tokenizer, "tgt_lang", None)
+        if language is not None:
+            return {"forced_bos_token_id": language_id(tokenizer, language, "target_lang")}
+        starts_with = {own.forced_bos_token_id, own.decoder_start_token_id}
+        if not starts_with & language_ids(tokenizer):
+            raise ValueError(f"target_lang: {self.name} translates into several languages; say which one")
+        return {}
+
+
+def load(
+    dir_or_name: str | Path, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
+) -> TextModel:
+    """A model with its tokenizers: a run folder, a model folder, or a name on the Hugging Face hub.
+
+    device: left out, a GPU if there is one. dtype: left out, that of the stored weights. A model without a gate decodes
+    densely. What a run's recipe says about its decoding and its source prefix holds unless a call says otherwise.
+    """
+    name = str(dir_or_name)
+    folder, run = places(name)
+    model = load_model(name, folder, dtype_of(dtype))
+    family_of(type(model))
+    tokenizers = load_pair(name, folder, run, model)
+    defaults, prefix = of_recipe(run)
+    annotator = None
+    if isinstance(model, L0DropModel) and model.gate.needs:
+        annotator = annotator_for(folder or name, tokenizers.source)
+        if annotator is None:
+            needs = ", ".join(model.gate.needs)
+            raise ValueError(f"{name}: its gate needs hints ({needs}), but there is no hints.json beside the model")
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        model.to(device)  # type: ignore[arg-type]
+    except (RuntimeError, AssertionError) as error:  # unknown names, and GPUs that are not there
+        if _is_out_of_memory(error):
+            raise
+        raise ValueError(f"device: {device} cannot be used ({first_line(error)})") from error
+    return TextModel(name, model, tokenizers, defaults, prefix, annotator)
+
+
+def batches(sources: Sequence[Source], batch_tokens: int) -> list[list[int]]:
+    """Places of the sources that are not blank, in batches of at most so many padded tokens; the longest first."""
+    full = np.array([place for place, source in enumerate(sources) if not source.is_blank], dtype=np.int64)
+    lengths = np.array([len(sources[place].ids) for place in full], dtype=np.int64)
+    return [full[chosen].tolist() for chosen in length_batches(lengths, batch_tokens)]
+
+
+def _positions(model: Any, side: str) -> int | None:
+    """How many positions a side of the model has; None where they are relative."""
+    for name in (f"max_{side}_position_embeddings", "max_position_embeddings"):
+        if (positions := getattr(model.config, name, None)) is not None:
+            return int(positions)
+    return None
+
+
+def _within(ids: Sequence[int], limit: int, special: frozenset[int]) -> Callable[[Sequence[Any]], list[Any]]:
+    """What cuts a row of values to the limit: the last ones before the closing special tokens go."""
+    closing = 0
+    while closing < min(limit, len(ids)) and ids[-closing - 1] in special:
+        closing += 1
+    if len(ids) <= limit:
+        return list
+    return lambda values: [*values[: limit - closing], *values[len(ids) - closing :]]
+
+
+def _moved(span: Span, prefix: int) -> Span:
+    """A span in the text behind a prefix; None within the prefix."""
+    if span is None or span[1] <= prefix:
+        return None
+    return max(0, span[0] - prefix), span[1] - prefix
+
+
+def _lengths(sequences: Tensor, model: Any) -> list[int]:
+    """Tokens of each sequence behind the start token, EOS included, padding not."""
+    eos = model.generation_config.eos_token_id
+    ends = torch.tensor([] if eos is None else eos, device=sequences.device).reshape(-1)
+    ended = torch.isin(sequences[:, 1:], ends)
+    return (ended.cumsum(1) - ended.int() == 0).sum(1).tolist()
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return any(words in str(error) for words in ("not enough memory", "can't allocate memory"))

@@ -1,0 +1,365 @@
+"""Bulk decoding: lines in, lines out, in order, whatever comes in and however it is cut."""
+
+import io
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from l0drop import load
+from l0drop.decoding.lines import Lines
+from l0drop.decoding.partial import Progress
+from l0drop.decoding.stream import CUTS_TOLD, Job, Processes, Totals, decode_stream
+from l0drop.decoding.text import TextModel
+from tests.decoding import folders
+from tests.training import tiny
+
+GENERATION = {"num_beams": 1, "max_new_tokens": 5}
+
+
+class Collected:
+    """An output that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.progress: list[Progress] = []
+
+    def append(self, text: str, progress: Progress) -> None:
+        self.texts.append(text)
+        self.progress.append(progress)
+
+    @property
+    def lines(self) -> list[str]:
+        text = "".join(self.texts)
+        assert text == "" or text.endswith("\n")
+        return text.split("\n")[:-1]
+
+
+@pytest.fixture(scope="module")
+def model(sparse_folder: Path) -> TextModel:
+    return load(sparse_folder, "cpu")
+
+
+def run(model: TextModel, data: bytes, reading: dict[str, Any] | None = None, **job: Any) -> tuple[Collected, Totals]:
+    output = Collected()
+    job = {"generation": GENERATION, **job}
+    totals = decode_stream(model, Job(**job), Lines(io.BytesIO(data), "in", **(reading or {})), output)
+    return output, totals
+
+
+def some_lines(count: int) -> list[str]:
+    lines = [
+        " ".join(["the", noun, verb, "a", other, *["the", noun] * (n % 4)])
+        for n in range(1 + count // 256)
+        for noun in tiny.NOUNS
+        for verb in tiny.VERBS
+        for other in tiny.NOUNS
+    ]
+    return [("" if n % 17 == 5 else line) for n, line in enumerate(lines[:count])]
+
+
+def joined(lines: Sequence[str]) -> bytes:
+    return "".join(line + "\n" for line in lines).encode()
+
+
+# --- order and windows -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("window", "batch_tokens"), [(1, 4096), (7, 40), (50, 1), (1000, 4096)])
+def test_every_line_gets_its_own_output_in_its_place(model: TextModel, window: int, batch_tokens: int) -> None:
+    lines = some_lines(120)
+    wanted = [result.text for result in model.generate(lines, **GENERATION)]
+    assert len(set(wanted)) > 3, "outputs that are all the same would show no wrong order"
+    output, totals = run(model, joined(lines), window=window, batch_tokens=batch_tokens)
+    assert output.lines == wanted
+    assert len(output.texts) == -(-120 // window)
+    assert (totals.lines, totals.blank) == (120, sum(not line for line in lines))
+    assert totals.lines == output.progress[-1].lines == output.progress[-1].totals["lines"]
+    assert 0 < totals.kept_tokens < totals.source_tokens
+    assert totals.sparsity == 1 - totals.kept_tokens / totals.source_tokens
+
+
+def test_json_lines_say_everything(model: TextModel) -> None:
+    lines = ["the dog sees a cat .", "", "a road"]
+    output, _ = run(
+        model, joined(lines), as_json=True, generation={**GENERATION, "num_beams": 2, "num_return_sequences": 2}
+    )
+    rows = [json.loads(line) for line in output.lines]
+    results = model.generate(lines, **{**GENERATION, "num_beams": 2, "num_return_sequences": 2})
+    assert [row["text"] for row in rows] == [result.text for result in results]
+    assert [row["line"] for row in rows] == [1, 2, 3]
+    assert rows[0]["score"] == pytest.approx(results[0].score)
+    assert rows[0]["kept"] == [{"text": t.text, "start": t.start, "end": t.end} for t in results[0].kept]
+    assert rows[0]["seconds"] > 0
+    assert rows[0]["alternatives"][0]["text"] == results[0].alternatives[0].text
+    assert rows[1] | {"seconds": 0} == {
+        "line": 2, "text": "", "score": None, "kept": [], "source_tokens": 0, "output_tokens": 0, "cut": 0,
+        "seconds": 0, "alternatives": [],
+    }  # fmt: skip
+
+
+def test_a_line_break_that_the_model_writes_stays_within_its_line(
+    model: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "_texts", lambda sequences: ["one\r\n\ntwo\rthree\u2028four"] * len(sequences))
+    output, _ = run(model, b"a\nb\n")
+    assert output.lines == ["one two three\u2028four"] * 2
+    output, _ = run(model, b"a\nb\n", as_json=True)
+    assert [json.loads(line)["text"] for line in output.lines] == ["one\r\n\ntwo\rthree\u2028four"] * 2
+
+
+def test_texts_with_line_breaks_come_as_json(model: TextModel) -> None:
+    texts = ["the dog\nsees a cat .", "a\r\nroad", ""]
+    data = joined([json.dumps({"text": text}) for text in texts])
+    output, _ = run(model, data, {"jsonl": True})
+    assert output.lines == [result.text for result in model.generate(texts, **GENERATION)]
+
+
+# --- hostile input -----------------------------------------------------------------------------------------------
+
+HOSTILE = {
+    "only blank lines": b"\n\n  \n\t\n",
+    "one line without an end": b"the dog",
+    "control characters": b"".join(bytes([c]) + b"the dog" for c in range(32) if c != 10) + b"\n",
+    "NUL": b"\x00\nthe \x00 dog\n\x00\x00\n",
+    "right to left": "שלום עולם\nمرحبا بالعالم\n\u202etheir dog\u202c\n".encode(),
+    "emoji": "😀 👨‍👩‍👧‍👦 🇩🇪\n".encode(),
+    "one word again and again": b"dog " * 3000 + b"\n",
+    "separators": "a\u2028b\u2029c\nd\x85e\nf\x0bg\x0ch\ni\rj\n\x1c\x1d\x1e\n".encode(),
+    "Windows": b"the dog\r\n\r\na cat\r\n",
+    "invisible": "\u200b\n\ufeff\n\u00ad\n\u2060\n".encode(),
+    "combining": ("a" + "\u0301" * 500 + "\n").encode(),
+    "special tokens": b"</s> <pad> <unk> <s>\n</s>\n",
+    "the last of Unicode": "\U0010ffff\ufffe\uffff\ufffd\n".encode(),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_lines_keep_their_places(model: TextModel, name: str) -> None:
+    data = b"a road\n" + HOSTILE[name] + (b"" if HOSTILE[name].endswith(b"\n") else b"\n") + b"the bird"
+    output, totals = run(model, data)
+    assert len(output.lines) == totals.lines == data.count(b"\n") + 1
+    ends = model.generate(["a road", "the bird"], **GENERATION)
+    assert (output.lines[0], output.lines[-1]) == (ends[0].text, ends[1].text)
+    alone, _ = run(model, HOSTILE[name])
+    assert alone.lines == output.lines[1:-1]
+
+
+def test_nothing_in_nothing_out(model: TextModel) -> None:
+    output, totals = run(model, b"")
+    assert (output.texts, totals) == ([], Totals())
+    assert totals.sparsity is None
+
+
+def test_a_line_of_a_megabyte_is_cut_and_named(model: TextModel) -> None:
+    data = b"a road\n" + b"the dog sees " * 80_000 + b"\nthe bird\n"
+    warned: list[str] = []
+    output = Collected()
+    totals = decode_stream(model, Job(GENERATION), Lines(io.BytesIO(data), "in"), output, warn=warned.append)
+    assert len(output.lines) == 3
+    assert totals.cut == 1
+    assert len(warned) == 1
+    assert warned[0].startswith("in, line 2: ")
+    assert warned[0].endswith("tokens are more than the model reads; cut to 64")
+
+
+def test_many_long_lines_are_counted_without_a_word_each(model: TextModel) -> None:
+    warned: list[str] = []
+    data = (b"the dog " * 60 + b"\n") * 30
+    totals = decode_stream(
+        model, Job(GENERATION, window=7), Lines(io.BytesIO(data), "in"), Collected(), warn=warned.append
+    )
+    assert totals.cut == 30
+    assert len(warned) == CUTS_TOLD + 1
+
+
+def test_a_bad_line_is_told_after_the_windows_before_it(model: TextModel) -> None:
+    output = Collected()
+    lines = Lines(io.BytesIO(b"a\nb\nc\nd\xff\n"), "in")
+    with pytest.raises(ValueError, match="in, line 4: not valid UTF-8"):
+        decode_stream(model, Job(GENERATION, window=2), lines, output)
+    assert len(output.lines) == 2
+
+
+BYTES = st.one_of(
+    st.binary(max_size=120),
+    st.lists(st.text(max_size=12), max_size=6).map(lambda lines: "\n".join(lines).encode("utf-8", "surrogatepass")),
+)
+JSON_BYTES = st.lists(
+    st.one_of(st.just(b""), st.binary(max_size=30), st.text(max_size=10).map(json.dumps).map(str.encode)), max_size=5
+).map(b"\n".join)
+
+
+def attempt(model: TextModel, data: bytes, **how: Any) -> tuple[list[str] | None, str]:
+    """The output lines, or the message that refuses them."""
+    try:
+        return run(model, data, **how)[0].lines, ""
+    except ValueError as error:
+        return None, str(error)
+
+
+def line_count(data: bytes) -> int:
+    return data.count(b"\n") + (data != b"" and not data.endswith(b"\n"))
+
+
+@given(data=BYTES)
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_bytes_keep_their_places_or_are_refused_with_their_line(model: TextModel, data: bytes) -> None:
+    raw = data.split(b"\n")[: line_count(data)]
+    lines, refusal = attempt(model, data, window=3)
+    if lines is None:
+        assert refusal.startswith("in, line ")
+        with pytest.raises(UnicodeDecodeError):
+            raw[int(refusal.split("line ")[1].split(":")[0]) - 1].decode()
+        lines, _ = attempt(model, data, reading={"errors": "replace"}, window=3)
+    assert lines is not None
+    assert len(lines) == len(raw)
+    for number, (line, text) in enumerate(zip(raw, lines, strict=True)):
+        source = line.decode("utf-8", "replace")
+        if not (source.removeprefix("\ufeff") if number == 0 else source).strip():
+            assert text == ""
+        assert not set("\r\n") & set(text)
+
+
+@given(data=JSON_BYTES)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_json_lines_keep_their_places_or_are_refused_with_their_line(model: TextModel, data: bytes) -> None:
+    lines, refusal = attempt(model, data, reading={"jsonl": True}, window=2, as_json=True)
+    if lines is None:
+        assert refusal.startswith("in, line ")
+    else:
+        assert [json.loads(line)["line"] for line in lines] == list(range(1, line_count(data) + 1))
+
+
+def test_a_slow_tokenizer_stands_the_same(tmp_path: Path) -> None:
+    tokenizer = folders.marian_tokenizer(tmp_path)
+    slow = load(folders.saved(folders.resized("marian", tokenizer), tokenizer, tmp_path / "marian"))
+    data = b"".join(value if value.endswith(b"\n") else value + b"\n" for value in HOSTILE.values())
+    output, _ = run(slow, data + b"a" * 200_000 + b"\n", as_json=True)
+    assert len(output.lines) == data.count(b"\n") + 1
+    for line, raw in zip(output.lines[:-1], data.split(b"\n")[:-1], strict=True):
+        text = raw.decode().removesuffix("\r")
+        for token in json.loads(line)["kept"]:
+            assert token["start"] is None or 0 <= token["start"] < token["end"] <= len(text)
+
+
+# --- memory ------------------------------------------------------------------------------------------------------
+
+
+def limited(model: TextModel, monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+    """A machine on which a batch of more padded tokens does not fit."""
+    real = model.engine.generate
+
+    def small(inputs: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if inputs.numel() > tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return real(inputs, *args, **kwargs)
+
+    monkeypatch.setattr(model.engine, "generate", small)
+
+
+def test_what_does_not_fit_is_decoded_in_halves(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = joined(some_lines(100))
+    wanted, _ = run(model, data)
+    limited(model, monkeypatch, 200)
+    warned: list[str] = []
+    output = Collected()
+    totals = decode_stream(model, Job(GENERATION), Lines(io.BytesIO(data), "in"), output, warn=warned.append)
+    assert output.lines == wanted.lines
+    assert totals.halved == len(warned) > 0
+    assert "out of memory with" in warned[0]
+
+
+def test_a_line_that_does_not_fit_alone_is_named(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(model, monkeypatch, 30)
+    with pytest.raises(ValueError, match=r"in, line 3: out of memory with this text alone \(\d+ tokens\)"):
+        run(model, b"the dog\n\n" + b"the dog " * 20 + b"\na road\n")
+
+
+# --- processes ---------------------------------------------------------------------------------------------------
+
+
+class Threads(Processes):
+    """Processes of one machine, played by threads of one process."""
+
+    def __init__(self, rank: int, count: int, barrier: threading.Barrier, box: dict[Any, Any]) -> None:
+        self.rank, self.count = rank, count
+        self._barrier, self._box = barrier, box
+
+    def broadcast(self, value: Any) -> Any:
+        if self.is_first:
+            self._box["value"] = value
+        self._barrier.wait()
+        value = self._box["value"]
+        self._barrier.wait()
+        return value
+
+    def gather(self, value: Any) -> list[Any]:
+        self._box[self.rank] = value
+        self._barrier.wait()
+        values = [self._box[rank] for rank in range(self.count)]
+        self._barrier.wait()
+        return values
+
+
+def together(folder: Path, count: int, data: bytes, prepare: Any = None, **job: Any) -> tuple[Collected, list[Any]]:
+    output, outcomes = Collected(), [None] * count
+    barrier, box = threading.Barrier(count, timeout=60), {}
+    models = [load(folder, "cpu") for _ in range(count)]
+    if prepare:
+        prepare(models)
+
+    def play(rank: int) -> None:
+        lines = Lines(io.BytesIO(data), "in") if rank == 0 else None
+        processes = Threads(rank, count, barrier, box)
+        try:
+            outcomes[rank] = decode_stream(
+                models[rank], Job(**{"generation": GENERATION, **job}), lines, output if rank == 0 else None,
+                processes=processes,
+            )  # fmt: skip
+        except ValueError as error:
+            outcomes[rank] = error
+
+    threads = [threading.Thread(target=play, args=(rank,)) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return output, outcomes
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_shared_among_processes_the_output_is_the_same(sparse_folder: Path, model: TextModel, count: int) -> None:
+    data = joined(some_lines(150))
+    alone, totals = run(model, data, window=40, batch_tokens=64)
+    shared, outcomes = together(sparse_folder, count, data, window=40, batch_tokens=64)
+    assert shared.texts == alone.texts
+    first = outcomes[0]
+    for name in ("lines", "blank", "source_tokens", "kept_tokens", "output_tokens"):
+        assert getattr(first, name) == getattr(totals, name), name
+
+
+def test_an_error_in_any_process_ends_all_of_them(sparse_folder: Path) -> None:
+    def break_second(models: list[TextModel]) -> None:
+        def broken(*args: Any, **kwargs: Any) -> Any:
+            raise ValueError("in, line 9: out of memory")
+
+        models[1].decode = broken  # type: ignore[method-assign]
+
+    _, outcomes = together(sparse_folder, 2, joined(some_lines(60)), break_second, window=30, batch_tokens=64)
+    assert isinstance(outcomes[0], ValueError)
+    assert str(outcomes[0]) == "in, line 9: out of memory"
+    assert isinstance(outcomes[1], Totals), "it was sent home"
+
+
+def test_an_error_of_the_reader_ends_all_of_them(sparse_folder: Path) -> None:
+    output, outcomes = together(sparse_folder, 2, b"a\nb\nc\xff\n", window=2)
+    assert len(output.lines) == 2
+    assert "line 3" in str(outcomes[0])
+    assert isinstance(outcomes[1], Totals)

@@ -1,0 +1,448 @@
+"""From texts to results: against generate, against dense attention, with every kind of tokenizer and folder."""
+
+import shutil
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from rich.console import Console
+
+import l0drop
+from l0drop import Gate, Gates, load, register_gate
+from l0drop.decoding.folder import fingerprint
+from l0drop.decoding.text import MAX_NEW_TOKENS, OutOfMemoryError, TextModel
+from l0drop.recipe import parse_recipe
+from l0drop.training.run import train
+from tests.decoding import folders
+from tests.models import zoo
+from tests.training import tiny
+
+TEXTS = ["the dog sees a cat .", "", "a river knows the stone the bird .", " \t ", "the road ."]
+SETTINGS = {"num_beams": 2, "max_new_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def model(sparse_folder: Path) -> TextModel:
+    return load(sparse_folder, "cpu", "float64")
+
+
+# --- results -----------------------------------------------------------------------------------------------------
+
+
+def test_results_are_those_of_generate(model: TextModel, sparse_folder: Path) -> None:
+    results = model.generate(TEXTS, **SETTINGS)
+    plain = hf.AutoModelForSeq2SeqLM.from_pretrained(sparse_folder, dtype=torch.float64)
+    tokenizer = hf.AutoTokenizer.from_pretrained(sparse_folder)
+    for text, result in zip(TEXTS, results, strict=True):
+        if not text.strip():
+            assert (result.text, result.score, result.kept) == ("", None, ())
+            continue
+        inputs = tokenizer([text], return_tensors="pt")
+        output = plain.generate(**inputs, **SETTINGS, return_dict_in_generate=True, output_scores=True)
+        assert result.text == tokenizer.batch_decode(output.sequences, skip_special_tokens=True)[0]
+        assert result.score == pytest.approx(float(output.sequences_scores[0]), abs=1e-9)
+        (explanation,) = plain.explain(**inputs)
+        tokens = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0])
+        assert [token.text for token in result.kept] == [tokens[place] for place in explanation.kept]
+        assert result.source_tokens == len(tokens)
+        assert 0 < len(result.kept) < len(tokens), "the gate drops some tokens, or this test sees nothing"
+        assert result.output_tokens == int((output.sequences[0, 1:] != tokenizer.pad_token_id).sum())
+
+
+def test_offsets_are_places_in_the_text(model: TextModel) -> None:
+    text = "  the  dog sees\u2028a cat ."
+    explained = model.explain(text, **SETTINGS)
+    words = "".join(text[token.start : token.end] for token in explained.source if token.start is not None)
+    assert "".join(words.split()) == "thedogseesacat.", "nothing lost, nothing twice"
+    assert not any(
+        text[token.start : token.end] != text[token.start : token.end].strip() for token in explained.source[:3]
+    )
+    assert (explained.source[-1].text, explained.source[-1].start, explained.source[-1].end) == ("</s>", None, None)
+
+
+def test_more_than_one_output(model: TextModel) -> None:
+    (result,) = model.generate(TEXTS[:1], num_beams=4, num_return_sequences=3, max_new_tokens=8)
+    assert len(result.alternatives) == 2
+    scores = [result.score, *(other.score for other in result.alternatives)]
+    assert scores == sorted(scores, reverse=True)
+    assert result.text == model.generate(TEXTS[:1], num_beams=4, max_new_tokens=8)[0].text
+    many = model.generate(TEXTS, num_beams=4, num_return_sequences=3, max_new_tokens=8)
+    assert [other.text for other in many[0].alternatives] == [other.text for other in result.alternatives]
+
+
+def test_a_text_does_not_depend_on_its_batch(model: TextModel) -> None:
+    texts = [" ".join(["the dog sees a cat"] * (1 + n % 5)) for n in range(30)]
+    together = model.generate(texts, batch_tokens=100_000, **SETTINGS)
+    alone = model.generate(texts, batch_tokens=1, **SETTINGS)
+    assert [result.text for result in together] == [result.text for result in alone]
+    assert [result.kept for result in together] == [result.kept for result in alone]
+
+
+def test_the_dial_reaches_the_engine(model: TextModel) -> None:
+    (whole,) = model.generate(TEXTS[2:3], keep=1.0, **SETTINGS)
+    (one,) = model.generate(TEXTS[2:3], keep=0.01, **SETTINGS)
+    assert (len(whole.kept), len(one.kept)) == (whole.source_tokens, 1)
+    dense, short = model.generate(TEXTS[:1], dense=True, **SETTINGS), model.generate(TEXTS[:1], **SETTINGS)
+    assert dense[0].text == short[0].text
+    with pytest.raises(ValueError, match="no_such_setting"):
+        model.generate(TEXTS, no_such_setting=1)
+
+
+def test_long_texts_are_cut_with_a_warning_and_keep_their_end(model: TextModel) -> None:
+    long = "the dog " * 500
+    with pytest.warns(UserWarning, match=r"1 of 2 texts .* the first is texts\[1\], to 64 tokens"):
+        short, cut = model.generate(["the dog", long], **SETTINGS)
+    assert (short.cut, cut.source_tokens) == (0, 64)
+    (source,) = model.encode([long])
+    assert source.ids[-1] == model.tokenizers.source.eos_token_id
+    assert source.cut + 64 == len(model.tokenizers.source(long)["input_ids"])
+    assert source.spans[62][1] <= len(long)
+    (shorter,) = model.encode([long], max_source=5)
+    assert list(shorter.ids) == [*source.ids[:4], source.ids[-1]]
+    for wrong, message in ((1, "leaves no room"), (65, "64 positions")):
+        with pytest.raises(ValueError, match=f"max_source: {wrong}.*{message}"):
+            model.encode(["the dog"], max_source=wrong)
+
+
+def test_one_text_is_no_list(model: TextModel) -> None:
+    with pytest.raises(ValueError, match="texts: expected a list"):
+        model.generate("the dog sees a cat .")
+
+
+# --- explanations ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gating", ["zero", "mask", "weight"])
+def test_attention_is_that_of_the_dense_memory(baseline: Path, tmp_path: Path, gating: str) -> None:
+    folder = folders.sparse(baseline, tmp_path / gating, gating=gating)
+    explained = load(folder, "cpu", "float64").explain(TEXTS[2], **SETTINGS)
+    model = hf.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager")
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer([TEXTS[2]], return_tensors="pt")
+    sequence = model.generate(**inputs, **SETTINGS)
+    assert explained.text == tokenizer.decode(sequence[0], skip_special_tokens=True)
+    assert explained.output == tokenizer.convert_ids_to_tokens(sequence[0, 1:])
+    with model.dial(dense=True), torch.no_grad():
+        dense = model(**inputs, decoder_input_ids=sequence[:, :-1], output_attentions=True)
+    wanted = torch.cat(dense.cross_attentions)
+    kept = torch.zeros(inputs["input_ids"].shape[1], dtype=torch.bool)
+    kept[explained.kept] = True
+    assert 0 < int(kept.sum()) < len(kept)
+    torch.testing.assert_close(explained.attentions[..., kept], wanted[..., kept], atol=1e-10, rtol=0)
+    assert not explained.attentions[..., ~kept].any()
+    torch.testing.assert_close(explained.zero_row, wanted[..., ~kept].sum(-1), atol=1e-10, rtol=0)
+    total = explained.attention.sum(1) + explained.zero_row.mean((0, 1))
+    torch.testing.assert_close(total, torch.ones_like(total))
+    torch.testing.assert_close(explained.gates, dense.gates.values[0])
+    assert explained.log_alpha is not None
+    assert explained.sparsity == pytest.approx(float(dense.sparsity))
+
+
+@pytest.mark.parametrize("family", zoo.FAMILIES)
+def test_every_family_loads_generates_and_explains(family: str, baseline: Path, tmp_path: Path) -> None:
+    tokenizer = hf.AutoTokenizer.from_pretrained(baseline / "model")
+    folder = folders.saved(folders.resized(family, tokenizer), tokenizer, tmp_path / family)
+    model = load(folder)
+    assert not model.is_gated
+    assert len(model.generate(TEXTS, **SETTINGS)) == len(TEXTS)
+    explained = model.explain(TEXTS[0], **SETTINGS)
+    assert explained.gates is None
+    assert explained.kept == list(range(len(explained.source)))
+    assert explained.attention.shape == (len(explained.output), len(explained.source))
+    torch.testing.assert_close(explained.attention.sum(1), torch.ones(len(explained.output)))
+    with pytest.raises(ValueError, match="keep: this model has no gates"):
+        model.generate(TEXTS, keep=0.5)
+
+
+def test_nothing_to_explain(model: TextModel) -> None:
+    with pytest.raises(ValueError, match="text: it is blank"):
+        model.explain(" ")
+
+
+# --- memory ------------------------------------------------------------------------------------------------------
+
+
+def _cpu_error() -> None:
+    torch.empty(1 << 60)
+
+
+def _cuda_error() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def _python_error() -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize("error", [_cpu_error, _cuda_error, _python_error])
+def test_a_batch_that_does_not_fit_is_halved(model: TextModel, error: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"the {noun} sees a {other} ." for noun in tiny.NOUNS for other in tiny.NOUNS]
+    wanted = model.generate(texts, **SETTINGS)
+    real, rows = model.engine.generate, []
+
+    def small(inputs: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        rows.append(len(inputs))
+        if len(inputs) > 5:
+            error()
+        return real(inputs, *args, **kwargs)
+
+    monkeypatch.setattr(model.engine, "generate", small)
+    told: list[int] = []
+    sources = model.encode(texts)
+    results = model.decode(sources, model.settings(None, SETTINGS), lambda batch: told.append(len(batch)))
+    assert [result.text for result in results] == [result.text for result in wanted]
+    assert told[0] == 64
+    assert max(count for count in rows if count <= 5) <= 5
+    assert sum(count for count in rows if count <= 5) == 64
+
+
+def test_one_text_that_does_not_fit_is_named(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = model.engine.generate
+
+    def small(inputs: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if inputs.shape[1] > 20:
+            _cpu_error()
+        return real(inputs, *args, **kwargs)
+
+    monkeypatch.setattr(model.engine, "generate", small)
+    with pytest.raises(OutOfMemoryError, match=r"texts\[3\]: out of memory with this text alone \(\d\d tokens\)"):
+        model.generate([*TEXTS[:3], "the dog " * 12], **SETTINGS)
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(model.engine, "generate", broken)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        model.generate(TEXTS)
+
+
+# --- folders -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_decodes_as_its_recipe_says(baseline: Path) -> None:
+    run, inner = load(baseline), load(baseline / "model")
+    for loaded in (run, inner):
+        assert loaded.settings(None, {}) == {"num_beams": 2, "length_penalty": 0.6, "max_new_tokens": 16}
+        assert loaded.settings(None, {"num_beams": 1, "max_length": 9}) == {
+            "num_beams": 1, "length_penalty": 0.6, "max_length": 9,
+        }  # fmt: skip
+    texts = Path(baseline.parents[1] / "test.source").read_text().splitlines()
+    assert [r.text for r in run.generate(texts)] == [r.text for r in inner.generate(texts)]
+
+
+def test_a_model_that_says_nothing_is_not_cut_short(sparse_folder: Path) -> None:
+    assert load(sparse_folder).settings(None, {}) == {"max_new_tokens": min(MAX_NEW_TOKENS, 64)}
+
+
+def test_a_recipe_prefix_is_put_before_every_text(tmp_path: Path) -> None:
+    values = tiny.recipe(tmp_path, train={"steps": 1})
+    values["data"]["source_prefix"] = "the dog "
+    train(parse_recipe(values, "test"), tmp_path / "runs", Console(quiet=True))
+    model = load(tmp_path / "runs" / "tiny")
+    (source,) = model.encode(["sees a cat"])
+    assert list(source.ids) == model.tokenizers.source("the dog sees a cat")["input_ids"]
+    (bare,) = model.encode(["sees a cat"], prefix="")
+    assert list(bare.ids) == model.tokenizers.source("sees a cat")["input_ids"]
+    spans = [span for span in source.spans if span is not None]
+    assert "".join("sees a cat"[start:end] for start, end in spans).replace(" ", "") == "seesacat"
+
+
+def test_separate_vocabularies_find_their_target(tmp_path: Path) -> None:
+    values = tiny.recipe(tmp_path, tokenizer={"vocab_size": 60, "shared": False}, train={"steps": 1})
+    train(parse_recipe(values, "test"), tmp_path / "runs", Console(quiet=True))
+    run = tmp_path / "runs" / "tiny"
+    alone = shutil.copytree(run / "model", tmp_path / "alone")
+    places = (run, run / "model", alone)
+    results = [load(folder).generate(TEXTS, length_penalty=1.0, **SETTINGS) for folder in places]
+    assert results[0] == results[1] == results[2]
+    target = load(run).tokenizers.target
+    assert target.get_vocab() != load(run).tokenizers.source.get_vocab()
+    assert load(alone).tokenizers.target.get_vocab() == target.get_vocab()
+    shutil.rmtree(alone / "tokenizer_target")
+    with pytest.raises(ValueError, match="no tokenizer_target/ beside it"):
+        load(alone)
+
+
+def test_what_is_no_model_is_told(baseline: Path, sparse_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ValueError, match="empty: no model here, expected config.json"):
+        load(tmp_path / "empty")
+    with pytest.raises(ValueError, match=f"there are models in {baseline}"):
+        load(baseline.parent)
+    with pytest.raises(ValueError, match="file: is a file"):
+        load(tmp_path / "file")
+    with pytest.raises(ValueError, match="nowhere: there is no such folder"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="dtype: expected one of float32"):
+        load(sparse_folder, dtype="int7")
+    with pytest.raises(ValueError, match="device: nonsense cannot be used"):
+        load(sparse_folder, device="nonsense")
+    decoder = hf.GPT2LMHeadModel(hf.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20))
+    decoder.save_pretrained(tmp_path / "decoder")
+    with pytest.raises(ValueError, match="decoder: this is no encoder-decoder"):
+        load(tmp_path / "decoder")
+    torn = shutil.copytree(sparse_folder, tmp_path / "torn")
+    (torn / "model.safetensors").write_bytes((torn / "model.safetensors").read_bytes()[:100])
+    with pytest.raises(ValueError, match="torn: the weights are damaged"):
+        load(torn)
+    (torn / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="torn: the model cannot be read .*model.safetensors"):
+        load(torn)
+    mute = shutil.copytree(sparse_folder, tmp_path / "mute")
+    for file in mute.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ValueError, match="mute: no tokenizer"):
+        load(mute)
+
+
+def test_a_name_that_nobody_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(name: str, **kwargs: Any) -> Any:
+        raise OSError(f"{name} is not a local folder and is not a valid model identifier\nand more")
+
+    monkeypatch.setattr(hf.AutoModelForSeq2SeqLM, "from_pretrained", offline)
+    with pytest.raises(ValueError, match="nobody/has-this: there is no such folder, and no model of this name"):
+        load("nobody/has-this")
+
+
+def test_the_fingerprint_knows_weights_and_settings(sparse_folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(sparse_folder, tmp_path / "copy")
+    model = load(sparse_folder)
+    assert fingerprint(str(sparse_folder), model.model) == fingerprint(str(copy), model.model)
+    config = (copy / "generation_config.json").read_text()
+    (copy / "generation_config.json").write_text(config.replace("{", '{"num_beams": 3,', 1))
+    assert fingerprint(str(sparse_folder), model.model) != fingerprint(str(copy), model.model)
+
+
+def test_dtypes(sparse_folder: Path) -> None:
+    assert load(sparse_folder).model.dtype == torch.float32
+    low = load(sparse_folder, dtype="bfloat16")
+    assert low.model.dtype == torch.bfloat16
+    assert len(low.generate(TEXTS, **SETTINGS)) == len(TEXTS)
+    low.explain(TEXTS[0], **SETTINGS)
+
+
+# --- rules -------------------------------------------------------------------------------------------------------
+
+
+def test_a_rule_gets_its_hints_from_the_text(baseline: Path, tmp_path: Path) -> None:
+    from l0drop.data.hints import TextAnnotator
+
+    folder = folders.sparse(baseline, tmp_path / "pos", gate="pos")
+    with pytest.raises(ValueError, match=r"pos: its gate needs hints \(label\), but there is no hints.json"):
+        load(folder)
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
+    TextAnnotator(("label",), tokenizer).save(folder)
+    model = load(folder)
+    (result,) = model.generate(["the dog sees a cat ."], **SETTINGS)
+    kept = "".join("the dog sees a cat ."[t.start : t.end] for t in result.kept if t.start is not None)
+    assert "dog" in kept
+    assert "the" not in kept
+    assert model.explain("the dog sees a cat .", **SETTINGS).log_alpha is None
+    long = "the dog sees a cat . " * 30
+    with pytest.warns(UserWarning, match="cut"):
+        model.generate([long, "the dog"], **SETTINGS)
+
+
+@register_gate("test-text-even")
+class Even(Gate):
+    """Keeps tokens of even id."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def forward(self, encodings, mask, input_ids=None, hints=None):  # type: ignore[no-untyped-def]
+        return Gates(((input_ids % 2 == 0) & mask).float())
+
+
+def test_a_gate_of_ones_own(baseline: Path, tmp_path: Path) -> None:
+    model = load(folders.sparse(baseline, tmp_path / "even", gate="test-text-even"))
+    (result,) = model.generate(TEXTS[:1], **SETTINGS)
+    ids = model.tokenizers.source.convert_tokens_to_ids([token.text for token in result.kept])
+    assert ids
+    assert all(i % 2 == 0 for i in ids)
+
+
+# --- other tokenizers --------------------------------------------------------------------------------------------
+
+
+def test_marian_s_own_tokenizer(tmp_path: Path) -> None:
+    tokenizer = folders.marian_tokenizer(tmp_path)
+    folder = folders.saved(folders.resized("marian", tokenizer), tokenizer, tmp_path / "marian")
+    model = load(folder)
+    assert not model.tokenizers.source.is_fast
+    text = "the  ﬁne dog № 漢 sees U\u0308nder </s> cats ."
+    assert len(model.generate([text, "", "the dog"], **SETTINGS)) == 3
+    explained = model.explain(text, **SETTINGS)
+    for token in explained.source:
+        if token.start is None or token.text == "<unk>":
+            continue
+        surface = unicodedata.normalize("NFKC", text[token.start : token.end])
+        assert token.text.replace("▁", "") in surface, token
+    placed = {token.text.replace("▁", ""): text[token.start : token.end] for token in explained.source if token.start}
+    assert placed["dog"] == "dog"
+    assert "漢" in {text[t.start : t.end] for t in explained.source if t.text == "<unk>" and t.start is not None}
+
+
+def test_byt5_counts_bytes(tmp_path: Path) -> None:
+    tokenizer = hf.ByT5Tokenizer()
+    folder = folders.saved(folders.resized("t5", tokenizer), tokenizer, tmp_path / "byt5")
+    model = load(folder)
+    (source,) = model.encode(["aé漢"])
+    assert list(source.spans) == [(0, 1), (1, 2), (1, 2), (2, 3), (2, 3), (2, 3), None]
+    assert model.max_source == 1024
+    (cut,) = model.encode(["a" * 2000])
+    assert (len(cut.ids), cut.cut) == (1024, 2001 - 1024)
+
+
+def test_nllb_speaks_the_language_it_is_asked_for(tmp_path: Path) -> None:
+    letters = {c: i for i, c in enumerate(["<s>", "<pad>", "</s>", "<unk>", *"▁abcdefghijklmnopqrstuvwxyz."])}
+    tokenizer = hf.NllbTokenizer(vocab=letters, merges=[])
+    model = load(folders.saved(folders.resized("m2m100", tokenizer), tokenizer, tmp_path / "nllb"))
+    german, french = tokenizer.convert_tokens_to_ids(["deu_Latn", "fra_Latn"])
+    (source,) = model.encode(["the dog"], source_lang="deu_Latn")
+    assert source.ids[0] == german
+    assert source.spans[0] is None
+    assert model.encode(["the dog"])[0].ids[0] == tokenizer.convert_tokens_to_ids("eng_Latn"), "back to its own"
+    explained = model.explain("the dog", source_lang="deu_Latn", target_lang="fra_Latn", **SETTINGS)
+    assert explained.output[0] == "fra_Latn"
+    assert "fra_Latn" not in explained.text
+    assert model.settings("fra_Latn", {})["forced_bos_token_id"] == french
+    with pytest.raises(ValueError, match="target_lang: .* several languages; say which one"):
+        model.generate(["the dog"], source_lang="deu_Latn")
+    for setting in ("source_lang", "target_lang"):
+        for wrong in ("xxx_Latn", "a", "</s>"):
+            with pytest.raises(ValueError, match=f"{setting}: '{wrong}' is no language of this model; it knows 20"):
+                model.generate(["the dog"], **{"target_lang": "fra_Latn", setting: wrong})
+
+
+def test_mbart_50_speaks_the_language_it_is_asked_for(tmp_path: Path) -> None:
+    tokenizer = hf.MBart50Tokenizer()
+    model = load(folders.saved(folders.resized("mbart", tokenizer), tokenizer, tmp_path / "mbart"))
+    explained = model.explain("x", source_lang="de_DE", target_lang="fr_XX", **SETTINGS)
+    assert explained.output[0] == "fr_XX"
+    assert explained.source[0].text == "de_DE"
+
+
+def test_a_model_that_starts_with_its_language_needs_none(tmp_path: Path) -> None:
+    tokenizer = hf.MBart50Tokenizer()
+    romanian = tokenizer.convert_tokens_to_ids("ro_RO")
+    model = folders.resized("mbart", tokenizer, decoder_start_token_id=romanian)
+    model.generation_config.decoder_start_token_id = romanian
+    assert len(load(folders.saved(model, tokenizer, tmp_path / "mbart")).generate(["x"], **SETTINGS)) == 1
+
+
+def test_languages_where_there_are_none(model: TextModel) -> None:
+    with pytest.raises(ValueError, match="source_lang: .* knows no languages"):
+        model.generate(TEXTS, source_lang="deu_Latn")
+    with pytest.raises(ValueError, match="target_lang: .* knows no languages"):
+        model.generate(TEXTS, target_lang="deu_Latn")
+
+
+def test_load_is_public() -> None:
+    assert l0drop.load is load
