@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 
+from l0drop.models import entmax as entmax  # registers its models, so that the Auto classes load them
 from l0drop.models.adopt import adopt_parameters
 from l0drop.models.config import L0DropConfig, config_class, wrap_config
 from l0drop.models.families import FAMILIES, family_of

@@ -1,0 +1,28 @@
+"""A recipe that fine-tunes a baseline with sparse attention, as the docstring of l0drop.models.entmax says."""
+
+import shutil
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from transformers import AutoModelForSeq2SeqLM
+
+from l0drop.models.entmax import EntmaxModel, with_entmax
+from l0drop.recipe import parse_recipe
+from l0drop.training.run import train
+from tests.training import tiny
+
+
+def test_sparse_attention_is_trained_scored_and_saved(baseline: Path, tmp_path: Path) -> None:
+    start = tmp_path / "base-entmax"
+    with_entmax(AutoModelForSeq2SeqLM.from_pretrained(baseline / "model")).save_pretrained(start / "model")
+    shutil.copytree(baseline / "tokenizer", start / "tokenizer")
+    values = tiny.recipe(tmp_path / "text", "entmax", model={"init": str(start)}, train={"steps": 6, "warmup": 1})
+    del values["tokenizer"]
+    metrics = train(parse_recipe(values, "test"), tmp_path / "runs", Console(quiet=True))
+    assert metrics["test"]["sentences"] == 24
+    models = [AutoModelForSeq2SeqLM.from_pretrained(f / "model") for f in (start, tmp_path / "runs" / "entmax")]
+    assert all(isinstance(model, EntmaxModel) for model in models)
+    name = "model.decoder.layers.0.encoder_attn.q_proj.weight"
+    before, after = (model.state_dict()[name] for model in models)
+    assert not torch.equal(before, after)
