@@ -1,0 +1,273 @@
+"""Sweeps: which points a command means, what sweep.json says, and what becomes of a sweep that is stopped."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from accelerate import PartialState
+from rich.console import Console
+
+from l0drop.app.sweep import sweep_table
+from l0drop.recipe import RecipeError, load_recipe, parse_recipe
+from l0drop.study.sweep import Point, lambda_point, listed, rule_point, sweep, target_point
+from tests.integration.test_training_commands import ENVIRONMENT, command, free_port, written
+from tests.training import tiny
+
+QUIET = Console(quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0.1:1.5:0.1", [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5]),
+        ("0.1:0.35:0.1", [0.1, 0.2, 0.3]),
+        ("0.2, 0.4,0.6", [0.2, 0.4, 0.6]),
+        ("0.5,0.1:0.3:0.1,0.2", [0.5, 0.1, 0.2, 0.3]),
+        ("2", [2.0]),
+    ],
+)
+def test_numbers_and_ranges(text: str, expected: list[float]) -> None:
+    assert listed(text, "--lambda") == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "0.1:0.2", "0.1:0.2:0", "0.3:0.1:0.1", "0.1:0.3:-0.1", "0.1,,0.2", "nan", "1:inf:1"]
+)
+def test_what_is_no_list_is_named(text: str) -> None:
+    with pytest.raises(ValueError, match="--lambda: "):
+        listed(text, "--lambda")
+
+
+def tiny_sweep(folder: Path, init: str, **changes: Any) -> dict[str, Any]:
+    train = {"steps": 20, "save_every": 5, "eval_every": 20, **changes.pop("train", {})}
+    return tiny.sparse(folder, init, "tiny", train=train, **changes)
+
+
+def comparable(folder: Path) -> dict[str, Any]:
+    """sweep.json without the commit, which another process may be changing."""
+    summary = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
+    for entry in (summary, summary["baseline"], summary["reference"], *summary["points"]):
+        entry.pop("commit", None)
+    return summary
+
+
+def test_points_reference_and_what_is_written(baseline: Path, tmp_path: Path) -> None:
+    recipe = parse_recipe(tiny_sweep(tmp_path, str(baseline), train={"average": 2}), "test")
+    points = [lambda_point(3.0), target_point(0.6), lambda_point(0.0)]
+    summary = sweep(recipe, points, tmp_path / "runs", console=QUIET)
+    folder = tmp_path / "runs" / "tiny-sweep"
+    assert summary == json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
+    assert [(entry["kind"], entry["value"], entry["run"]) for entry in summary["points"]] == [
+        ("lambda", 0.0, "lambda-0"), ("lambda", 3.0, "lambda-3"), ("target", 0.6, "target-0.6"),
+    ]  # fmt: skip
+    for entry in summary["points"]:
+        metrics = json.loads((folder / entry["run"] / "metrics.json").read_text(encoding="utf-8"))
+        assert entry["sparsity"] == metrics["test"]["sparsity"]
+        assert entry["expected_open_rate"] == metrics["test"]["expected_open_rate"]
+        assert entry["test"]["score"] == metrics["test"]["score"]
+        reference = summary["reference"]["test"]["score"]["value"]
+        assert entry["differences"]["test"] == pytest.approx(metrics["test"]["score"]["value"] - reference)
+    zero, three, _ = summary["points"]
+    assert zero["expected_open_rate"] > three["expected_open_rate"]
+    assert summary["baseline"]["run"] == str(baseline)
+    assert summary["baseline"]["test"] == json.loads((baseline / "metrics.json").read_text())["test"]
+    assert {"commit", "device", "torch"} <= set(summary)
+    assert {"signature", "name", "value"} <= set(summary["reference"]["test"]["score"])
+    assert "sparsity" not in summary["reference"]
+    assert sweep_table(summary).row_count == 5
+    assert set(json.loads((folder / "timings.json").read_text())) == {
+        "unit", "reference", "lambda-0", "lambda-3", "target-0.6",
+    }  # fmt: skip
+
+    # the reference differs from a point in the gate alone
+    ours, other = (load_recipe(folder / name / "recipe.yaml").model_dump() for name in ("reference", "lambda-3"))
+    assert {key for key in ours if ours[key] != other[key]} == {"name", "l0drop"}
+
+    # a second sweep of the same folder adds to it and repeats nothing
+    stamps = {name: (folder / name / "metrics.json").stat().st_mtime_ns for name in ("reference", "lambda-3")}
+    more = sweep(recipe, [lambda_point(1.0), lambda_point(3.0)], tmp_path / "runs", console=QUIET)
+    assert [entry["run"] for entry in more["points"]] == ["lambda-0", "lambda-1", "lambda-3", "target-0.6"]
+    assert stamps == {name: (folder / name / "metrics.json").stat().st_mtime_ns for name in stamps}
+
+
+def test_a_recipe_from_scratch_trains_its_baseline_first(tmp_path: Path) -> None:
+    values = tiny.recipe(tmp_path, l0drop={"lambda_": 0.3, "ramp": {"end": 10}, "gating": "mask"})
+    recipe = parse_recipe({**values, "train": {**values["train"], "elastic": True}}, "test")
+    fine_tune = ["train.steps=6", "train.schedule=constant"]
+    summary = sweep(recipe, [lambda_point(0.5)], tmp_path / "runs", fine_tune=fine_tune, console=QUIET)
+    folder = tmp_path / "runs" / "tiny-sweep"
+    assert summary["gating"] == "mask"
+    assert [summary[name]["steps"] for name in ("baseline", "reference")] == [20, 6]
+    assert summary["points"][0]["steps"] == 6
+    point = load_recipe(folder / "lambda-0.5" / "recipe.yaml")
+    assert point.model.init == str(folder / "baseline")
+    assert point.l0drop is not None
+    assert (point.l0drop.ramp, point.l0drop.lambda_) == (None, 0.5)
+    assert summary["baseline"]["run"] == "baseline"
+
+
+def test_source_text_alone_is_translated_once(baseline: Path, tmp_path: Path) -> None:
+    values = tiny_sweep(tmp_path, str(baseline), train={"steps": 2, "targets": "teacher", "teacher": {"weight": 0.0}})
+    del values["data"]["train"]["target"]
+    sweep(parse_recipe(values, "test"), [lambda_point(0.5)], tmp_path / "runs", console=QUIET)
+    folder = tmp_path / "runs" / "tiny-sweep"
+    assert (folder / "lambda-0.5" / "data").is_symlink()
+    assert (folder / "lambda-0.5" / "data" / "train" / "manifest.json").samefile(
+        folder / "reference" / "data" / "train" / "manifest.json"
+    )
+
+
+def test_points_can_be_other_gates(baseline: Path, tmp_path: Path) -> None:
+    """A point is a name and overrides: here the same λ under another gating."""
+    recipe = parse_recipe(tiny_sweep(tmp_path, str(baseline), train={"steps": 2}), "test")
+    point = Point("weight", None, ("l0drop.gating=weight",))
+    summary = sweep(recipe, [point], tmp_path / "runs", console=QUIET)
+    assert summary["points"][0]["run"] == "weight"
+    stored = load_recipe(tmp_path / "runs" / "tiny-sweep" / "weight" / "recipe.yaml")
+    assert stored.l0drop is not None
+    assert stored.l0drop.gating == "weight"
+
+
+def test_a_folder_of_another_sweep_is_refused(baseline: Path, tmp_path: Path) -> None:
+    values = tiny_sweep(tmp_path, str(baseline), train={"steps": 2})
+    sweep(parse_recipe(values, "test"), [lambda_point(0.5)], tmp_path / "runs", console=QUIET)
+    other = parse_recipe({**values, "seed": 7, "train": {**values["train"], "learning_rate": 1e-3}}, "test")
+    with pytest.raises(RecipeError, match=r"tiny-sweep: .*different: seed, train.learning_rate\)"):
+        sweep(other, [lambda_point(0.5)], tmp_path / "runs", console=QUIET)
+
+
+def test_a_point_that_no_recipe_allows_stops_before_anything_runs(baseline: Path, tmp_path: Path) -> None:
+    recipe = parse_recipe(tiny_sweep(tmp_path, str(baseline)), "test")
+    with pytest.raises(RecipeError, match="target_sparsity=1.5"):
+        sweep(recipe, [target_point(0.5), target_point(1.5)], tmp_path / "runs", console=QUIET)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_torchrun_and_parallel_exclude_each_other(
+    baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = parse_recipe(tiny_sweep(tmp_path, str(baseline)), "test")
+    PartialState(cpu=True)
+    monkeypatch.setitem(PartialState._shared_state, "num_processes", 2)
+    with pytest.raises(ValueError, match="parallel: under torchrun"):
+        sweep(recipe, [lambda_point(0.5)], tmp_path / "runs", parallel=2, console=QUIET)
+
+
+# --- in their own processes -------------------------------------------------------------------------------------------
+
+
+def run_sweep(recipe: str, runs: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    arguments = command("sweep", recipe, "--lambda", "0.5,2", "--runs", str(runs), "--threads", "1", *more)
+    return subprocess.run(arguments, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+
+
+@pytest.fixture(scope="module")
+def whole(baseline: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A recipe, and its sweep that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("sweep")
+    recipe = written(folder, tiny_sweep(folder, str(baseline), train={"steps": 60}))
+    result = run_sweep(recipe, folder / "runs")
+    assert result.returncode == 0, result.stderr
+    assert "lambda-0.5" in result.stdout
+    return recipe, folder / "runs" / "tiny-sweep"
+
+
+def killed_at(process: "subprocess.Popen[bytes]", checkpoint: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not checkpoint.exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert checkpoint.exists()
+
+
+@pytest.mark.parametrize("parallel", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_killed_sweep_goes_on_and_ends_the_same(whole: tuple[str, Path], tmp_path: Path, parallel: int) -> None:
+    """With two at a time the kill leaves children behind, which the next sweep must wait for, not disturb."""
+    recipe, uninterrupted = whole
+    folder = tmp_path / "tiny-sweep"
+    arguments = command("sweep", recipe, "--lambda", "0.5,2", "--runs", str(tmp_path), "--threads", "1")
+    process = subprocess.Popen(
+        [*arguments, "--parallel", str(parallel)], env=ENVIRONMENT, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    killed_at(process, folder / "lambda-0.5" / "checkpoints" / "checkpoint-10")
+    assert not (folder / "lambda-2" / "metrics.json").exists(), "it was killed before its end"
+    if parallel == 1:
+        assert not (folder / "lambda-0.5" / "metrics.json").exists()
+        assert json.loads((folder / "sweep.json").read_text())["points"] == []
+    resumed = run_sweep(recipe, tmp_path, "--parallel", str(parallel))
+    assert resumed.returncode == 0, resumed.stderr
+    assert comparable(folder) == comparable(uninterrupted)
+
+
+def test_ctrl_c_reaches_the_children(whole: tuple[str, Path], tmp_path: Path) -> None:
+    recipe, _ = whole
+    arguments = command("sweep", recipe, "--lambda", "0.5,2", "--runs", str(tmp_path), "--parallel", "2")
+    many = ["--set", "train.steps=5000", "--set", "train.save_every=5000"]
+    process = subprocess.Popen([*arguments, *many], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    logs = [tmp_path / "tiny-sweep" / name / "log.jsonl" for name in ("reference", "lambda-0.5")]
+    deadline = time.monotonic() + 120
+    while not all(log.exists() and log.read_text().count("\n") > 2 for log in logs) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command goes on" in errors
+    for log in logs:
+        assert list((log.parent / "checkpoints").glob("checkpoint-*"))
+    assert not (tmp_path / "tiny-sweep" / "lambda-2" / "checkpoints").exists()
+
+
+def test_a_child_that_fails_is_named(baseline: Path, tmp_path: Path) -> None:
+    values = tiny_sweep(tmp_path, str(baseline), l0drop={"lambda_": 0.5, "always_keep": ["</s>"]})
+    recipe = written(tmp_path, values)
+    nowhere = ["--set", "l0drop.always_keep=[nothing]"]
+    result = run_sweep(recipe, tmp_path / "runs", "--parallel", "2", *nowhere)
+    assert result.returncode == 2
+    message = " ".join(result.stderr.split())
+    assert "l0drop.always_keep: 'nothing' is not in the source vocabulary" in message
+    assert "tiny-sweep/lambda-" in message.replace(" ", "")
+
+
+def test_two_processes_train_each_point_together(whole: tuple[str, Path], tmp_path: Path) -> None:
+    recipe, alone = whole
+    values = yaml.safe_load(Path(recipe).read_text())
+    recipe = written(tmp_path, {**values, "train": {**values["train"], "batch_tokens": 600, "steps": 4}})
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+    tail = ["-m", "l0drop", "sweep", recipe, "--lambda", "0.5,2", "--runs", str(tmp_path / "runs")]
+    result = subprocess.run([*launch, *tail], capture_output=True, text=True, env=ENVIRONMENT, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    summary = comparable(tmp_path / "runs" / "tiny-sweep")
+    assert [entry["steps"] for entry in summary["points"]] == [4, 4]
+    assert set(summary) == set(comparable(alone))
+
+
+def test_gates_by_rule_are_points_too(baseline: Path, tmp_path: Path) -> None:
+    recipe = parse_recipe(tiny_sweep(tmp_path, str(baseline)), "test")
+    points = [rule_point("random:0.5", "--rules"), rule_point("group", "--rules"), rule_point("freq", "--rules")]
+    summary = sweep(recipe, points, tmp_path / "runs", console=QUIET)
+    found = {entry["kind"]: entry for entry in summary["points"]}
+    assert set(found) == {"random", "group", "freq"}
+    assert found["random"]["run"] == "random-0.5"
+    assert found["random"]["sparsity"] == pytest.approx(0.5, abs=0.1)
+    assert 0 < found["freq"]["sparsity"] < 1
+    folder = tmp_path / "runs" / "tiny-sweep"
+    assert (folder / "freq" / "hints.json").is_file()
+    assert not (folder / "freq" / "data").is_symlink()
+    assert not (folder / "reference" / "data" / "train" / "hints.frequent").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("random", "drops at a rate"), ("pos:0.5", "has its own rate"), ("random:x", "no rate"), ("pso", "pso")],
+)
+def test_rules_that_cannot_be(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rule_point(text, "--rules")
