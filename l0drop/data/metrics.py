@@ -13,6 +13,7 @@ from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
 BleuTokenizer = Literal["13a", "intl", "zh", "none"]
 _BLEU_TOKENIZERS = ("13a", "intl", "zh", "none")
+_TOKENIZER_13A = Tokenizer13a()
 _ROUGE_TYPES = ("rouge1", "rouge2", "rougeLsum")
 _SENTENCE_END = re.compile(r"""(?<=[.!?])\s+|(?<=[.!?]["'”’)])\s+""")
 
@@ -44,14 +45,14 @@ def bleu_paper(hyps: Sequence[str], refs: Sequence[str]) -> Score:
     as in the widespread get_ende_bleu.sh; then BLEU without smoothing, as in multi-bleu.perl. Those scripts start from
     the Moses tokenizer, so the value is near, not equal, to theirs.
     """
-    tokenizer = Tokenizer13a()
-
-    def prepared(text: str) -> str:
-        # One pass, as in the script: in "a-b-c" the second hyphen stays, because "b" is taken by the first.
-        return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", tokenizer(text))
-
     metric = BLEU(tokenize="none", smooth_method="none", force=True)
-    return _bleu("BLEU-paper", hyps, refs, metric, prepared, tokenization="13a+compound-split")
+    return _bleu("BLEU-paper", hyps, refs, metric, compound_split, tokenization="13a+compound-split")
+
+
+def compound_split(text: str) -> str:
+    """Text as `bleu_paper` compares it."""
+    # One pass, as in the script: in "a-b-c" the second hyphen stays, because "b" is taken by the first.
+    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", _TOKENIZER_13A(text))
 
 
 def chrf(hyps: Sequence[str], refs: Sequence[str]) -> Score:
@@ -69,14 +70,19 @@ def rouge(hyps: Sequence[str], refs: Sequence[str]) -> Score:
     Lsum compares sentence by sentence. Sentences are lines; a text without a line feed is cut after ., ! or ? (and a
     closing quote or bracket) before white space. rouge-score only sees a-z and 0-9, so this is for English.
     """
+    details = {kind: 100 * float(np.mean(scores)) for kind, scores in rouge_of_texts(hyps, refs).items()}
+    signature = f"nrefs:1|stem:porter|sent:lines-or-.!?|agg:mean-F|rouge-score:{version('rouge-score')}"
+    return Score("rougeLsum", details["rougeLsum"], signature, details)
+
+
+def rouge_of_texts(hyps: Sequence[str], refs: Sequence[str]) -> dict[str, list[float]]:
+    """F-measures of each text, whose means are `rouge`."""
     from rouge_score.rouge_scorer import RougeScorer  # brings all of nltk, which nothing else needs
 
     _check(hyps, refs)
     scorer = RougeScorer(list(_ROUGE_TYPES), use_stemmer=True)
     scores = [scorer.score(_sentences(ref), _sentences(hyp)) for hyp, ref in zip(hyps, refs, strict=True)]
-    details = {kind: 100 * float(np.mean([score[kind].fmeasure for score in scores])) for kind in _ROUGE_TYPES}
-    signature = f"nrefs:1|stem:porter|sent:lines-or-.!?|agg:mean-F|rouge-score:{version('rouge-score')}"
-    return Score("rougeLsum", details["rougeLsum"], signature, details)
+    return {kind: [score[kind].fmeasure for score in scores] for kind in _ROUGE_TYPES}
 
 
 @dataclass

@@ -1,0 +1,171 @@
+"""`l0drop evaluate` as users call it: models and files, seeds and sweeps, wrong input."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from l0drop.app import cli
+from l0drop.data import metrics
+from l0drop.recipe import parse_recipe
+from l0drop.training.run import train
+from tests.training import tiny
+
+
+@pytest.fixture(scope="module")
+def sparse(tmp_path_factory: pytest.TempPathFactory, baseline: Path) -> Path:
+    folder = tmp_path_factory.mktemp("sparse")
+    values = tiny.sparse(folder, str(baseline), train={"steps": 30, "save_every": 30, "eval_every": 30})
+    train(parse_recipe(values, "test"), folder / "runs", Console(quiet=True))
+    return folder / "runs" / "sparse"
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> dict[str, Path]:
+    """Six documents of four lines, and outputs with every third word gone."""
+    files = tiny.write_text(tmp_path, "held-out", 24, 9)
+    found = {}
+    for side in ("source", "target"):
+        lines = Path(files[side]).read_text(encoding="utf-8").splitlines()
+        spaced = [part for n, line in enumerate(lines) for part in ([line, ""] if n % 4 == 3 else [line])]
+        found[side] = tmp_path / f"documents.{side}"
+        found[side].write_text("\n".join(spaced) + "\n", encoding="utf-8")
+    found["outputs"] = tmp_path / "outputs.txt"
+    damaged = [[word for n, word in enumerate(line.split()) if n % 3] for line in lines_of(found["target"])]
+    found["outputs"].write_text("".join(" ".join(words) + "\n" for words in damaged), encoding="utf-8")
+    return found
+
+
+def lines_of(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+@pytest.fixture
+def l0drop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Run a command in this process: its exit code, and what it said with its line breaks made single spaces."""
+
+    def run(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["l0drop", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), " ".join((captured.out + captured.err).split())
+
+    return run
+
+
+Command = Callable[..., tuple[int, str]]
+
+
+def test_a_model_against_its_baseline(
+    sparse: Path, baseline: Path, text: dict[str, Path], tmp_path: Path, l0drop: Command
+) -> None:
+    out = tmp_path / "out"
+    code, said = l0drop(
+        "evaluate", sparse, "--source", text["source"], "--reference", text["target"], "--baseline", baseline,
+        "--documents", "--controls", "--languages", "en-de", "--margin", 40, "--output", out,
+    )  # fmt: skip
+    assert code == 0, said
+    assert "at a margin of 40 BLEU" in said
+    found = json.loads((out / "metrics.json").read_text())
+    run = found["runs"][0]
+    hyps, refs = lines_of(out / "hypotheses.txt"), lines_of(text["target"])
+    assert len(hyps) == len(refs)
+    assert [not hyp for hyp in hyps] == [not ref for ref in refs]
+    assert run["system"]["scores"]["bleu"] == metrics.bleu(hyps, refs).as_json(), "what sacreBLEU says about the file"
+    assert run["differences"]["bleu"]["baseline"] == metrics.bleu(lines_of(out / "baseline.txt"), refs).value
+    assert (run["differences"]["bleu"]["units"], run["differences"]["bleu"]["unit"]) == (6, "document")
+    assert 0.1 < run["system"]["sparsity"] < 0.9
+    assert "sparsity" not in run["baseline"]
+    assert set(run["system"]["controls"]) == {"shuffled_source", "no_source"}
+    assert run["system"]["decoding"]["num_beams"] == 2, "as the recipe says"
+    examples = json.loads((out / "examples.json").read_text())
+    states = {state for example in examples for _, state in example["source"]}
+    assert {"kept", "dropped"} <= states
+    dropped = sum(len(t) for e in examples for t, state in e["source"] if state == "dropped")
+    assert dropped > 0
+    sources = lines_of(text["source"])
+    for example in examples:
+        shown = "".join(segment for segment, _ in example["source"])
+        assert shown.removesuffix(" </s>") == sources[example["line"] - 1]
+
+
+def test_the_test_text_of_the_recipe_gives_the_score_of_the_training(sparse: Path, l0drop: Command) -> None:
+    code, said = l0drop("evaluate", sparse, "--beams", 2)
+    assert code == 0, said
+    trained = json.loads((sparse / "metrics.json").read_text())["test"]
+    found = json.loads((sparse / "evaluation" / "metrics.json").read_text())["runs"][0]["system"]
+    assert found["scores"]["bleu"] == trained["score"]
+    assert found["sparsity"] == pytest.approx(trained["sparsity"])
+
+
+def test_files_of_several_seeds(text: dict[str, Path], tmp_path: Path, l0drop: Command) -> None:
+    arguments = ["--source", text["source"], "--reference", text["target"], "--output", tmp_path / "out"]
+    baselines = ["--baseline", text["target"], "--baseline", text["outputs"]]
+    code, said = l0drop("evaluate", text["outputs"], text["outputs"], *arguments, *baselines)
+    assert code == 0, said
+    assert "not shown to be non-inferior at a margin of 0.5 BLEU over 2 seeds" in said
+    assert "so few seeds say little" in said
+    found = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    score = metrics.bleu(lines_of(text["outputs"]), lines_of(text["target"])).value
+    assert found["over_seeds"]["bleu"]["differences"] == pytest.approx([score - 100, 0])
+    assert (tmp_path / "out" / "hypotheses-2.txt").exists()
+
+
+def test_every_point_of_a_sweep_against_its_reference(
+    sparse: Path, baseline: Path, tmp_path: Path, l0drop: Command
+) -> None:
+    for name, run in {"reference": baseline, "target-0.4": sparse, "target-0.5": sparse}.items():
+        shutil.copytree(run, tmp_path / name)
+    points = [{"run": "target-0.4"}, {"run": "target-0.5"}]
+    (tmp_path / "sweep.json").write_text(json.dumps({"points": points}))
+    code, said = l0drop("evaluate", tmp_path, "--resamples", 200)
+    assert code == 0, said
+    for point in points:
+        found = json.loads((tmp_path / point["run"] / "evaluation" / "metrics.json").read_text())
+        assert found["runs"][0]["baseline"]["name"] == str(tmp_path / "reference")
+        assert found["runs"][0]["system"]["name"] == str(tmp_path / point["run"])
+    code, said = l0drop("evaluate", tmp_path, "--baseline", baseline)
+    assert code == 2
+    assert "is a sweep" in said
+
+
+def test_wrong_input_is_named_with_exit_code_2(
+    baseline: Path, text: dict[str, Path], tmp_path: Path, l0drop: Command
+) -> None:
+    empty, short, broken = tmp_path / "empty.txt", tmp_path / "short.txt", tmp_path / "broken.txt"
+    empty.write_text("")
+    short.write_text("der Hund .\n" * 7)
+    broken.write_bytes(b"der Hund .\n\xff\n" + b"x\n" * 28)
+    source, target, outputs = text["source"], text["target"], text["outputs"]
+    out = ["--output", tmp_path / "out"]
+    both = ["--source", source, "--reference", target]
+    cases: dict[str, tuple[list[object], list[str]]] = {
+        "short outputs": ([short, *both, *out], ["short.txt has 7 lines", "have 30"]),
+        "short reference": ([outputs, "--source", source, "--reference", short, *out], ["has 30 lines", "has 7"]),
+        "short baseline": ([outputs, *both, "--baseline", short, *out], ["short.txt has 7 lines"]),
+        "empty outputs": ([empty, *both, *out], ["empty.txt", "empty"]),
+        "empty source": ([outputs, "--source", empty, "--reference", target, *out], ["empty.txt", "empty"]),
+        "bad UTF-8": ([broken, *both, *out], ["broken.txt, line 2", "UTF-8"]),
+        "bad reference": ([outputs, "--source", source, "--reference", broken, *out], ["broken.txt, line 2"]),
+        "no model": ([tmp_path / "absent", *both, *out], ["absent", "no model folder"]),
+        "no model in a folder": ([tmp_path, *both, *out], ["no model here"]),
+        "absent source": ([outputs, "--source", tmp_path / "no", "--reference", target, *out], ["no", "No such file"]),
+        "one side": ([outputs, "--source", source, *out], ["--source and --reference"]),
+        "no text": ([outputs, *out], ["--source and --reference are needed"]),
+        "nowhere to write": ([outputs, *both], ["--output is needed"]),
+        "into a run": ([baseline, *both, "--output", baseline], ["is a run"]),
+        "no margin": ([outputs, *both, "--baseline", outputs, "--margin", 0, *out], ["margin=0"]),
+        "bad languages": ([outputs, *both, "--languages", "de", *out], ["--languages de", "en-de"]),
+        "baselines": ([outputs, outputs, *both, "--baseline", outputs, *out], ["2 systems but 1 baselines"]),
+    }  # fmt: skip
+    for name, (arguments, expected) in cases.items():
+        code, said = l0drop("evaluate", *arguments)
+        assert code == 2, f"{name}: {said}"
+        for part in expected:
+            assert part in said, f"{name}: {said}"
+        assert not (tmp_path / "out" / "metrics.json").exists(), name
