@@ -1,0 +1,251 @@
+"""Where attention goes: mass per source word, entropy of the encoder's last layer, maps of single sentences.
+
+Shapes: B sentences, N source positions, T target positions, H heads. Masks are True on real tokens.
+"""
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from l0drop.core.gates import Gates
+from l0drop.models.modeling import L0DropModel
+from l0drop.training.objective import decoder_inputs
+
+LITTLE = 0.6
+"""The paper's mark for a word that gets little attention; the mean is at 1 where source and target are equally long."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One batch's attention weights, averaged over heads, cross-attention over layers too.
+
+    cross: [B, T, N], each real target position's weights over the source; 0 elsewhere. What a zero row gets stands at
+        the dropped positions it stands for, in equal parts.
+    encoder: [B, N, N], the last layer's self-attention, or None where the family's has another form.
+    gates: of a model that has them; layer_gates of every layer where they stand between layers.
+    """
+
+    cross: Tensor
+    encoder: Tensor | None
+    mask: Tensor
+    gates: Gates | None
+    layer_gates: tuple[Gates, ...] | None
+
+    @property
+    def kept(self) -> Tensor:
+        """[B, N]; all real tokens where there is no gate."""
+        return self.mask if self.gates is None else (self.gates.values != 0) & self.mask
+
+
+def observable(model: Any) -> Any:
+    """A copy of the model that tells its attention weights."""
+    watched = copy.deepcopy(model).eval()
+    if watched.config._attn_implementation != "eager":
+        watched.set_attn_implementation("eager")
+    return watched
+
+
+def cells_per_sentence(model: Any, source: int, target: int) -> int:
+    """How many attention weights a sentence of these lengths has, in all layers and heads."""
+    config = model.config
+    encoder = config.num_hidden_layers * source * source
+    layers = getattr(config, "decoder_layers", None) or getattr(config, "num_decoder_layers", None)
+    decoder = (layers or config.num_hidden_layers) * target * (source + target)
+    return int(config.num_attention_heads) * (encoder + decoder)
+
+
+@torch.no_grad()
+def attend(model: Any, inputs: dict[str, Any], labels: Tensor) -> Attention:
+    """Run an `observable` model on forced targets.
+
+    A model with gates runs on the dense memory: every row in its place, and attention the same as on the short one.
+    """
+    gated = isinstance(model, L0DropModel)
+    arguments = {**inputs, **decoder_inputs(model, labels), "output_attentions": True, "use_cache": False}
+    if gated:
+        with model.dial(dense=True):
+            output = model(**arguments)
+    else:
+        output = model(**{name: value for name, value in arguments.items() if name != "hints"})
+    mask_BN = inputs["attention_mask"].bool()
+    cross_BTN = torch.stack([weights.float().mean(1) for weights in output.cross_attentions]).mean(0)
+    cross_BTN = cross_BTN * (labels != -100)[..., None]
+    encoder = output.encoder_attentions[-1].float()
+    square = encoder.dim() == 4 and encoder.shape[-2:] == (mask_BN.shape[1], mask_BN.shape[1])
+    return Attention(
+        cross=cross_BTN,
+        encoder=encoder.mean(1) if square else None,
+        mask=mask_BN,
+        gates=output.gates if gated else None,
+        layer_gates=output.layer_gates if gated else None,
+    )
+
+
+def mass(cross_BTN: Tensor) -> Tensor:
+    """[B, N], the attention a source position gets over the whole target; a sentence's sum is its target length."""
+    return cross_BTN.double().sum(1)
+
+
+def renormalised(cross_BTN: Tensor, kept_BN: Tensor) -> Tensor:
+    """The weights on the kept positions alone, each target position's brought to a sum of 1 again (or 0 if there were
+    none)."""
+    on_kept_BTN = cross_BTN.double() * kept_BN[:, None]
+    total_BT1 = on_kept_BTN.sum(-1, keepdim=True)
+    return torch.where(total_BT1 > 0, on_kept_BTN / total_BT1.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
+
+
+def entropy(weights: Tensor) -> Tensor:
+    """-Σ p ln p over the last dimension, in nats; 0 ln 0 = 0."""
+    return -torch.special.xlogy(weights.double(), weights.double()).sum(-1)
+
+
+@dataclass
+class MassMeter:
+    """The distribution of attention mass over source words, in memory that does not grow with their number."""
+
+    FINE = 1000  # bins per unit; what is read off them is interpolated
+    TOP = 20
+    COARSE = 10  # bins per unit of the histogram that is reported
+    SHOWN = 6
+
+    words: int = 0
+    total: float = 0.0
+    little: int = 0
+    untouched: int = 0
+    counts: np.ndarray = field(default_factory=lambda: np.zeros(MassMeter.FINE * MassMeter.TOP + 1, dtype=np.int64))
+
+    def add(self, values: Tensor) -> None:
+        """`values` are the masses of some words, one each."""
+        masses = values.detach().cpu().double().numpy()
+        self.words += masses.size
+        self.total += float(masses.sum())
+        self.little += int((masses < LITTLE).sum())
+        self.untouched += int((masses == 0).sum())
+        bins = np.minimum((masses * self.FINE).astype(np.int64), len(self.counts) - 1)
+        self.counts += np.bincount(bins, minlength=len(self.counts))
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.words if self.words else 0.0
+
+    def share_under(self, limit: float) -> float:
+        """Share of words with less mass than `limit`, to within what one bin holds."""
+        place = min(limit * self.FINE, len(self.counts) - 1)
+        whole = int(place)
+        return float(self.counts[:whole].sum() + (place - whole) * self.counts[whole]) / max(1, self.words)
+
+    def as_json(self) -> dict[str, Any]:
+        shown = self.counts[: self.FINE * self.SHOWN].reshape(-1, self.FINE // self.COARSE).sum(1)
+        return {
+            "words": self.words,
+            "mean": self.mean,
+            "share_under_0.6": self.little / max(1, self.words),
+            "share_under_0.6_of_mean": self.share_under(LITTLE * self.mean),
+            "share_untouched": self.untouched / max(1, self.words),
+            "histogram": {
+                "bin_width": 1 / self.COARSE,
+                "counts": shown.tolist(),
+                "above": int(self.words - shown.sum()),
+            },
+        }
+
+
+@dataclass
+class MassStudy:
+    """Attention mass of every system that is compared, on the same sentences and targets."""
+
+    meters: dict[str, MassMeter] = field(default_factory=dict)
+    target_tokens: int = 0
+    on_dropped: dict[str, float] = field(default_factory=dict)
+
+    def add(self, systems: dict[str, Attention]) -> None:
+        """One batch; `sparse` is the system whose gates say which words are kept."""
+        sparse = systems.get("sparse")
+        first = next(iter(systems.values()))
+        self.target_tokens += int(first.cross.sum(-1).round().sum())
+        for name, attention in systems.items():
+            mass_BN = mass(attention.cross)
+            if sparse is None:
+                self._add(name, mass_BN[attention.mask])
+                continue
+            dropped_BN = attention.mask & ~sparse.kept
+            self.on_dropped[name] = self.on_dropped.get(name, 0.0) + float(mass_BN[dropped_BN].sum())
+            if name == "sparse":
+                self._add(name, mass_BN[sparse.kept])
+                continue
+            self._add(name, mass_BN[attention.mask])
+            if name == "baseline":
+                self._add("baseline_kept", mass_BN[sparse.kept])
+                self._add("baseline_dropped", mass_BN[dropped_BN])
+                self._add("baseline_renormalised", mass(renormalised(attention.cross, sparse.kept))[sparse.kept])
+
+    def _add(self, name: str, values: Tensor) -> None:
+        self.meters.setdefault(name, MassMeter()).add(values)
+
+    def as_json(self) -> dict[str, Any]:
+        words = {
+            "baseline": "every source word",
+            "entmax": "every source word",
+            "sparse": "words that are kept",
+            "baseline_kept": "words that the sparse model keeps",
+            "baseline_dropped": "words that the sparse model drops",
+            "baseline_renormalised": "words that the sparse model keeps; each target position's weights on them are "
+            "divided by their sum",
+        }
+        return {
+            "what": "cross-attention averaged over heads and layers, summed over the target, per source token",
+            "target_tokens": self.target_tokens,
+            "systems": {name: {"of": words[name], **meter.as_json()} for name, meter in self.meters.items()},
+            "share_on_dropped": {name: total / max(1, self.target_tokens) for name, total in self.on_dropped.items()},
+        }
+
+
+@dataclass
+class EntropyStudy:
+    """Entropy of the encoder's last self-attention at kept and at dropped positions."""
+
+    sums: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def add(self, systems: dict[str, Attention], kept_BN: Tensor) -> None:
+        for name, attention in systems.items():
+            assert attention.encoder is not None
+            entropy_BN = entropy(attention.encoder)
+            for kind, chosen_BN in (("kept", kept_BN), ("dropped", attention.mask & ~kept_BN)):
+                self._add(f"{name} {kind}", entropy_BN[chosen_BN])
+        uniform_BN = next(iter(systems.values())).mask.sum(1, keepdim=True).double().log().expand_as(kept_BN)
+        mask_BN = next(iter(systems.values())).mask
+        for kind, chosen_BN in (("kept", kept_BN), ("dropped", mask_BN & ~kept_BN)):
+            self._add(f"uniform {kind}", uniform_BN[chosen_BN])
+
+    def _add(self, key: str, values: Tensor) -> None:
+        self.sums[key] = self.sums.get(key, 0.0) + float(values.sum())
+        self.counts[key] = self.counts.get(key, 0) + values.numel()
+
+    def as_json(self) -> dict[str, Any]:
+        systems: dict[str, dict[str, float | None]] = {}
+        for key, total in self.sums.items():
+            name, kind = key.split()
+            systems.setdefault(name, {})[kind] = total / self.counts[key] if self.counts[key] else None
+        return {
+            "what": "entropy (nats) of the last encoder layer's self-attention, averaged over heads, then over "
+            "positions; `uniform` is what attending to every position alike would have",
+            "positions": {kind: self.counts.get(f"uniform {kind}", 0) for kind in ("kept", "dropped")},
+            **systems,
+        }
+
+
+def attention_map(attention: Attention, row: int, length: int, steps: int, kept_BN: Tensor) -> dict[str, Any]:
+    """One sentence's weights, `steps` lines of `length`; `on_dropped` is what each target position leaves on dropped
+    words, which with gating `zero` is the zero row's."""
+    weights = attention.cross[row, :steps, :length]
+    dropped = ~kept_BN[row, :length]
+    shown = weights if attention.gates is None else weights.masked_fill(dropped, 0)
+    return {
+        "weights": [[round(value, 4) for value in line] for line in shown.tolist()],
+        "on_dropped": [round(value, 4) for value in weights[:, dropped].sum(1).tolist()],
+    }

@@ -1,0 +1,175 @@
+"""What is dropped: sparsity by group of words, by word and its frequency, by sentence length and position, by layer.
+
+Everything is counted per source token, so each table's rates, weighted by its counts, give the overall sparsity.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from l0drop.core.groups import GROUPS
+from l0drop.data.metrics import SparsityMeter
+from l0drop.study.analysis.annotate import Marks
+from l0drop.study.analysis.attention import Attention
+
+BANDS = (10, 100, 1_000, 10_000)
+"""Last frequency ranks of the bands of words; the paper's frequency pattern drops the first hundred."""
+LENGTHS = (10, 20, 30, 40, 60, 80, 120, 200, 400, 800, 1_600)
+"""Longest sentence, or last position, of each bin."""
+TENTHS = 10
+SHOWN = 10
+SEEN_AT_LEAST = 5
+"""Words rarer than this in the text have no rate worth showing."""
+
+
+@dataclass
+class Tally:
+    """Tokens and dropped tokens in numbered bins."""
+
+    seen: np.ndarray
+    dropped: np.ndarray
+
+    @classmethod
+    def of(cls, bins: int) -> "Tally":
+        return cls(np.zeros(bins, dtype=np.int64), np.zeros(bins, dtype=np.int64))
+
+    def add(self, bins: np.ndarray, dropped: np.ndarray) -> None:
+        self.seen += np.bincount(bins, minlength=len(self.seen))
+        self.dropped += np.bincount(bins[dropped], minlength=len(self.seen))
+
+    def rate(self, chosen: Any) -> dict[str, Any]:
+        """Tokens and sparsity of one bin or of several together."""
+        seen, dropped = int(self.seen[chosen].sum()), int(self.dropped[chosen].sum())
+        return {"tokens": seen, "sparsity": dropped / seen if seen else None}
+
+
+@dataclass
+class DroppedStudy:
+    """Counts what a gated model drops, of token ids below `vocabulary`."""
+
+    vocabulary: int
+    overall: SparsityMeter = field(default_factory=SparsityMeter)
+    layers: list[SparsityMeter] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.groups = Tally.of(len(GROUPS))
+        self.words = Tally.of(self.vocabulary)
+        self.lengths, self.positions, self.tenths = (
+            Tally.of(len(LENGTHS) + 1),
+            Tally.of(len(LENGTHS) + 1),
+            Tally.of(TENTHS),
+        )
+
+    def add(self, attention: Attention, input_ids: Tensor, marks: Marks) -> None:
+        """One batch."""
+        gates, mask_BN = attention.gates, attention.mask
+        assert gates is not None
+        self.overall.add(gates.values, mask_BN, gates.open_probability)
+        for place, layer in enumerate(attention.layer_gates or ()):
+            if place == len(self.layers):
+                self.layers.append(SparsityMeter())
+            self.layers[place].add(layer.values, mask_BN)
+        real = mask_BN.cpu().numpy()
+        dropped = ((gates.values == 0) & mask_BN).cpu().numpy()
+        ids, is_whole, is_special = (t.cpu().numpy() for t in (input_ids, marks.whole, marks.special))
+        if marks.groups is not None:
+            self.groups.add(marks.groups.cpu().numpy()[real], dropped[real])
+        self.words.add(ids[real & is_whole], dropped[real & is_whole])
+        length = np.broadcast_to(real.sum(1, keepdims=True), real.shape)
+        self.lengths.add(np.searchsorted(LENGTHS, length[real]), dropped[real])
+        inner = real & ~is_special
+        position = real.cumsum(1)  # from 1
+        self.positions.add(np.searchsorted(LENGTHS, position[inner]), dropped[inner])
+        inner_length = np.broadcast_to(inner.sum(1, keepdims=True), real.shape)[inner]
+        inner_position = (inner.cumsum(1) - 1)[inner]
+        self.tenths.add(inner_position * TENTHS // inner_length, dropped[inner])
+
+    @property
+    def sparsity(self) -> float:
+        return self.overall.sparsity
+
+    def groups_json(self) -> dict[str, Any]:
+        return {
+            "what": "sparsity by group: first (BPEH) and later (BPEO) pieces of split words, then words that were not "
+            "split, by the tagger's part of speech; EOS apart",
+            "groups": {name: self.groups.rate([place]) for place, name in enumerate(GROUPS)},
+        }
+
+    def gates_json(self) -> dict[str, Any]:
+        result: dict[str, Any] = {**_shares(self.overall), "expected_open_rate": self.overall.expected_open_rate}
+        if self.layers:
+            result["layers"] = [_shares(layer) for layer in self.layers]
+        return result
+
+    def words_json(self, text_of: Callable[[int], str]) -> dict[str, Any]:
+        """Whole words by their frequency in this text; `text_of` gives the word of a token id."""
+        order = np.argsort(-self.words.seen, kind="stable")[: int((self.words.seen > 0).sum())]
+        bands, first = [], 0
+        for last in (*BANDS, None):
+            ids = order[first:last]
+            if ids.size:
+                bands.append(
+                    {"ranks": [first + 1, first + ids.size], **self.words.rate(ids), **self._extremes(ids, text_of)}
+                )
+            first = last or 0
+        return {
+            "what": f"words that are one token, by frequency rank in this text; those seen {SEEN_AT_LEAST} times or "
+            "more are listed",
+            **self.words.rate(order),
+            "bands": bands,
+        }
+
+    def _extremes(self, ids: np.ndarray, text_of: Callable[[int], str]) -> dict[str, Any]:
+        often = ids[self.words.seen[ids] >= SEEN_AT_LEAST]
+        rate = self.words.dropped[often] / np.maximum(1, self.words.seen[often])
+
+        def listed(places: np.ndarray) -> list[dict[str, Any]]:
+            return [
+                {"word": text_of(int(often[i])), "sparsity": float(rate[i]), "tokens": int(self.words.seen[often[i]])}
+                for i in places
+            ]
+
+        most = np.lexsort((-self.words.seen[often], -rate))
+        least = np.lexsort((-self.words.seen[often], rate))
+        half = len(often) // 2  # a word that is among the most dropped is not among the least
+        shown = min(SHOWN, max(half, 1))
+        return {"most_dropped": listed(most[:shown]), "least_dropped": listed(least[: min(SHOWN, half)])}
+
+    def places_json(self) -> dict[str, Any]:
+        return {
+            "by_length": {"what": "sparsity by the sentence's source tokens, EOS counted", "bins": _bins(self.lengths)},
+            "by_position": {
+                "what": "sparsity by position in the source, from 1; EOS and other added tokens left out",
+                "bins": _bins(self.positions),
+            },
+            "by_relative_position": {
+                "what": "sparsity by tenth of the source; EOS and other added tokens left out",
+                "bins": [
+                    {"from": place / TENTHS, "to": (place + 1) / TENTHS, **self.tenths.rate([place])}
+                    for place in range(TENTHS)
+                ],
+            },
+        }
+
+
+def _shares(meter: SparsityMeter) -> dict[str, Any]:
+    return {
+        "tokens": meter.tokens,
+        "sparsity": meter.sparsity,
+        "exactly_zero": meter.exactly_zero,
+        "exactly_one": meter.exactly_one,
+        "between": meter.between,
+    }
+
+
+def _bins(tally: Tally) -> list[dict[str, Any]]:
+    edges = (0, *LENGTHS, None)
+    return [
+        {"from": (low or 0) + 1, "to": high, **tally.rate([place])}
+        for place, (low, high) in enumerate(itertools.pairwise(edges))
+        if tally.seen[place]
+    ]

@@ -1,0 +1,122 @@
+"""What is analysed: models, and text with targets and annotations, tokenized."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from l0drop.data.batches import collate
+from l0drop.data.corpus import Example, TokenizedCorpus
+from l0drop.data.metrics import Score, SparsityMeter
+from l0drop.data.tokenizer import TokenizerPair
+from l0drop.decoding.corpus import decode_corpus, encoder_inputs, length_batches
+from l0drop.models.modeling import L0DropModel
+from l0drop.recipe import Evaluate
+from l0drop.training.objective import cross_entropy_sum, decoder_inputs
+from l0drop.training.trainer import scored
+
+CHUNK = 1_000
+"""Sentences that are sorted by length together."""
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """Text to measure on.
+
+    references: the target texts, one per example of the corpus. target: what they are, in words.
+    tagged: whether the hint `label` has part-of-speech tags.
+    """
+
+    corpus: TokenizedCorpus
+    references: Sequence[str]
+    tokenizers: TokenizerPair
+    evaluate: Evaluate
+    max_new_tokens: int
+    target: str
+    tagged: bool
+
+    def __len__(self) -> int:
+        return len(self.references)
+
+    @property
+    def pad_id(self) -> int:
+        return int(self.tokenizers.source.pad_token_id)
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """Arguments of `decode_corpus`."""
+        return {
+            "batch_tokens": self.evaluate.batch_tokens,
+            "beams": self.evaluate.beams,
+            "length_penalty": self.evaluate.length_penalty,
+            "max_new_tokens": self.max_new_tokens,
+        }
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        """The same as arguments of `generate`."""
+        return {
+            "num_beams": self.evaluate.beams,
+            "length_penalty": self.evaluate.length_penalty,
+            "max_new_tokens": self.max_new_tokens,
+            "do_sample": False,
+            "early_stopping": False,
+        }
+
+    def batches(self, cost: Callable[[int, int], int], budget: int) -> Iterator[dict[str, Any]]:
+        """The examples in batches of like length; rows × the cost of their longest stay within the budget, or it is
+        one row."""
+        assert self.corpus.target_lengths is not None
+        for first in range(0, len(self), CHUNK):
+            rows = slice(first, min(first + CHUNK, len(self)))
+            lengths = zip(self.corpus.source_lengths[rows], self.corpus.target_lengths[rows], strict=True)
+            costs = np.array([cost(int(source), int(target)) for source, target in lengths])
+            for chosen in length_batches(costs, budget):
+                yield collate([self.corpus[first + int(row)] for row in chosen], self.pad_id)
+
+    def score(self, texts: list[str]) -> Score:
+        return scored(texts, list(self.references), self.evaluate)
+
+    def decode(self, model: Any, progress: Progress | None = None) -> tuple[list[str], SparsityMeter]:
+        """The model's outputs, one per reference."""
+        decoded = decode_corpus(
+            model, self.corpus, range(len(self)), self.tokenizers.target, pad_id=self.pad_id, progress=progress,
+            **self.decoding,
+        )  # fmt: skip
+        return decoded.texts, decoded.meter
+
+
+def longer(source: int, target: int) -> int:
+    """The cost of a sentence that is not kept in memory: its padded tokens."""
+    return max(source, target)
+
+
+def inputs_of(batch: dict[str, Any], model: Any) -> tuple[dict[str, Any], Tensor]:
+    """What a model takes of a collated batch, and the labels, on its device."""
+    return encoder_inputs(batch, model.device, isinstance(model, L0DropModel)), batch["labels"].to(model.device)
+
+
+@torch.no_grad()
+def forced_cross_entropy(
+    model: Any,
+    material: Material,
+    change: Callable[[Example], Example] | None = None,
+    progress: Progress | None = None,
+) -> float:
+    """Cross-entropy of the targets in nats per token, without label smoothing; `change` may give an example another
+    source."""
+    total = tokens = 0.0
+    for batch in material.batches(longer, material.evaluate.batch_tokens):
+        if change is not None:
+            batch = collate([change(material.corpus[int(i)]) for i in batch["index"]], material.pad_id)
+        inputs, labels = inputs_of(batch, model)
+        logits = model(**inputs, **decoder_inputs(model, labels)).logits
+        total += float(cross_entropy_sum(logits, labels, 0.0))
+        tokens += int((labels != -100).sum())
+        if progress:
+            progress(len(labels))
+    return total / tokens

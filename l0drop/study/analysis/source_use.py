@@ -1,0 +1,58 @@
+"""Does the task need the encoder at all? Scores with another sentence's source, and with none.
+
+A model that scores nearly as well without its source says little about which encodings are needed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from l0drop.data.batches import collate
+from l0drop.data.corpus import Example
+from l0drop.data.metrics import Score
+from l0drop.decoding.engine import Engine
+from l0drop.study.analysis.material import Material, Progress, forced_cross_entropy
+from l0drop.study.evaluate import control_scores, scorer
+
+
+def source_use(
+    model: Any, material: Material, texts: Sequence[str], score: Score, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Score and forced cross-entropy with each sentence's own source, with another's, and with an empty one.
+
+    `texts` are the model's outputs and `score` is theirs.
+    """
+    empty = np.asarray(material.tokenizers.source("")["input_ids"], dtype=np.int64)
+    corpus, count = material.corpus, len(material)
+
+    def of_the_next(example: Example) -> Example:
+        other = corpus[(example.index + 1) % count]
+        return replace(example, source=other.source, hints=other.hints)
+
+    def of_nothing(example: Example) -> Example:
+        # what the tokenizer adds stands at the end, and so do its hints
+        return replace(example, source=empty, hints={k: v[-len(empty) :] for k, v in example.hints.items()})
+
+    without = output_for(model, material, of_nothing(corpus[0]))
+    metric = scorer(material.evaluate.metric, material.evaluate.tokenize)
+    controls = control_scores(texts, material.references, without, metric)
+    changes = {"own_source": None, "shuffled_source": of_the_next, "no_source": of_nothing}
+    entropies = {name: forced_cross_entropy(model, material, change, progress) for name, change in changes.items()}
+    scores = {"own_source": score, **controls}
+    return {
+        "what": "the references scored with each sentence's own source, with another sentence's, and with none; "
+        "cross-entropy in nats per target token",
+        "output_without_source": without,
+        **{name: {"score": scores[name].as_json(), "cross_entropy": entropies[name]} for name in changes},
+    }
+
+
+def output_for(model: Any, material: Material, example: Example) -> str:
+    """What the model says to one source."""
+    batch = collate([example], material.pad_id)
+    result = Engine(model).generate(
+        batch["input_ids"], batch["attention_mask"], hints=batch["hints"] or None, **material.generation
+    )
+    return material.tokenizers.target.batch_decode(result.sequences, skip_special_tokens=True)[0]

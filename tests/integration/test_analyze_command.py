@@ -1,0 +1,65 @@
+"""`l0drop analyze` as a user calls it."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from l0drop.app.cli import app
+from tests.study.analysis.conftest import runs as runs  # the fixture
+
+
+def invoke(*arguments: object):
+    return CliRunner().invoke(app, ["analyze", *map(str, arguments)])
+
+
+def test_a_run(runs, tmp_path) -> None:
+    options = ("--sentences", 4, "--entmax", runs / "entmax", "--show", 2, "--threads", 1)
+    done = invoke(runs / "sparse", *options, "--output", tmp_path)
+    assert done.exit_code == 0, done.output
+    result = json.loads((tmp_path / "analysis.json").read_text(encoding="utf-8"))
+    assert [sentence["sentence"] for sentence in result["maps"]] == [2]
+    files = {file.name for file in (tmp_path / "figures").iterdir()}
+    assert {"attention-mass.svg", "attention-maps.svg", "groups.svg", "entropy.svg", "places.svg"} <= files
+    for words in ("attention mass", "sparsity by group", "gates closed by hand", "does it need its source?"):
+        assert words in done.output
+
+
+def test_parts_that_are_left_out_are_named(baseline, tmp_path) -> None:
+    done = invoke(baseline, "--sentences", 4, "--output", tmp_path, "--threads", 1)
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.output.split())  # lines are broken anywhere
+    assert "left out: groups" in said
+    assert "has no gates" in said
+
+
+def test_a_sweep(runs, tmp_path) -> None:
+    (tmp_path / "mask").symlink_to(runs / "mask", target_is_directory=True)
+    score = {"score": {"name": "BLEU", "value": 10.0, "signature": "s"}, "sentences": 24}
+    point = {"run": "mask", "kind": "lambda", "value": 0.3, "sparsity": 0.5, "test": score}
+    start = {"run": "base", "test": score}
+    summary = {"name": "s", "gating": "mask", "points": [point], "baseline": start, "reference": start}
+    (tmp_path / "sweep.json").write_text(json.dumps(summary), encoding="utf-8")
+    done = invoke(tmp_path, "--sentences", 4, "--threads", 1)
+    assert done.exit_code == 0, done.output
+    assert len(json.loads((tmp_path / "analysis.json").read_text(encoding="utf-8"))["points"]) == 1
+    assert {"quality.svg", "groups.svg", "entropy.svg"} <= {file.name for file in (tmp_path / "figures").iterdir()}
+    refused = invoke(tmp_path, "--only", "mass")
+    assert "--only, --show, --entmax: are for single runs" in str(refused.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only", "groups"], "groups: .* has no gates; give a run that was trained with l0drop"),
+        (["--baseline", "x"], "--baseline: .* is a baseline itself"),
+        (["--only", "everything"], "--only: 'everything' is not one of"),
+        (["--entmax", "nowhere/at/all"], "nowhere/at/all: there is no such folder"),
+    ],
+)
+def test_what_cannot_be_done_is_said(baseline, arguments, message) -> None:
+    done = invoke(baseline, "--sentences", 4, *arguments)
+    assert isinstance(done.exception, ValueError)
+    with pytest.raises(ValueError, match=message):
+        raise done.exception
+    assert not (baseline / "analysis.json").exists()

@@ -1,0 +1,278 @@
+"""Whole analyses of runs and sweeps: what is in them, what is left out and why, what is refused."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from l0drop import Gates, L0DropConfig, sparsify
+from l0drop.core.groups import GROUPS
+from l0drop.data.text import CorpusError
+from l0drop.decoding.folder import load_model
+from l0drop.study.analysis.annotate import looks_english
+from l0drop.study.analysis.attention import Attention
+from l0drop.study.analysis.dropped import DroppedStudy
+from l0drop.study.analysis.parts import EARLY, NEEDS, SHORT, Pass, analyze, analyze_sweep
+from l0drop.study.analysis.subject import Reading, impossible, opened
+from l0drop.study.analysis.timing import decoder_time, timed
+from tests.models import zoo
+from tests.study.analysis.conftest import write_run
+
+
+@pytest.fixture(scope="module")
+def whole(runs):
+    with opened(str(runs / "sparse"), Reading(sentences=10), entmax=str(runs / "entmax")) as subject:
+        yield analyze(subject), subject
+
+
+def test_an_analysis_has_every_part_and_can_be_repeated(whole) -> None:
+    result, subject = whole
+    assert set(NEEDS) <= set(result)
+    assert result["left_out"] == {} == result["missing"]
+    json.dumps(result)
+    assert {"commit", "device", "torch", "threads", "dtype", "decoding", "models", "text"} <= set(result)
+    assert result["text"]["sentences"] == 10
+    assert result["text"]["target"] == "reference"
+    assert result["text"]["source_tokens"] == sum(len(e.source) for e in subject.material.corpus)
+    assert list(result["models"]) == list(result["fingerprints"]) == ["sparse", "baseline", "entmax"]
+    assert len(set(result["fingerprints"].values())) == 3
+    assert result["text"]["tagging"] == {"tagger": "perceptron", "language": "en"}
+
+
+def test_its_parts_agree_with_each_other(whole) -> None:
+    result, subject = whole
+    _, meter = subject.material.decode(subject.models["sparse"])
+    assert result["sparsity"] == meter.sparsity == result["gates"]["sparsity"]
+    groups = result["groups"]["groups"]
+    assert list(groups) == list(GROUPS)
+    weighted = sum(g["tokens"] * (g["sparsity"] or 0) for g in groups.values())
+    assert weighted / result["text"]["source_tokens"] == pytest.approx(result["sparsity"])
+    assert groups["EOS"]["tokens"] == 10
+    mass = result["mass"]
+    source, target = result["text"]["source_tokens"], result["text"]["target_tokens"]
+    assert mass["target_tokens"] == target
+    assert 0 < mass["share_on_zero_row"] == mass["share_on_dropped"]["sparse"] < 1
+    for name in ("baseline", "entmax"):
+        assert mass["systems"][name]["mean"] == pytest.approx(target / source, rel=1e-4)
+    kept = mass["systems"]["sparse"]
+    assert kept["words"] == round((1 - result["sparsity"]) * source)
+    assert kept["mean"] * kept["words"] == pytest.approx(target * (1 - mass["share_on_dropped"]["sparse"]), rel=1e-4)
+    assert mass["systems"]["baseline_renormalised"]["words"] == kept["words"]
+    assert result["entropy"]["positions"]["kept"] == kept["words"]
+    for name in ("sparse", "baseline"):
+        for kind in ("kept", "dropped"):
+            assert 0 < result["entropy"][name][kind] <= result["entropy"]["uniform"][kind] <= math.log(32)
+    assert result["interventions"]["systems"]["sparse"][0]["sparsity"] == result["sparsity"]
+    assert result["source"]["own_source"]["score"] == result["interventions"]["systems"]["sparse"][0]["score"]
+
+
+def test_maps_of_sentences(whole) -> None:
+    result, subject = whole
+    assert len(result["maps"]) == 3
+    for sentence in result["maps"]:
+        example = subject.material.corpus[sentence["sentence"]]
+        assert len(sentence["source"]) == len(example.source) <= SHORT
+        assert set(sentence["systems"]) == {"sparse", "baseline", "entmax"}
+        shown = np.array(sentence["systems"]["sparse"]["weights"])
+        assert shown.shape == (len(example.target), len(example.source))
+        assert not shown[:, ~np.array(sentence["kept"])].any()
+        entmax = np.array(sentence["systems"]["entmax"]["weights"])
+        assert (entmax == 0).any()
+        baseline = np.array(sentence["systems"]["baseline"]["weights"])
+        np.testing.assert_allclose(baseline.sum(1), 1, atol=5e-3)
+        kept = np.array(sentence["kept"])
+        np.testing.assert_allclose(sentence["systems"]["baseline"]["on_dropped"], baseline[:, ~kept].sum(1), atol=5e-3)
+    with pytest.raises(ValueError, match="--show: there is no sentence 10"):
+        analyze(subject, ["maps"], [10])
+    assert [m["sentence"] for m in analyze(subject, ["maps"], [4])["maps"]] == [4]
+
+
+def test_representative_sentences_are_near_the_average() -> None:
+    collected = Pass(DroppedStudy(4))
+    mask = torch.ones(1, 10, dtype=torch.bool)
+    for index, dropped in ((0, 9), (1, 5), (2, 1), (3, 4), (EARLY, 5), (4, 6)):
+        values = (torch.arange(10) >= dropped).float()[None]
+        attention = Attention(torch.zeros(1, 1, 10), None, mask, Gates(values), None)
+        collected.note([index], {"sparse": attention})
+        collected.dropped.overall.add(values, mask)
+    long = torch.ones(1, SHORT + 1, dtype=torch.bool)
+    collected.note([7], {"sparse": Attention(torch.zeros(1, 1, 1), None, long, None, None)})
+    assert collected.representative == [1, 3, 4], "overall half; the long and the late one are not shown"
+
+
+def test_another_gating_has_no_zero_row(runs) -> None:
+    with opened(str(runs / "mask"), Reading(sentences=6)) as subject:
+        result = analyze(subject, ["mass", "entropy"])
+    assert result["mass"]["share_on_dropped"]["sparse"] == result["mass"]["share_on_zero_row"] == 0
+    assert result["mass"]["share_on_dropped"]["baseline"] > 0
+    assert result["sparsity"] > 0
+    assert "groups" not in result
+
+
+def test_a_baseline_alone(runs, baseline) -> None:
+    with opened(str(baseline), Reading(sentences=4)) as subject:
+        result = analyze(subject)
+        with pytest.raises(ValueError, match="groups: .* has no gates; give a run that was trained with l0drop"):
+            analyze(subject, ["groups"])
+    assert set(result["left_out"]) == {"gates", "groups", "words", "places", "entropy", "interventions"}
+    assert list(result["mass"]["systems"]) == ["baseline"]
+    assert "sparsity" not in result
+    assert len(result["maps"]) == 3
+    with (
+        pytest.raises(ValueError, match="--baseline: .* is a baseline itself"),
+        opened(str(baseline), Reading(), baseline=str(runs / "sparse")),
+    ):
+        pass
+
+
+def test_text_without_references_is_measured_on_the_models_own_outputs(runs, tmp_path) -> None:
+    file = tmp_path / "source.txt"
+    file.write_text("the dog sees a cat .\n\na bird finds the road .\n", encoding="utf-8")
+    with opened(str(runs / "sparse"), Reading(source=file)) as subject:
+        assert subject.material.target == "output of sparse"
+        texts, _ = subject.material.decode(subject.models["sparse"])
+        assert list(subject.material.references) == texts
+        result, score = analyze(subject, ["mass", "interventions"]), subject.material.score(texts)
+    assert result["text"]["target"] == "output of sparse"
+    assert result["text"]["sentences"] == 2
+    assert result["interventions"]["systems"]["sparse"][0]["score"] == score.as_json()
+
+
+def test_languages(runs, tmp_path) -> None:
+    file = tmp_path / "source.txt"
+    file.write_text("der Hund sieht eine Katze .\nein Vogel findet den Weg .\n", encoding="utf-8")
+    assert not looks_english(file.read_text(encoding="utf-8").splitlines())
+    assert looks_english(["the dog sees a cat ."])
+    with opened(str(runs / "sparse"), Reading(source=file)) as subject:
+        result = analyze(subject, None)
+        with pytest.raises(ValueError, match="groups: the source does not look like English.*--language en"):
+            analyze(subject, ["groups"])
+    assert set(result["left_out"]) == {"groups", "interventions"}
+    assert result["words"]["tokens"] > 0, "words can be told without a tagger"
+    german = opened(str(runs / "sparse"), Reading(source=file, language="de"))
+    with german as subject, pytest.raises(ValueError, match="groups: language: perceptron tags English, not 'de'"):
+        analyze(subject, ["groups"])
+    with opened(str(runs / "sparse"), Reading(source=file, language="en")) as subject:
+        assert "groups" in analyze(subject, ["groups"])
+
+
+def test_refusals(runs, baseline, tmp_path) -> None:
+    def refused(message, name, reading=None, **options):
+        with (
+            pytest.raises((ValueError, CorpusError), match=message),
+            opened(str(name), reading or Reading(sentences=4), **options),
+        ):
+            pass
+
+    refused("no-such-run", tmp_path / "no-such-run")
+    refused("--baseline: .* is not a plain model", runs / "sparse", baseline=str(runs / "mask"))
+    refused("--entmax: .* does not have sparse attention", runs / "sparse", entmax=str(baseline))
+    refused("sparse attention is what others are compared with; give it as --entmax", runs / "entmax")
+    refused("--source: .* has no recipe that names a test set", tmp_path_model(runs, tmp_path))
+    refused("--reference: needs --source", runs / "sparse", Reading(reference=tmp_path / "x"))
+    fine = opened(str(runs / "sparse"), Reading(sentences=4))
+    with fine as subject, pytest.raises(ValueError, match="--only: 'mess' is not one of mass, maps"):
+        analyze(subject, ["mess"])
+
+
+def tmp_path_model(runs, tmp_path):
+    """A model folder outside of any run, with its tokenizer."""
+    folder = tmp_path / "alone"
+    folder.mkdir()
+    for file in (*(runs / "sparse" / "model").iterdir(), *(runs / "sparse" / "tokenizer").iterdir()):
+        (folder / file.name).symlink_to(file)
+    return folder
+
+
+def test_a_model_folder_has_no_baseline_of_its_own(runs, tmp_path) -> None:
+    file = tmp_path / "source.txt"
+    file.write_text("the dog sees a cat .\nthe bird finds a road .\n", encoding="utf-8")
+    with opened(str(tmp_path_model(runs, tmp_path)), Reading(source=file)) as subject:
+        result = analyze(subject, ["mass", "entropy"])
+    assert "has no recipe that names its baseline; give --baseline RUN" in result["missing"]["baseline"]
+    assert list(result["mass"]["systems"]) == ["sparse"]
+    assert "baseline" not in result["entropy"]
+
+
+def test_a_baseline_that_is_gone(runs, baseline, tmp_path) -> None:
+    folder = tmp_path / "moved"
+    folder.mkdir()
+    for name in ("model", "tokenizer"):
+        (folder / name).symlink_to((runs / "sparse" / name).resolve(), target_is_directory=True)
+    recipe = (runs / "sparse" / "recipe.yaml").read_text(encoding="utf-8")
+    changed = "\n".join("  init: runs/gone" if "  init:" in line else line for line in recipe.splitlines())
+    (folder / "recipe.yaml").write_text(changed, encoding="utf-8")
+    with opened(str(folder), Reading(sentences=4)) as subject:
+        assert subject.missing["baseline"].startswith("the baseline runs/gone, from which")
+    with opened(str(folder), Reading(sentences=4), baseline=str(baseline)) as subject:
+        assert subject.names["baseline"] == str(baseline)
+
+
+def test_what_cannot_be_done_for_a_model_or_text_is_left_out(baseline, tmp_path) -> None:
+    base = load_model(str(baseline), baseline / "model", torch.float32)
+    model = sparsify(base, L0DropConfig(gating="mask", layerwise=True))
+    section = {"gating": "mask", "layerwise": True, "lambda_": 0.3}
+    run = write_run(tmp_path, baseline, "layers", model, l0drop=section)
+    file = tmp_path / "one.txt"
+    file.write_text("the dog sees a cat .\n", encoding="utf-8")
+    with opened(str(run), Reading(source=file)) as subject:
+        result = analyze(subject)
+    assert set(result["left_out"]) == {"interventions", "source"}
+    assert "gates between layers" in result["left_out"]["interventions"]
+    assert "one sentence" in result["left_out"]["source"]
+    assert len(result["gates"]["layers"]) == 1
+    led = zoo.build("led")
+    assert "self-attention" in impossible(led, subject.material)
+    assert "self-attention" not in impossible(base, subject.material)
+
+
+def test_a_sweep(runs, tmp_path) -> None:
+    summary = {"name": "tiny-sweep", "points": []}
+    for name, value in (("sparse", 0.3), ("mask", 0.5)):
+        (tmp_path / name).symlink_to(runs / name, target_is_directory=True)
+        score = {"score": {"name": "BLEU", "value": 10.0, "signature": "s"}, "sentences": 24}
+        summary["points"].append({"run": name, "kind": "lambda", "value": value, "test": score})
+    (tmp_path / "sweep.json").write_text(json.dumps(summary), encoding="utf-8")
+    result = analyze_sweep(tmp_path, Reading(sentences=5), say=lambda text: None)
+    assert [point["run"] for point in result["points"]] == ["sparse", "mask"]
+    for point in result["points"]:
+        assert {"groups", "entropy", "mass", "gates", "sparsity", "scores"} <= set(point)
+        assert "text" not in point
+    with opened(str(runs / "mask"), Reading(sentences=5)) as subject:
+        alone = analyze(subject, ["groups"])
+    assert result["points"][1]["groups"] == alone["groups"]
+    assert result["text"]["sentences"] == 5
+    (tmp_path / "sweep.json").write_text(json.dumps({**summary, "points": []}), encoding="utf-8")
+    with pytest.raises(ValueError, match="sweep.json: no point of this sweep is finished"):
+        analyze_sweep(tmp_path, Reading(), say=lambda text: None)
+
+
+def test_time_in_cross_attention(runs) -> None:
+    with opened(str(runs / "sparse"), Reading(sentences=3)) as subject:
+        got = decoder_time(subject.models, subject.material)
+        hooked = [m for model in subject.models.values() for m in model.modules() if m._forward_hooks]
+    assert hooked == []
+    assert list(got["systems"]) == ["sparse, dense", "sparse, short", "baseline"]
+    for system in got["systems"].values():
+        assert 0 < system["share"] < 1
+        assert system["cross_attention_seconds"] < system["decoder_seconds"]
+
+
+def test_a_stopwatch_adds_up_calls() -> None:
+    import time
+
+    class Sleep(torch.nn.Module):
+        def forward(self, x):
+            time.sleep(0.02)
+            return x
+
+    module = Sleep()
+    with timed([module], torch.device("cpu")) as watch:
+        for _ in range(3):
+            module(1)
+        time.sleep(0.05)
+    assert 0.06 <= watch.seconds < 0.1
+    module(1)
+    assert watch.seconds < 0.1

@@ -1,0 +1,249 @@
+"""Figures: the numbers behind them, and files that a page can take up: whole, themed by it, and told apart."""
+
+import json
+import re
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+import torch
+
+from l0drop.core import hard_concrete
+from l0drop.study import figures
+
+SVG = "{http://www.w3.org/2000/svg}"
+TEXT = {
+    "name": "data.test of runs/tiny/recipe.yaml",
+    "sentences": 24,
+    "source_tokens": 300,
+    "target_tokens": 280,
+    "target": "reference",
+}
+
+
+def score(value: float) -> dict:
+    return {"score": {"name": "BLEU", "value": value, "signature": "tok:13a"}, "sentences": 24}
+
+
+def group_rates(sparsity: float) -> dict:
+    names = ("BPEH", "BPEO", "function", "content", "punctuation", "rest", "EOS")
+    rates = {name: {"tokens": 10 + i, "sparsity": min(1.0, sparsity * i / 3)} for i, name in enumerate(names)}
+    return {"groups": {**rates, "rest": {"tokens": 0, "sparsity": None}}}
+
+
+def entropies(shift: float) -> dict:
+    kinds = {"kept": 2.0 + shift, "dropped": 1.5 + shift}
+    return {"sparse": kinds, "baseline": {"kept": 1.9, "dropped": None}, "uniform": {"kept": 3.0, "dropped": 3.1}}
+
+
+@pytest.fixture(scope="module")
+def sweep() -> dict:
+    points = [
+        {"run": f"lambda-{v}", "kind": "lambda", "value": v, "sparsity": s, "test": score(b)}
+        for v, s, b in ((0.2, 0.1, 30.0), (0.5, 0.4, 29.0), (0.8, 0.6, 25.0))
+    ]
+    start = {"baseline": {"run": "base", "test": score(29.5)}, "reference": {"run": "reference", "test": score(31.0)}}
+    return {"name": "tiny-sweep", "gating": "zero", "points": points, **start}
+
+
+@pytest.fixture(scope="module")
+def analysis() -> dict:
+    masses = {
+        "words": 20,
+        "mean": 1.1,
+        "share_under_0.6": 0.25,
+        "share_under_0.6_of_mean": 0.3,
+        "histogram": {"bin_width": 0.1, "counts": [1] * 20 + [0] * 40, "above": 0},
+    }
+    bins = [{"from": 1, "to": 10, "tokens": 5, "sparsity": 0.2}, {"from": 11, "to": None, "tokens": 4, "sparsity": 0.5}]
+    tenths = [{"from": i / 10, "to": (i + 1) / 10, "tokens": 3, "sparsity": None if i else 0.4} for i in range(10)]
+    drawn = {"weights": [[0.5, 0.5, 0.0], [0.0, 0.9, 0.0]], "on_dropped": [0.0, 0.1]}
+    return {
+        "text": TEXT,
+        "sparsity": 0.45,
+        "models": {"sparse": "runs/tiny"},
+        "mass": {
+            "systems": dict.fromkeys(("baseline", "baseline_renormalised", "sparse"), masses),
+            "share_on_dropped": {"sparse": 0.07, "baseline": 0.2},
+        },
+        "maps": [
+            {
+                "sentence": 4,
+                "source": ["▁a$b$", "<x>", "</s>"],
+                "target": ["▁ä", "</s>"],
+                "kept": [True, True, False],
+                "systems": {
+                    "baseline": {"weights": [[0.2, 0.8, 0], [0, 0.1, 0.9]], "on_dropped": [0, 0.9]},
+                    "sparse": drawn,
+                },
+            }
+        ],
+        "groups": group_rates(0.45),
+        "entropy": entropies(0.1),
+        "places": {
+            "by_length": {"bins": bins},
+            "by_position": {"bins": bins},
+            "by_relative_position": {"bins": tenths},
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def swept(sweep) -> dict:
+    points = [
+        {
+            **{key: point[key] for key in ("run", "kind", "value", "sparsity")},
+            "groups": group_rates(point["sparsity"]),
+            "entropy": entropies(point["sparsity"]),
+        }
+        for point in sweep["points"]
+    ]
+    return {"sweep": "runs/tiny-sweep", "text": TEXT, "points": points}
+
+
+@pytest.fixture(scope="module")
+def bench() -> dict:
+    def system(encode: float, decode: float, times: float) -> dict:
+        median = {"encode": {"cpu": encode}, "decode": {"cpu": decode}}
+        return {"median": median, "times_engine_short": {"end_to_end": times}}
+
+    return {
+        "what": "one batch",
+        "sentences": 10,
+        "gates": {"sparsity": 0.476, "source_tokens": 4000, "longest_source": 400},
+        "generation": {"num_beams": 4},
+        "systems": {"engine-short": system(1.0, 2.0, 1.0), "hf-dense": system(1.0, 6.5, 2.5)},
+        "device": "a machine",
+        "threads": 1,
+    }
+
+
+def texts(svg: str) -> list[str]:
+    return ["".join(node.itertext()) for node in ET.fromstring(svg).iter(f"{SVG}text")]
+
+
+@pytest.fixture(scope="module")
+def every(sweep, analysis, swept, bench) -> dict[str, figures.Drawing]:
+    return {
+        "density": figures.density(),
+        "quality": figures.quality(sweep),
+        "mass": figures.attention_mass(analysis),
+        "maps": figures.attention_maps(analysis),
+        "groups": figures.groups(analysis),
+        "groups of a sweep": figures.groups(swept),
+        "entropy": figures.entropy(analysis),
+        "entropy of a sweep": figures.entropy(swept),
+        "speed": figures.speed(bench),
+        "places": figures.places(analysis),
+    }
+
+
+def test_files_take_their_colour_from_the_page(every) -> None:
+    for drawing in every.values():
+        root = ET.fromstring(drawing.svg)
+        assert root.tag == f"{SVG}svg"
+        assert root.get("class") == "l0drop-figure"
+        assert figures.INK not in drawing.svg
+        assert drawing.svg.count("currentColor") > 10
+        assert "#000000" not in drawing.svg
+        assert "#ffffff" not in drawing.svg.lower(), "the background is the page's"
+        assert root.find(f"{SVG}title").text == drawing.title
+        assert root.find(f"{SVG}desc").text == drawing.caption
+        assert texts(drawing.svg), "text stays text"
+
+
+def test_ids_of_different_figures_differ_and_references_are_met(every) -> None:
+    ids: dict[str, set[str]] = {}
+    for drawing in every.values():
+        found = re.findall(r'\bid="([^"]+)"', drawing.svg)
+        assert len(found) == len(set(found))
+        ids.setdefault(drawing.name, set()).update(found)
+        wanted = re.findall(r'href="#([^"]+)"', drawing.svg) + re.findall(r"url\(#([^)]+)\)", drawing.svg)
+        assert set(wanted) <= set(found)
+    names = list(ids)
+    for i, one in enumerate(names):
+        for other in names[i + 1 :]:
+            assert not ids[one] & ids[other]
+
+
+def test_the_same_numbers_make_the_same_file(sweep, every) -> None:
+    assert figures.quality(sweep) == every["quality"]
+
+
+def test_density_against_samples() -> None:
+    torch.manual_seed(0)
+    s = torch.sigmoid((torch.logit(torch.rand(400_000)) + 0.7) / (2 / 3)).numpy()
+    counts, edges = np.histogram(s, bins=20, range=(0.05, 0.95))
+    middle = (edges[1:] + edges[:-1]) / 2
+    np.testing.assert_allclose(
+        counts / 400_000 / (edges[1] - edges[0]), figures.binary_concrete_density(middle, 0.7, 2 / 3), rtol=0.04
+    )
+    gates = hard_concrete.sample(torch.full((400_000,), 0.7), torch.rand(400_000), 2 / 3, 0.1)
+    shown = " ".join(texts(figures.density(0.7).svg))
+    for place in (0, 1):
+        share = float((gates == place).float().mean())
+        value = float(re.search(rf"P\(g = {place}\) = ([\d.]+)", shown).group(1))
+        assert value == pytest.approx(share, abs=0.01)
+
+
+def test_captions_say_what_was_measured_on_what(every) -> None:
+    for name in ("places", "mass", "maps", "groups", "groups of a sweep", "entropy", "entropy of a sweep"):
+        assert "24 sentences, 300 source and 280 target tokens, target: reference" in every[name].caption
+    assert "leaves 7.0% of its attention" in every["mass"].caption
+    assert "tok:13a" in every["quality"].caption
+    assert "3 models of the sweep runs/tiny-sweep" in every["groups of a sweep"].caption
+    assert "10 sentences, 4,000 source tokens (longest 400), 47.6% dropped; a machine" in every["speed"].caption
+
+
+def test_maps_mark_what_was_dropped(every) -> None:
+    found = texts(every["maps"].svg)
+    assert found.count("a$b$") == 2, "text, not mathematics; once per system"
+    assert found.count("✕ </s>") == 1
+    assert "5.0% of the attention" in every["maps"].caption
+
+
+def test_what_tokens_hold_stays_text(analysis) -> None:
+    tokens = ["▁<script>alert(1)</script>", "-->", "&lt;", "\x07\n", "]]>", "▁", "▁ab", "cd"]
+    weights = {"weights": np.eye(8).tolist(), "on_dropped": [0.0] * 8}
+    sentence = {"sentence": 0, "source": tokens, "target": tokens, "kept": [True] * 8, "systems": {"baseline": weights}}
+    svg = figures.attention_maps({**analysis, "maps": [sentence], "models": {"sparse": r"C:\runs\1"}}).svg
+    expected = ["<script>alert(1)</script>", "-->", "&lt;", "\ufffd\ufffd", "]]>", "␣", "ab", "·cd"]
+    assert [text for text in texts(svg) if text in expected] == expected * 2
+    assert "<script" not in svg
+    assert r"C:\runs\1" in ET.fromstring(svg).find(f"{SVG}desc").text
+
+
+def test_values_are_labelled(every) -> None:
+    assert {"λ 0.2", "λ 0.5", "λ 0.8", "BLEU", "sparsity"} <= set(texts(every["quality"].svg))
+    shown = texts(every["groups"].svg)
+    assert "content words, 13" in shown
+    assert not any("the rest" in text for text in shown), "a group without tokens has no rate"
+    assert any("7.5 s" in text and "2.50×" in text for text in texts(every["speed"].svg))
+    assert "mean 1.10" in texts(every["mass"].svg)
+
+
+def test_points_without_a_part_say_why(swept) -> None:
+    points = [{"sparsity": point["sparsity"], "left_out": {"groups": "no tagger"}} for point in swept["points"]]
+    with pytest.raises(ValueError, match=r"groups: none of the points has them \(no tagger\)"):
+        figures.groups({**swept, "points": points})
+    with pytest.raises(ValueError, match="sweep.json: none of its points has a score"):
+        figures.quality({"name": "x", "reference": {}, "points": [{"run": "a", "sparsity": 0.1}]})
+
+
+def test_a_folder(analysis, sweep, bench, tmp_path) -> None:
+    for name, content in (("analysis.json", analysis), ("sweep.json", sweep), ("bench.json", bench)):
+        (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "old.svg").write_text("of an earlier analysis", encoding="utf-8")
+    made = figures.draw_all(tmp_path)
+    index = json.loads((tmp_path / "figures" / figures.INDEX).read_text(encoding="utf-8"))
+    files = {"hard-concrete", "quality", "attention-mass", "attention-maps", "groups", "entropy", "places", "speed"}
+    assert {entry["file"] for entry in index} == {f"{name}.svg" for name in files}
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {f"{n}.svg" for n in files} | {figures.INDEX}
+    assert all(entry["caption"] and entry["title"] for entry in index)
+    assert len(made) == len(files)
+
+
+def test_a_sweeps_analysis_in_a_folder(swept, tmp_path) -> None:
+    (tmp_path / "analysis.json").write_text(json.dumps(swept), encoding="utf-8")
+    assert [drawing.name for drawing in figures.draw_all(tmp_path)] == ["hard-concrete", "groups", "entropy"]
