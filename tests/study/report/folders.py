@@ -1,0 +1,103 @@
+"""Folders as runs, sweeps and evaluations leave them, without training anything."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from l0drop.data import metrics
+from l0drop.study.evaluate import Judging, evaluate, read_files, write
+from l0drop.study.systems import System
+from tests.study.test_significance import GOOD, REFS, damaged
+
+PROVENANCE = {"l0drop": "0", "commit": "abc+", "torch": "2", "transformers": "5", "python": "3", "device": "<b>CPU</b>",
+              "threads": 1}  # fmt: skip
+HOSTILE = (
+    '<script>alert("x")</script><img src=x onerror=alert(1)> ]]> & "q" \'s\' $title @all `a` **b** | [l](http://x)'
+)
+SCORE = {"name": "BLEU", "value": 50.0, "signature": "nrefs:1|<i>", "details": {}}
+
+
+def put(file: Path, content: Any) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+
+
+def bleu(texts: list[str]) -> float:
+    return metrics.bleu(texts, REFS).value
+
+
+def evaluated(run: Path, ours: list[str], theirs: list[str] | None, sparsity: float | None, **judging: Any) -> None:
+    """An evaluation of outputs; what gates would have dropped is put in."""
+    place = run.parent / f"{run.name}-texts"
+    sources = [f"source {number} {HOSTILE}" for number in range(len(REFS))]
+    texts = {"source": sources, "reference": REFS, "ours": ours, "theirs": theirs or []}
+    for name, side in texts.items():
+        put(place / name, "".join(f"{line}\n" for line in side))
+    text = read_files(place / "source", place / "reference")
+    baselines = [System(place / "theirs")] if theirs else []
+    found, files = evaluate([System(place / "ours")], baselines, text, Judging(resamples=400, **judging), {})
+    if sparsity is not None:
+        found["runs"][0]["system"]["sparsity"] = sparsity
+    shown = json.loads(files["examples.json"])
+    for example in shown:
+        ((source, _),) = example["source"]
+        example["source"] = [[source[:6], "dropped"], [source[6:], "kept"], [" <tail>", "cut"]]
+    write(run / "evaluation", found, {**files, "examples.json": json.dumps(shown)})
+
+
+def finished(run: Path, sparsity: float | None = None, score: float = 50.0) -> dict[str, Any]:
+    """A finished run; returns its test scores as a sweep repeats them."""
+    test: dict[str, Any] = {"score": {**SCORE, "value": score}, "sentences": 40}
+    test |= {} if sparsity is None else {"sparsity": sparsity}
+    found = {"name": run.name, "steps": 3, "seed": 1, "dtype": "fp32", "decoding": {"beams": 4}, "test": test}
+    put(run / "metrics.json", {**found, **PROVENANCE})
+    put(run / "recipe.yaml", f"name: {run.name}\nabout: {HOSTILE}\n")
+    return {"run": run.name, **({} if sparsity is None else {"sparsity": sparsity}), **found}
+
+
+def bench(run: Path, times: float) -> None:
+    systems = {
+        name: {
+            "median": {phase: {"cpu": 1.0, "wall": 1.0} for phase in ("encode", "decode", "end_to_end")},
+            "times_engine_short": {"end_to_end": by, "decode": 2 * by, "encode": by},
+        }
+        for name, by in {"engine-short": 1.0, "engine-dense": times}.items()
+    }
+    what = {"what": "lines", "model": str(run), "decoded_sentences": 4, "generation": {"num_beams": 4}}
+    put(run / "bench.json", {**what, "systems": systems, **PROVENANCE})
+
+
+OUTPUTS = {"target-0.3": GOOD, "target-0.5": damaged(GOOD, 0.02, 5), "target-0.8": damaged(GOOD, 0.4, 6)}
+SPARSITIES = {"target-0.3": 0.31, "target-0.5": 0.52, "target-0.8": 0.79, "pos": 0.45}
+
+
+def sweep(folder: Path, rules: bool = False, judged: bool = True, margin: float = 10.0) -> Path:
+    """Three points, of which the sparsest is much worse than the reference; perhaps a rule."""
+    points = []
+    outputs = {**OUTPUTS, **({"pos": damaged(GOOD, 0.3, 7)} if rules else {})}
+    for name, texts in outputs.items():
+        entry = finished(folder / name, SPARSITIES[name], bleu(texts))
+        kind, _, value = name.partition("-")
+        change = {"test": bleu(texts) - bleu(GOOD)}
+        points.append({"kind": kind, "value": float(value) if value else None, **entry, "differences": change})
+        if judged:
+            evaluated(folder / name, texts, GOOD, SPARSITIES[name], margin=margin)
+    content = {
+        "name": "a <sweep>", "gating": "zero", "baseline": finished(folder / "baseline", score=40.0),
+        "reference": finished(folder / "reference", score=bleu(GOOD)), "points": points, **PROVENANCE,
+    }  # fmt: skip
+    put(folder / "sweep.json", content)
+    return folder
+
+
+def demo(folder: Path) -> Path:
+    """What the demo leaves, but for its models."""
+    systems = {name: {"score": {**SCORE, "value": value}, "sentences": 40} for name, value in
+               {"baseline": 40.0, "trained-on": bleu(GOOD), "sparse": bleu(GOOD)}.items()}  # fmt: skip
+    found = {
+        "task": "translation", "gating": "zero", "systems": systems, "sparsity": 0.43, "difference_to_trained_on": 0.0,
+        "dense_score": SCORE, "decoding_cpu_seconds": {"dense": [3.0], "short": [2.0]}, "seed": 1, **PROVENANCE,
+    }  # fmt: skip
+    put(folder / "metrics.json", found)
+    finished(folder / "sparse", 0.43)
+    return folder

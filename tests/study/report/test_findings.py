@@ -1,0 +1,129 @@
+"""What a report finds in folders."""
+
+from pathlib import Path
+
+import pytest
+
+from l0drop.study.report.findings import ReportError, gather
+from l0drop.study.report.words import points_table, rules_table, summary
+from tests.study.report import folders
+from tests.study.test_significance import BAD, GOOD
+
+
+def test_the_sparsest_non_inferior_point_is_recommended(tmp_path: Path) -> None:
+    found = gather(folders.sweep(tmp_path))
+    verdicts = {row.name: row.non_inferior(found.margin) for row in found.points}
+    assert verdicts == {"target-0.3": True, "target-0.5": True, "target-0.8": False}
+    assert found.recommended is not None
+    assert found.recommended.name == "target-0.5"
+    assert found.shown == found.recommended
+    assert len(found.examples) == 20
+    assert [row.name for row in found.rows[:2]] == ["baseline", "reference"]
+    text = summary(found)
+    assert len(text) == 3
+    assert "3 models that drop 31% to 79%" in text[0]
+    assert "target-0.5, which drops 52.0%" in text[1]
+    assert "not measured" in text[2]
+
+
+def test_another_margin_judges_anew(tmp_path: Path) -> None:
+    folders.sweep(tmp_path)
+    strict = gather(tmp_path, margin=0.01)
+    assert strict.recommended is not None
+    assert strict.recommended.name == "target-0.3", "the same outputs as the reference's"
+    lenient = gather(tmp_path, margin=99)
+    assert lenient.recommended is not None
+    assert lenient.recommended.name == "target-0.8"
+    with pytest.raises(ReportError, match="margin=0"):
+        gather(tmp_path, margin=0)
+
+
+def test_nothing_is_recommended_where_nothing_was_compared(tmp_path: Path) -> None:
+    found = gather(folders.sweep(tmp_path, judged=False))
+    assert found.recommended is None
+    assert any("0 of 3 points are compared" in note and f"l0drop evaluate {tmp_path}" in note for note in found.missing)
+    assert "not been tested" in summary(found)[1]
+    head, rows = points_table(found)
+    assert "verdict" not in head
+    assert rows[2][head.index("difference")] == "+0.00"
+
+
+def test_no_point_good_enough_is_said(tmp_path: Path) -> None:
+    folders.sweep(tmp_path)
+    for name in ("target-0.3", "target-0.5"):
+        folders.evaluated(tmp_path / name, BAD, GOOD, 0.3, margin=0.5)
+    found = gather(tmp_path, margin=0.5)
+    assert found.recommended is None
+    assert summary(found)[1].startswith("None is shown to be non-inferior to reference at a margin of 0.5 BLEU")
+
+
+def test_rules_stand_beside_the_learned_gate(tmp_path: Path) -> None:
+    found = gather(folders.sweep(tmp_path, rules=True))
+    head, rows = rules_table(found)
+    assert head == ["", "sparsity", "BLEU", "difference", "kind"]
+    assert [row[0] for row in rows] == ["baseline", "reference", "target-0.3", "target-0.5", "target-0.8", "pos"]
+    assert (rows[-1][1], rows[-1][-1]) == ("45.0%", "rule")
+    assert not gather(folders.sweep(tmp_path / "without")).has_rules
+
+
+def test_speed_is_that_of_the_run_and_no_other(tmp_path: Path) -> None:
+    folders.sweep(tmp_path)
+    folders.bench(tmp_path / "target-0.5", 1.25)
+    found = gather(tmp_path)
+    head, rows = points_table(found)
+    assert [row[head.index("speed-up")] for row in rows] == ["", "", "", "1.25", ""]
+    assert "takes 80% of" in summary(found)[2]
+    folders.put(tmp_path / "target-0.3" / "bench.json", {"systems": {}, "what": "random weights"})
+    assert gather(tmp_path).rows[2].speed is None
+
+
+def test_a_run_with_and_without_its_evaluation(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    folders.finished(run, 0.4, 45.0)
+    alone = gather(run)
+    assert [(row.name, row.role, row.score) for row in alone.rows] == [("run", "sparse", 45.0)]
+    assert alone.recommended is None
+    assert "run drops 40.0% of its encodings and reaches 45.00 BLEU on 40 sentences" in summary(alone)[0]
+    folders.evaluated(run, GOOD, GOOD, 0.4)
+    found = gather(run)
+    assert [row.role for row in found.rows] == ["baseline", "sparse"]
+    assert found.recommended is found.rows[1]
+    assert summary(found)[1].startswith("It is non-inferior to ")
+    folders.evaluated(run, BAD, GOOD, 0.4)
+    assert summary(gather(run))[1].startswith("It is not shown to be non-inferior")
+
+
+def test_a_baseline_alone_is_not_recommended(tmp_path: Path) -> None:
+    folders.finished(tmp_path / "base")
+    folders.evaluated(tmp_path / "base", GOOD, None, None)
+    found = gather(tmp_path / "base")
+    assert [row.role for row in found.rows] == ["baseline"]
+    assert found.recommended is None
+    assert found.missing == [
+        f"What was dropped, and where attention goes, was not analysed: l0drop analyze {tmp_path / 'base'}"
+    ]
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match="nothing to report on"):
+        gather(tmp_path)
+    folders.put(tmp_path / "metrics.json", "{")
+    with pytest.raises(ReportError, match=r"metrics\.json: not JSON"):
+        gather(tmp_path)
+    folders.put(tmp_path / "sweep.json", {"points": []})
+    with pytest.raises(ReportError, match="'reference'"):
+        gather(tmp_path)
+
+
+def test_the_demo(tmp_path: Path) -> None:
+    found = gather(folders.demo(tmp_path))
+    assert [(row.name, row.role) for row in found.rows] == [
+        ("baseline", "baseline"), ("trained-on", "reference"), ("sparse", "sparse"),
+    ]  # fmt: skip
+    assert found.analysed == tmp_path / "sparse"
+    assert "takes 67% of" in summary(found)[2]
+    folders.evaluated(tmp_path / "sparse", GOOD, GOOD, 0.43)
+    found = gather(tmp_path)
+    assert found.recommended is not None
+    assert found.recommended.name == "sparse"
+    assert len(found.examples) == 20

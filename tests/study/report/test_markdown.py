@@ -1,0 +1,46 @@
+"""The short form: tables that are tables, and text that is nothing else."""
+
+import re
+from pathlib import Path
+
+from l0drop.study.report.findings import gather
+from l0drop.study.report.markdown import markdown, plain
+from tests.study.report import folders
+from tests.study.report.folders import HOSTILE
+
+
+def test_tables_have_as_many_cells_in_every_row(tmp_path: Path) -> None:
+    text = markdown(gather(folders.sweep(tmp_path, rules=True)))
+    tables = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    assert len(tables) == 3
+    for table in tables:
+        rows = table.splitlines()
+        assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
+    assert "| **target-0.5** |" in text
+    assert "**target-0.3**" not in text
+
+
+def test_hostile_text_stays_in_its_block(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    folders.finished(run, 0.4)
+    outputs = ["```` ``` @all </code>\u2028x\x1b"] * 40
+    folders.evaluated(run, outputs, outputs, 0.4)
+    text = markdown(gather(run))
+    blocks = re.findall(r"^(`{3,})text\n(.*?)\n\1$", text, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 5
+    for fence, block in blocks:
+        assert len(fence) == 5
+        assert [line.split()[0] for line in block.splitlines()] == ["source", "reference", "baseline", "ours"]
+        assert "⟦source⟧" in block
+        assert "\x1b" not in block
+    outside = re.sub(r"^(`{3,})text\n(.*?)\n\1$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert "<script" not in outside
+    assert "@all" not in outside
+
+
+def test_plain_text_has_no_meaning() -> None:
+    assert plain(HOSTILE) == (
+        '&lt;script&gt;alert("x")&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt; \\]\\]&gt; &amp; "q" \'s\' $title '
+        "@\u200ball \\`a\\` \\*\\*b\\*\\* \\| \\[l\\](http:\u200b//x)"
+    )
+    assert plain("a\n# b_c ~~d~~") == r"a \# b\_c \~\~d\~\~"
