@@ -1,6 +1,7 @@
 """`l0drop bench`: measurements on this machine, as a table, and as JSON with what it takes to repeat them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,19 +36,66 @@ def _start(threads: int) -> None:
 
 
 @bench.command()
-def train(rounds: Rounds = 10, threads: Threads = 1, output: Output = None) -> None:
-    """The gate's cost in training: one step of a Transformer base with and without it."""
+def train(
+    device: Annotated[str, typer.Option(help="cpu, or cuda for the speed of training.")] = "cpu",
+    rounds: Annotated[int | None, typer.Option(help="Interleaved rounds (10 on a CPU, 2 on a GPU).", min=1)] = None,
+    threads: Threads = 1,
+    output: Output = None,
+) -> None:
+    """Training a Transformer base: on a CPU the gate's cost, on a GPU our trainer beside Hugging Face's."""
+    _start(threads)
+    if device == "cuda":
+        _train_on_gpu(rounds, output)
+        return
+    if device != "cpu":
+        raise ValueError(f"device: expected cpu or cuda, got {device!r}")
     from l0drop.study.benchmark import gate_cost
 
-    _start(threads)
-    result = gate_cost(rounds, progress=log.print)
+    result = gate_cost(rounds or 10, progress=log.print)
     table = Table(title="One training step, CPU seconds (median)")
     for column in ("system", "CPU s", "wall s"):
         table.add_column(column, justify="right")
     for name, seconds in result["seconds"].items():
         middle = len(seconds["cpu"]) // 2
         table.add_row(f"{name} gate", f"{sorted(seconds['cpu'])[middle]:.3f}", f"{sorted(seconds['wall'])[middle]:.3f}")
-    table.caption = f"ratio of CPU time, median over {rounds} rounds: {result['ratio_cpu']:.3f}"
+    table.caption = f"ratio of CPU time, median over {rounds or 10} rounds: {result['ratio_cpu']:.3f}"
+    _report(result, table, output)
+
+
+def _train_on_gpu(rounds: int | None, output: Path | None) -> None:
+    import statistics
+
+    import torch
+
+    from l0drop.study.train_benchmark import Benchmark, Size
+
+    if not torch.cuda.is_available():
+        raise ValueError("device: torch sees no CUDA GPU here; --device cpu measures the gate's cost")
+    result = Benchmark("cuda", Size() if rounds is None else Size(rounds=rounds)).run(progress=log.print)
+    title = (
+        f"Training a Transformer base, {result['precision']}, ragged batches of {result['batch_tokens']} padded tokens"
+    )
+    table = Table(title=title, caption_justify="left")
+    table.add_column("system")
+    for column in ("tokens/s", "ms/step", "MFU", "of positions", "peak GiB"):
+        table.add_column(column, justify="right")
+    for name, results in result["rounds"].items():
+        middle = {key: statistics.median(r[key] for r in results) for key in results[0]}
+        table.add_row(
+            name,
+            f"{middle['tokens_per_second']:,.0f}",
+            f"{middle['milliseconds_per_step']:.1f}",
+            f"{middle['mfu']:.1%}",
+            f"{middle['mfu_of_positions']:.1%}",
+            f"{middle['peak_memory_gib']:.1f}",
+        )
+    curves = result["curves"]
+    table.caption = (
+        f"{result['times_theirs_with_cudnn_attention_off']:.2f} times their tokens with cuDNN attention off, "
+        f"{result['times_theirs']:.1f} times at their defaults; the gate costs {result['gate_overhead']:.1%}. "
+        f"MFU against {result['matrix_tflops']:.0f} TFLOP/s of a large matrix product. Late in the loss curves fast "
+        f"and plain are {curves['difference']:.4f} apart, two plain runs {curves['noise']:.4f}."
+    )
     _report(result, table, output)
 
 
@@ -87,3 +135,102 @@ def drift(threads: Threads = 1, output: Output = None) -> None:
             f"{row['short_against_dense']:.1e}", f"{row['dense_against_float32']:.1e}",
         )  # fmt: skip
     _report(result, table, output)
+
+
+@bench.command()
+def decode(
+    model: Annotated[str | None, typer.Argument(help="A run or model folder, or a name on the hub.")] = None,
+    input_: Annotated[Path | None, typer.Option("--input", help="Text for the model to decode.")] = None,
+    sentences: Annotated[int | None, typer.Option(help="So many lines of it (100).", min=1)] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Longest output (128).", min=1)] = None,
+    shape: Annotated[str | None, typer.Option(help="wikisum, cnndm or mt, on random weights (cnndm).")] = None,
+    batch: Annotated[int | None, typer.Option(help="Sentences in a batch (the shape's, or 32).", min=1)] = None,
+    source: Annotated[int | None, typer.Option(help="Source tokens, instead of the shape's.", min=1)] = None,
+    target: Annotated[int | None, typer.Option(help="Tokens to produce, instead of the shape's.", min=1)] = None,
+    dropped: Annotated[float | None, typer.Option(help="Share of encodings dropped, instead of the shape's.")] = None,
+    beams: Annotated[int, typer.Option(help="Beams.", min=1)] = 4,
+    systems: Annotated[str | None, typer.Option(help="Some of them, with commas (all).")] = None,
+    rounds: Rounds = 5,
+    slow_rounds: Annotated[int, typer.Option(help="Rounds of Hugging Face's generate.", min=1)] = 1,
+    threads: Threads = 1,
+    output: Output = None,
+) -> None:
+    """Decoding: our engine, Hugging Face's generate and CTranslate2, on the short and on the dense memory.
+
+    Without MODEL a batch of a shape on a Transformer base with random weights; with it, lines of text.
+    """
+    from l0drop.study.decode_benchmark import decode_benchmark
+    from l0drop.study.peers import SYSTEMS
+    from l0drop.study.workloads import SHAPES, RandomModel, Text, Workload
+
+    numbers: dict[str, Any] = {"batch": batch, "source": source, "target": target, "dropped": dropped}
+    shaped = {name: value for name, value in numbers.items() if value is not None}
+    texts = {"sentences": sentences, "max_new_tokens": max_new_tokens}
+    texted = {name: value for name, value in texts.items() if value is not None}
+    workload: Workload
+    if model is None:
+        if input_ is not None or texted:
+            raise ValueError(f"{'input' if input_ else next(iter(texted))}: needs a model folder to decode text with")
+        if shape is not None and shape not in SHAPES:
+            raise ValueError(f"shape: expected one of {', '.join(SHAPES)}, got {shape!r}")
+        workload = RandomModel(replace(SHAPES[shape or "cnndm"], **shaped), beams)
+    else:
+        others = [name for name, value in {**shaped, "shape": shape}.items() if value is not None and name != "batch"]
+        if others:
+            raise ValueError(f"{others[0]}: a model decodes text as it comes; shapes are for random weights")
+        if input_ is None:
+            raise ValueError("input: say which text the model shall decode")
+        workload = Text(model, input_, beams=beams, **texted, **({"batch": batch} if batch else {}))
+    chosen = SYSTEMS if systems is None else tuple(name.strip() for name in systems.split(","))
+    result = decode_benchmark(workload, chosen, rounds, slow_rounds, threads, progress=log.print)
+    _report(result, _decode_table(result), output)
+
+
+def _decode_table(result: dict[str, Any]) -> Table:
+    """A row per system: times, how many times engine-short's, memory, and whether the tokens are right."""
+    gates = result["gates"]
+    title = f"{result['sentences']} sentences, beam {result['generation']['num_beams']}"
+    if gates is not None:
+        title += f", longest source {gates['longest_source']}, {gates['sparsity']:.1%} dropped"
+    text = any("latency_ms" in system for system in result["systems"].values())
+    table = Table(title=f"{title}: CPU seconds, medians", caption_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    last = ("P50 ms", "P99 ms") if text else ("peak", "K/V")
+    for column in ("encode", "decode", "×", "both", "×", "sent/s", *last, "tokens"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, system in result["systems"].items():
+        seconds = {phase: _brief(median["cpu"]) for phase, median in system["median"].items()}
+        times = {phase: f"{ratio:.2f}" for phase, ratio in (system["times_engine_short"] or {}).items()}
+        table.add_row(
+            name,
+            seconds["encode"],
+            *(cell for phase in ("decode", "end_to_end") for cell in (seconds[phase], times.get(phase, ""))),
+            _brief(system["sentences_per_second"]),
+            *(_brief(system["latency_ms"]["wall"][p]) for p in ("p50", "p99") if text),
+            *(_mebibytes(system["memory"][kind]) for kind in ("beyond_loaded", "cross_cache") if not text),
+            _verdict(result["agreement"][name], result["sentences"]),
+        )
+    table.caption = (
+        "×: CPU time by engine-short's. sent/s: by wall time. "
+        + ("P50, P99: wall time of a sentence alone. " if text else "")
+        + ("" if text else "peak: MiB beyond the loaded system; K/V: MiB of cross-attention. ")
+        + "tokens: sentences that have the tokens of the reference, -. ct2 decodes without gates, over all encodings."
+    )
+    return table
+
+
+def _mebibytes(count: int | None) -> str:
+    return "" if count is None else _brief(count / 2**20)
+
+
+def _brief(number: float) -> str:
+    """A few digits, and all of those before the point."""
+    return f"{number:.0f}" if abs(number) >= 100 else f"{number:.3g}" if abs(number) >= 0.1 else f"{number:.2g}"
+
+
+def _verdict(found: dict[str, Any] | None, sentences: int) -> str:
+    if found is None:
+        return "-"
+    ties = f"+{found['tied']} tied" if found["tied"] else ""
+    verdict = f"{found['same']}{ties}/{sentences}"
+    return f"[red]{verdict}[/]" if found["must_agree"] and found["different"] else verdict

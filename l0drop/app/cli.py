@@ -5,10 +5,16 @@ import sys
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from l0drop.app import runs
+from l0drop.app.analyze import analyze
 from l0drop.app.bench import bench
 from l0drop.app.demo import demo
+from l0drop.app.evaluate import evaluate
+from l0drop.app.report import report
+from l0drop.app.sweep import sweep
+from l0drop.app.translate import translate
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,6 +24,12 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(runs.prepare)
 app.command()(runs.train)
+app.command()(sweep)
+app.command()(translate)
+app.command("summarize", help="The same as translate, by another name.")(translate)
+app.command()(evaluate)
+app.command()(report)
+app.command()(analyze)
 app.add_typer(bench, name="bench")
 
 
@@ -31,5 +43,5 @@ def main() -> None:
     except (ValueError, OSError) as error:
         if os.environ.get("L0DROP_TRACEBACK"):
             raise
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False)
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         sys.exit(2)

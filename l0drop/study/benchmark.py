@@ -57,8 +57,8 @@ def interleaved(systems: dict[str, Callable[[], object]], rounds: int) -> dict[s
 
 
 def ratio(timings: dict[str, Timing], one: str, other: str) -> float:
-    """The median over rounds of one system's CPU time by another's."""
-    return statistics.median(a / b for a, b in zip(timings[one].cpu, timings[other].cpu, strict=True))
+    """The median, over the rounds that both ran, of one system's CPU time by another's."""
+    return statistics.median(a / b for a, b in zip(timings[one].cpu, timings[other].cpu, strict=False))
 
 
 def transformer_base(vocabulary: int = 32_000, **changes: Any) -> hf.MarianMTModel:
@@ -187,7 +187,7 @@ def drift(sentences: int = 8, length: int = 96, keep: float = 0.5, progress: Pro
         torch.manual_seed(0)
         base = build().eval()
         if family != "T5":  # its attention is not divided by the square root of the width, and peaked as it is
-            _sharpen(base)
+            sharpen(base)
         for gating in typing.get_args(Gating):
             for attention in ("sdpa", "eager"):
                 reference = None
@@ -217,7 +217,7 @@ def _logits(model: Any, batch: dict[str, Tensor], dense: bool) -> Tensor:
         return model(**batch).logits.float()
 
 
-def _sharpen(model: torch.nn.Module) -> None:
+def sharpen(model: torch.nn.Module) -> None:
     """Weights at which attention is peaked, as in a trained model; at their start all of it is nearly uniform."""
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2 and "embed" not in name and "shared" not in name:

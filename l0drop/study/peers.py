@@ -1,0 +1,322 @@
+"""Systems that decode the same weights: our engine, Hugging Face's generate, CTranslate2.
+
+| system                     | decodes                                       | cross-attention over         |
+|----------------------------|-----------------------------------------------|------------------------------|
+| engine-short, hf-short     | the gated model                               | the short memory             |
+| engine-dense, hf-dense     | the gated model, the same function            | the full gated memory        |
+| ct2-float32, ct2-int8      | the base model on the same weights, ungated   | all encodings                |
+
+CTranslate2 can be handed neither gates nor a short memory. With every gate open the gated model is the base model, so
+its tokens are those of the other systems with the gates taken out (`ungated`), and its work is that of a dense system:
+as many rows to attend to, of the same weights.
+
+All of them return the best hypothesis of each sentence, as token ids up to the end token, that included.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from l0drop.decoding.engine import Engine
+from l0drop.models.adopt import adopt_parameters
+from l0drop.models.modeling import L0DropModel
+from l0drop.models.sparsify import sparsify
+
+SYSTEMS = ("engine-short", "engine-dense", "hf-short", "hf-dense", "ct2-float32", "ct2-int8")
+Tokens = list[list[int]]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Source sentences, padded on the right, and what a rule's gate needs to know of their tokens."""
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    hints: Mapping[str, Tensor] | None = None
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    def __getitem__(self, row: int) -> "Batch":
+        """One sentence, without its padding."""
+        real = self.attention_mask[row].bool()
+        hints = None if self.hints is None else {name: hint[row, real][None] for name, hint in self.hints.items()}
+        return Batch(self.input_ids[row, real][None], self.attention_mask[row, real][None], hints)
+
+    @property
+    def encoder_inputs(self) -> dict[str, Any]:
+        """As the model's encoder takes them."""
+        inputs: dict[str, Any] = {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
+        return inputs if self.hints is None else {**inputs, "hints": self.hints}
+
+
+class System:
+    """One way to decode a model, with these settings of generation_config: num_beams, max_new_tokens and so on."""
+
+    gated = True
+    apart = True
+    """Whether `decode` can be called without `encode`."""
+
+    def __init__(self, model: L0DropModel, **generation: Any) -> None:
+        self.model, self.generation = model, generation
+
+    def encode(self, batch: Batch) -> Any:
+        """What the decoder needs to know of a batch. A memory can be decoded once: generate expands it in place."""
+        raise NotImplementedError
+
+    def decode(self, memory: Any, **changes: Any) -> Tokens:
+        """The best hypotheses; `changes` replace settings."""
+        raise NotImplementedError
+
+    def generate(self, batch: Batch, **changes: Any) -> Tokens:
+        """Encode and decode."""
+        return self.decode(self.encode(batch), **changes)
+
+    def cross_bytes(self, batch: Batch) -> int | None:
+        """Bytes of the keys and values that cross-attention holds while a batch is decoded; None if nobody can see."""
+        raise NotImplementedError
+
+    def weight_bytes(self) -> int:
+        """Bytes of the weights, each counted once."""
+        return sum({p.data_ptr(): p.nbytes for p in self.model.parameters()}.values())
+
+
+class EngineSystem(System):
+    """Our engine."""
+
+    def __init__(self, model: L0DropModel, dense: bool, **generation: Any) -> None:
+        super().__init__(model, **generation)
+        self.dense, self.engine = dense, Engine(model)
+
+    def encode(self, batch: Batch) -> Any:
+        return self.engine.encode(batch.input_ids, batch.attention_mask, hints=batch.hints, dense=self.dense)
+
+    def decode(self, memory: Any, **changes: Any) -> Tokens:
+        return cut(self.engine.decode(memory, **{**self.generation, **changes}).sequences, self.model)
+
+    def cross_bytes(self, batch: Batch) -> int | None:
+        self.generate(batch, **_BRIEF)
+        return None if self.engine.through_generate else self.engine.memory_bytes
+
+
+class HuggingFaceSystem(System):
+    """Hugging Face's generate, which repeats the memory for every beam."""
+
+    def __init__(self, model: L0DropModel, dense: bool, **generation: Any) -> None:
+        super().__init__(model, **generation)
+        self.dense = dense
+
+    @torch.no_grad()
+    def encode(self, batch: Batch) -> Any:
+        with self.model.dial(dense=self.dense):
+            return self.model.get_encoder()(**batch.encoder_inputs)
+
+    def decode(self, memory: Any, **changes: Any) -> Tokens:
+        return cut(self._generate(memory, **changes), self.model)
+
+    def cross_bytes(self, batch: Batch) -> int | None:
+        output = self._generate(self.encode(batch), return_dict_in_generate=True, **_BRIEF)
+        layers = output.past_key_values.cross_attention_cache.layers
+        return sum(tensor.nbytes for layer in layers for tensor in (layer.keys, layer.values))
+
+    def _generate(self, memory: Any, **changes: Any) -> Any:
+        return self.model.generate(encoder_outputs=memory, do_sample=False, **{**self.generation, **changes})
+
+
+_BRIEF = {"min_new_tokens": 2, "max_new_tokens": 2}  # cross-attention holds the same however long one decodes
+
+
+class CTranslate2System(System):
+    """CTranslate2 on the base model's weights, converted under a made-up vocabulary: a token's name is its id."""
+
+    gated = False
+    apart = False
+    settings = frozenset({"num_beams", "max_new_tokens", "min_new_tokens", "length_penalty", "early_stopping"})
+
+    def __init__(self, model: L0DropModel, compute_type: str, threads: int, **generation: Any) -> None:
+        self.generation = self._checked(model.generation_config, generation)
+        library = ctranslate2_library()
+        options = {"device": "cpu", "compute_type": compute_type, "inter_threads": 1, "intra_threads": threads}
+        with TemporaryDirectory() as name:
+            folder = Path(name)
+            convert(model, folder, compute_type)
+            self._weight_bytes = (folder / "model" / "model.bin").stat().st_size
+            self._translator = library.Translator(str(folder / "model"), **options)
+            self._encoder = library.Encoder(str(folder / "encoder"), **options)
+        ids = model.generation_config
+        self._ends = [ids.eos_token_id] if isinstance(ids.eos_token_id, int) else list(ids.eos_token_id)
+        self._never = [[str(token) for token in words] for words in ids.bad_words_ids or []]
+
+    def encode(self, batch: Batch) -> Any:
+        """The encoder's outputs, from the encoder as a model of its own: only so can it be timed apart."""
+        return self._encoder.forward_batch(_rows(batch)).last_hidden_state
+
+    def generate(self, batch: Batch, **changes: Any) -> Tokens:
+        wanted = {**self.generation, **changes}
+        results = self._translator.translate_batch(
+            [[str(token) for token in row] for row in _rows(batch)],
+            beam_size=wanted["num_beams"],
+            max_decoding_length=wanted["max_new_tokens"],
+            min_decoding_length=wanted.get("min_new_tokens") or 0,
+            length_penalty=wanted.get("length_penalty", 1.0),
+            suppress_sequences=self._never or None,
+            end_token=self._ends,
+            return_end_token=True,  # it counts in the length that a score is divided by, as in generate
+            max_input_length=0,
+        )
+        return [[int(token) for token in result.hypotheses[0]] for result in results]
+
+    def cross_bytes(self, batch: Batch) -> int | None:
+        return None
+
+    def weight_bytes(self) -> int:
+        return self._weight_bytes
+
+    def _checked(self, config: GenerationConfig, generation: dict[str, Any]) -> dict[str, Any]:
+        unknown = generation.keys() - self.settings
+        if unknown:
+            raise ValueError(f"{min(unknown)}: not a setting that is handed on to CTranslate2")
+        if getattr(config, "forced_bos_token_id", None) is not None:
+            raise ValueError("forced_bos_token_id: CTranslate2 is not told of a forced first token; leave it out")
+        forced = generation.get("min_new_tokens") == generation["max_new_tokens"]
+        if generation["num_beams"] > 1 and not forced:
+            if generation.get("early_stopping") is not True:
+                raise ValueError(
+                    "early_stopping: CTranslate2 stops when num_beams hypotheses are complete; set it to True for a "
+                    "comparison of the same search"
+                )
+            if generation.get("length_penalty") == 0:
+                raise ValueError("length_penalty: without one CTranslate2 stops at the first complete hypothesis")
+        return generation
+
+
+def build_system(name: str, model: L0DropModel, threads: int = 1, **generation: Any) -> System:
+    """The system of that name (see `SYSTEMS`) on a model whose generation_config is `plain_generation`'s."""
+    if name not in SYSTEMS:
+        raise ValueError(f"systems: expected some of {', '.join(SYSTEMS)}, got {name!r}")
+    kind, _, which = name.partition("-")
+    if kind == "ct2":
+        return CTranslate2System(model, which, threads, **generation)
+    return (EngineSystem if kind == "engine" else HuggingFaceSystem)(model, which == "dense", **generation)
+
+
+def plain_generation(model: PreTrainedModel) -> None:
+    """Leave of a model's generation_config what its vocabulary needs: special tokens, and tokens never to be chosen.
+
+    What else it may say (its own beams, a forced last token) is not common to all systems.
+    """
+    names = (
+        "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "forced_bos_token_id",
+        "bad_words_ids",
+    )  # fmt: skip
+    assert model.generation_config is not None
+    model.generation_config = GenerationConfig(**{name: getattr(model.generation_config, name) for name in names})
+
+
+def ungated(model: L0DropModel) -> L0DropModel:
+    """The same weights with every gate open: what CTranslate2 decodes."""
+    return sparsify(_base(model)).eval()
+
+
+def cut(sequences_BT: Tensor, model: PreTrainedModel) -> Tokens:
+    """Token ids after the start token, up to the first end token."""
+    assert model.generation_config is not None
+    ends = model.generation_config.eos_token_id
+    last = {ends} if isinstance(ends, int) else set(ends or ())
+    tokens = []
+    for row in sequences_BT[:, 1:].tolist():
+        length = next((place + 1 for place, token in enumerate(row) if token in last), len(row))
+        tokens.append(row[:length])
+    return tokens
+
+
+@torch.no_grad()
+def rescore(model: L0DropModel, batch: Batch, tokens: list[int], length_penalty: float) -> float:
+    """The log-probability of one sentence's output on the full gated memory, by length^length_penalty."""
+    assert model.generation_config is not None
+    start = model.generation_config.decoder_start_token_id
+    decoder_input_ids = torch.tensor([[start, *tokens[:-1]]])
+    with model.dial(dense=True):
+        logits_TV = model(**batch.encoder_inputs, decoder_input_ids=decoder_input_ids).logits[0]
+    chosen_T = logits_TV.log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])
+    return float(chosen_T.sum()) / len(tokens) ** length_penalty
+
+
+# --- CTranslate2 -----------------------------------------------------------------------------------------------------
+
+# how these families normalise, which their configs do not say: before each block, and after the embeddings
+_NORMALIZES = {"marian": (False, False), "bart": (False, True), "mbart": (True, True), "pegasus": (True, False)}
+
+
+def ctranslate2_library() -> Any:
+    """The library, or how to get it."""
+    try:
+        import ctranslate2
+    except ImportError:
+        raise ValueError(
+            "ctranslate2: not installed; pip install 'l0drop[bench]', or leave out the systems ct2-float32 and ct2-int8"
+        ) from None
+    return ctranslate2
+
+
+@torch.no_grad()
+def convert(model: PreTrainedModel, folder: Path, compute_type: str = "float32") -> None:
+    """Write the base model for CTranslate2 into `folder`: `model`, and its encoder alone, `encoder`.
+
+    The loaders of CTranslate2's own converter give the weights. Marian takes BART's: its own would take out the padding
+    token, and start decoding from a zero vector, which only Marian's public checkpoints do.
+    """
+    ctranslate2_library()
+    from ctranslate2.converters import transformers as converters
+    from ctranslate2.specs.transformer_spec import TransformerEncoderModelSpec
+
+    base = _base(model)
+    family = base.config.model_type
+    if family not in (*_NORMALIZES, "t5"):
+        able = ", ".join((*_NORMALIZES, "t5"))
+        raise ValueError(f"ct2: a peer for {able}, not for {family}; leave out the systems ct2-float32 and ct2-int8")
+    if family != "t5":
+        base.config.normalize_before, base.config.normalize_embedding = _NORMALIZES[family]
+    loader = converters.T5Loader() if family == "t5" else converters.BartLoader()
+    spec, other = (loader.get_model_spec(base) for _ in range(2))  # saving one takes apart what it shares
+    ids = model.generation_config
+    assert ids is not None
+    ends = ids.eos_token_id
+    names = {
+        "eos_token": ends if isinstance(ends, int) else ends[0],
+        "bos_token": ids.decoder_start_token_id,
+        "unk_token": ids.pad_token_id,  # one has to be named; no token is unknown here
+        "decoder_start_token": ids.decoder_start_token_id,
+    }
+    for name, token in names.items():
+        setattr(spec.config, name, str(token))
+    spec.config.add_source_eos = False
+    sources, targets = spec.encoder.embeddings[0].weight.shape[0], spec.decoder.embeddings.weight.shape[0]
+    spec.register_source_vocabulary([str(token) for token in range(sources)])
+    spec.register_target_vocabulary([str(token) for token in range(targets)])
+    encoder = TransformerEncoderModelSpec(other.encoder)
+    encoder.register_vocabulary([str(token) for token in range(sources)])
+    encoder.config.unk_token = str(ids.pad_token_id)
+    for name, part in (("model", spec), ("encoder", encoder)):
+        part.validate()
+        part.optimize(quantization=None if compute_type == "float32" else compute_type)
+        (folder / name).mkdir()
+        part.save(str(folder / name))
+
+
+def _base(model: PreTrainedModel) -> Any:
+    """The model without its gate, on the same Parameter objects, with a config of its own."""
+    if isinstance(model, L0DropModel):
+        return adopt_parameters(model, model.base_class, model.config.to_base())
+    return adopt_parameters(model, type(model), copy.deepcopy(model.config))
+
+
+def _rows(batch: Batch) -> Tokens:
+    return [row[real].tolist() for row, real in zip(batch.input_ids, batch.attention_mask.bool(), strict=True)]
