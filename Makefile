@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-slow check format clean
+.PHONY: setup demo test test-slow test-gpu check format clean
 
 setup: $(STAMP)
 
@@ -19,10 +19,15 @@ demo: setup
 	$(BIN)/l0drop demo
 
 test: setup
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -m "not slow and not gpu"
 
 test-slow: setup
 	$(BIN)/python -m pytest -q -m slow
+
+# With the Python and the torch that are there, which know the GPU; installs nothing.
+GPU_PYTHON ?= python3
+test-gpu:
+	$(GPU_PYTHON) -m pytest -q -rs -p no:cacheprovider -m gpu tests/gpu
 
 check: setup
 	$(BIN)/ruff check .

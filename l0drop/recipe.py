@@ -538,8 +538,8 @@ class Train(Section):
     precision: Literal["fp32", "bf16"] = "fp32"
     fast: Flag | None = None
     """Attention for ragged batches, and a loss that never holds all logits; left out, on a GPU."""
-    compile: Flag | None = None
-    """Compile layers and gate, which takes a minute at the start; left out, on a GPU."""
+    compile: Flag = False
+    """Compile layers and gate, which takes a minute at the start and pays on a GPU."""
     save_every: Count = 1000
     eval_every: Count = 1000
     log_every: Count = 100

@@ -234,3 +234,29 @@ def _verdict(found: dict[str, Any] | None, sentences: int) -> str:
     ties = f"+{found['tied']} tied" if found["tied"] else ""
     verdict = f"{found['same']}{ties}/{sentences}"
     return f"[red]{verdict}[/]" if found["must_agree"] and found["different"] else verdict
+
+
+@bench.command()
+def dial(
+    run: Annotated[Path, typer.Argument(help="A run folder, best of a recipe with train.elastic.")],
+    keep: Annotated[str, typer.Option(help="Shares to keep: 0.3,0.5,0.7 or 0.1:1:0.1", metavar="VALUES")],
+    threads: Threads = 1,
+    output: Output = None,
+) -> None:
+    """One model at several settings of the dial: quality and decoding time on its test text."""
+    from l0drop.study.dial import dial_curve
+    from l0drop.study.sweep import listed
+
+    _start(threads)
+    result = dial_curve(run, listed(keep, "--keep"), progress=log.print)
+    name = result["rows"][0]["score"]["name"]
+    table = Table(title=f"{result['run']} at several settings of the dial, {result['split']} set")
+    for column in ("keep", "sparsity", name, "decoding, CPU s"):
+        table.add_column(column, justify="right")
+    for row in result["rows"]:
+        table.add_row(
+            "as trained" if row["keep"] is None else f"{row['keep']:g}",
+            f"{row['sparsity']:.1%}", f"{row['score']['value']:.2f}", f"{row['cpu_seconds']:.2f}",
+        )  # fmt: skip
+    table.caption = result["rows"][0]["score"]["signature"]
+    _report(result, table, output)

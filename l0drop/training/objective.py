@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from transformers.models.bart.modeling_bart import shift_tokens_right
 
 
 @dataclass(frozen=True)
@@ -44,4 +45,5 @@ def decoder_inputs(model: Any, labels: Tensor) -> dict[str, Tensor]:
     """The labels shifted to the right, for a forward that leaves the loss to us."""
     if hasattr(model, "prepare_decoder_input_ids_from_labels"):
         return {"decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels)}
-    return {"labels": labels}  # the family shifts inside forward only; the loss it computes goes unused
+    config = model.config  # M2M100 shifts inside forward only, and as BART does
+    return {"decoder_input_ids": shift_tokens_right(labels, config.pad_token_id, config.decoder_start_token_id)}

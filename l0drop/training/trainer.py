@@ -5,12 +5,14 @@ What is ours: the batches (`TokenBatches`), the objective, checkpoints that appe
 resumed run that equals an uninterrupted one.
 """
 
+import itertools
 import json
+import logging
 import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ import numpy as np
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -34,6 +36,7 @@ from l0drop.decoding.corpus import decode_corpus, encoder_inputs, length_batches
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import Evaluate, Recipe
 from l0drop.training.checkpoints import STAGING, clear_staging, publish
+from l0drop.training.fast import Compiled, Early, LowPrecision, OutputLayer, Packed, quick_zero_grad
 from l0drop.training.objective import (
     Totals,
     cross_entropy_sum,
@@ -41,6 +44,9 @@ from l0drop.training.objective import (
     distillation_sum,
     noise_keys,
 )
+from l0drop.training.ragged import any_shape, plain_attention, ragged_attention
+
+logger = logging.getLogger(__name__)
 
 STATE = "l0drop.json"
 ELASTIC_STREAM = 1 << 20  # a stream of keyed noise that no gate uses
@@ -62,7 +68,11 @@ class Progress:
 
 
 class StepStream(IterableDataset):
-    """The micro-batches of this process, from the trainer's present step on."""
+    """The micro-batches of this process, from the trainer's present step on.
+
+    `real`, the places of real target tokens in a flattened batch, and `source_tokens`, how many there are, are found
+    here: to know them from the GPU means to wait for it.
+    """
 
     def __init__(
         self, batches: TokenBatches, corpus: TokenizedCorpus, pad_id: int, present_step: Callable[[], int]
@@ -70,11 +80,42 @@ class StepStream(IterableDataset):
         self.batches, self.corpus, self.pad_id, self.present_step = batches, corpus, pad_id, present_step
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        start = self.present_step()
+        return self.every(1, 0)
+
+    def every(self, turns: int, turn: int) -> Iterator[dict[str, Any]]:
+        """Of each `turns` micro-batches the one whose turn it is."""
+        start, numbers = self.present_step(), itertools.count()
         for step, content in enumerate(self.batches.steps_from(start), start):
             for indices in content.mine:
+                if next(numbers) % turns != turn:
+                    continue
                 batch = collate([self.corpus[int(i)] for i in indices], self.pad_id)
-                yield {**batch, "step": step, "totals": Totals(content.target_tokens, content.sentences)}
+                real = (batch["labels"] != -100).flatten().nonzero().flatten()
+                known = {"real": real, "source_tokens": int(batch["attention_mask"].sum())}
+                totals = Totals(content.target_tokens, content.sentences)
+                yield {**batch, **known, "step": step, "totals": totals}
+
+
+class PackedStream(IterableDataset):
+    """The same, each batch as few objects as can be, to be made by turns in several other processes."""
+
+    def __init__(self, stream: StepStream) -> None:
+        self.stream = stream
+
+    def __iter__(self) -> Iterator[tuple[Packed, dict[str, Any]]]:
+        worker = get_worker_info()
+        turn, turns = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for batch in self.stream.every(turns, turn):
+            tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
+            hints = {f"hints.{name}": tensor for name, tensor in batch["hints"].items()}
+            yield Packed({**tensors, **hints}), {n: v for n, v in batch.items() if n not in tensors and n != "hints"}
+
+
+def unpacked(batch: tuple[Packed, dict[str, Any]], device: torch.device) -> dict[str, Any]:
+    """A batch of `PackedStream` as `StepStream` made it, on a device."""
+    tensors = batch[0].unpacked(device)
+    hints = {name.removeprefix("hints."): tensors.pop(name) for name in list(tensors) if name.startswith("hints.")}
+    return {**tensors, **batch[1], "hints": hints}
 
 
 class _Steer(TrainerCallback):
@@ -109,7 +150,10 @@ class L0DropTrainer(Trainer):
         self.progress = Progress()
         self._sums: dict[str, float] = {}
         self._log_clock = time.perf_counter()
+        self._seen: dict[str, float] = {}
         train = recipe.train
+        on_gpu = torch.cuda.is_available()
+        self.fast = on_gpu if train.fast is None else train.fast
         os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(folder / "tensorboard"))
         super().__init__(
             model=model,
@@ -133,9 +177,39 @@ class L0DropTrainer(Trainer):
         )
         if teacher is not None:
             teacher.to(self.args.device)
+        self.compiled = self._compile() if train.compile else None
+        self.output_layer = self._output_layer() if self.fast else None
+        # several processes add up their gradients parameter by parameter, while backward is under way
+        alone = self.accelerator.num_processes == 1
+        low = self.fast and self.args.bf16 and alone and not self.model.is_gradient_checkpointing
+        self.low_precision = LowPrecision(self.model, torch.bfloat16) if low else None
         if self.gated and recipe.l0drop is not None and recipe.l0drop.ramp is not None:
             ramp = recipe.l0drop.ramp
             model.schedule = RampedLambda(float(recipe.l0drop.lambda_ or 0), ramp.start, ramp.end)
+
+    def _compile(self) -> Compiled | None:
+        if self.model.is_gradient_checkpointing:
+            # what is computed again would draw another dropout than what was compiled
+            logger.warning("train.compile: not together with gradient checkpointing; the layers run as they are")
+            return None
+        return Compiled(self.model)
+
+    def _output_layer(self) -> OutputLayer | None:
+        if self.teacher is not None:
+            logger.warning("train.fast: a teacher's distribution is compared with all logits, so they are computed")
+            return None
+        try:
+            return OutputLayer(self.model, torch.bfloat16 if self.args.bf16 else None, self.compiled is not None)
+        except ValueError as fault:
+            logger.warning("train.fast: all logits are computed, because of the %s", fault)
+            return None
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            if self.fast:
+                stack.enter_context(ragged_attention(self.model))
+                stack.enter_context(quick_zero_grad(self.model))
+            return super().train(*args, **kwargs)
 
     @property
     def gated(self) -> bool:
@@ -150,7 +224,24 @@ class L0DropTrainer(Trainer):
     def get_train_dataloader(self) -> DataLoader:
         stream = StepStream(self.batches, self.corpora["train"], self.pad_id, lambda: self.state.global_step)
         # a generator of its own: the loader must not draw from the one that dropout uses
-        return DataLoader(stream, batch_size=None, generator=torch.Generator())
+        own: dict[str, Any] = {"batch_size": None, "generator": torch.Generator()}
+        if self.fast:
+            # in other processes; forked, as the stream asks this one for its step
+            workers = max(1, min(3, (os.cpu_count() or 2) - 1))
+            beside: dict[str, Any] = {"num_workers": workers, "pin_memory": True, "multiprocessing_context": "fork"}
+            return DataLoader(PackedStream(stream), **own, **(beside if self.args.device.type == "cuda" else {}))
+        return DataLoader(stream, **own)
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], int | None]:
+        batches = list(itertools.islice(epoch_iterator, num_batches))
+        if self.fast:
+            batches = [unpacked(batch, self.args.device) for batch in batches]
+        return batches, batches[0]["totals"].target_tokens if batches else None
+
+    def _prepare_input(self, data: Any) -> Any:
+        if isinstance(data, Tensor):
+            return data.to(self.args.device, non_blocking=True)
+        return super()._prepare_input(data)
 
     # --- loss ----------------------------------------------------------------------------------------------------
 
@@ -161,38 +252,47 @@ class L0DropTrainer(Trainer):
         train, totals, labels = self.recipe.train, inputs["totals"], inputs["labels"]
         arguments = {name: inputs[name] for name in ("input_ids", "attention_mask")}
         arguments |= decoder_inputs(self.model, labels)
+        arguments["use_cache"] = False
         dial: AbstractContextManager[Any] = nullcontext()
         if self.gated:
             keys = noise_keys(inputs["index"], inputs["step"], self.recipe.seed)
             arguments |= {"noise_key": keys, "own_loss": True, "hints": inputs["hints"] or None}
             if train.elastic and inputs["step"] % 2:
                 dial = self.model.dial(keep=self._elastic_keep(keys))
-        with dial:
+        with ExitStack() as stack:
+            stack.enter_context(dial)
+            for path in (self.low_precision, self.compiled):
+                if path is not None:
+                    stack.enter_context(path.running())
+            states = [] if self.output_layer is None else stack.enter_context(self.output_layer.states())
             output = model(**arguments)
-        cross_entropy = cross_entropy_sum(output.logits, labels, train.label_smoothing)
+        if self.output_layer is None:
+            cross_entropy = cross_entropy_sum(output.logits, labels, train.label_smoothing)
+        else:
+            cross_entropy = self.output_layer.loss(
+                states[0], labels, inputs["real"], train.label_smoothing, output.logits
+            )
         loss = cross_entropy
+        numbers = {"cross_entropy": cross_entropy}
         if self.teacher is not None and train.teacher is not None and train.teacher.weight:
             weight = train.teacher.weight
             with torch.no_grad():
-                names = [n for n in arguments if n in ("input_ids", "attention_mask", "decoder_input_ids", "labels")]
+                names = [n for n in arguments if n in ("input_ids", "attention_mask", "decoder_input_ids")]
                 taught = self.teacher(**{name: arguments[name] for name in names}).logits
             divergence = distillation_sum(output.logits, taught, labels, train.teacher.temperature)
             loss = (loss + weight * divergence) / (1 + weight)
-            self._add(divergence=divergence)
+            numbers["divergence"] = divergence
         loss = loss / totals.target_tokens
-        self._add(cross_entropy=cross_entropy, target_tokens=(labels != -100).sum())
-        self._add(source_tokens=inputs["attention_mask"].sum())
         if self.gated:
             rows = len(labels)
             loss = loss + self.model.lambda_ * output.penalty * rows / totals.sentences
-            open_rate = (
-                0.0
-                if output.gates.open_probability is None
-                else output.gates.open_probability[inputs["attention_mask"].bool()].sum()
-            )
-            tokens = inputs["attention_mask"].sum()
-            self._add(penalty=output.penalty * rows, sentences=rows, dropped=output.sparsity * tokens, open=open_rate)
+            numbers |= {"penalty": output.penalty, "sparsity": output.sparsity}
+            numbers |= dict(zip(("dropped_in_step", "real_in_step"), self.model._seen, strict=True))
+            if output.gates.open_probability is not None:
+                padding = inputs["attention_mask"] == 0
+                numbers["open"] = output.gates.open_probability.masked_fill(padding, 0).sum()
         loss = loss * self.accelerator.num_processes
+        self._early = Early({"loss": loss, **numbers})
         return (loss, output) if return_outputs else loss
 
     def _elastic_keep(self, keys: Tensor) -> Tensor:
@@ -201,18 +301,45 @@ class L0DropTrainer(Trainer):
         return low + (high - low) * draw[:, 0]
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        if not bool(torch.isfinite(loss)):
+        loss = self._step(model, inputs) if self.fast else super().training_step(model, inputs, num_items_in_batch)
+        # by now backward is on its way, and what the forward pass has found is here or will be soon
+        self._seen = seen = self._early.read()
+        if not math.isfinite(seen["loss"]):
             raise TrainingError(
-                f"the loss is {loss.item()} at step {self.state.global_step + 1}; the last good checkpoint stands in "
+                f"the loss is {seen['loss']} at step {self.state.global_step + 1}; the last good checkpoint stands in "
                 f"{self.checkpoint_folder}. Lower train.learning_rate or train.clip, then run the same command again"
             )
+        tokens, rows = inputs["source_tokens"], len(inputs["labels"])
+        self._add(cross_entropy=seen["cross_entropy"], target_tokens=len(inputs["real"]), source_tokens=tokens)
+        if "divergence" in seen:
+            self._add(divergence=seen["divergence"])
+        if self.gated:
+            self._add(penalty=seen["penalty"] * rows, sentences=rows)
+            self._add(dropped=seen["sparsity"] * tokens, open=seen.get("open", 0.0))
         return loss
 
-    def _add(self, **values: Any) -> None:
+    def _step(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """Forward and backward, without looking at every module."""
+        if not model.training:
+            model.train()
+        with self.compute_loss_context_manager():
+            loss = self.compute_loss(model, self._prepare_inputs(inputs))
+        self.accelerator.backward(loss)
+        if self.low_precision is not None:
+            self.low_precision.collect()
+        return loss.detach()
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        if self.low_precision is not None:
+            return self.low_precision.clip(self.args.max_grad_norm)
+        return super()._clip_grad_norm(model)
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        return 0  # nobody asks; to count the parameters again at every step takes milliseconds
+
+    def _add(self, **values: float) -> None:
         for name, value in values.items():
-            amount = value.detach().double().item() if isinstance(value, Tensor) else float(value)
-            self._sums[name] = self._sums.get(name, 0.0) + amount
+            self._sums[name] = self._sums.get(name, 0.0) + value
 
     # --- λ -------------------------------------------------------------------------------------------------------
 
@@ -224,7 +351,13 @@ class L0DropTrainer(Trainer):
         target = self.recipe.l0drop.target_sparsity if self.recipe.l0drop else None
         if target is not None and self.state.global_step % self.recipe.train.steer_every == 0:
             validation = self.measure_gates(self.recipe.evaluate.sentences).sparsity
-        self.model.steer(validation=validation)
+        self.model.steer(self._sparsity_seen(), validation=validation)
+
+    def _sparsity_seen(self) -> float | None:
+        """Of the step's batches, where this process has seen all of them."""
+        if self.accelerator.num_processes > 1 or not self._seen:
+            return None
+        return self._seen["dropped_in_step"] / self._seen["real_in_step"]
 
     @torch.no_grad()
     def measure_gates(self, sentences: int, split: str = "valid") -> SparsityMeter:
@@ -251,13 +384,14 @@ class L0DropTrainer(Trainer):
         """Cross-entropy, gates and the recipe's metric on a slice of the validation text."""
         count = min(self.recipe.evaluate.sentences, len(self.corpora["valid"]))
         self.model.eval()
-        metrics = {"eval_cross_entropy": self._validation_loss(count)}
         score = None
-        if self.references:
-            score, meter = self.score("valid", self.references[:count], count)
-            metrics[f"eval_{score.name}"] = score.value
-            if self.gated:
-                metrics["eval_sparsity"] = meter.sparsity
+        with plain_attention(self.model):
+            metrics = {"eval_cross_entropy": self._validation_loss(count)}
+            if self.references:
+                score, meter, _ = self.score("valid", self.references[:count], count)
+                metrics[f"eval_{score.name}"] = score.value
+                if self.gated:
+                    metrics["eval_sparsity"] = meter.sparsity
         self.model.train()
         self.log(metrics)
         better = score.value if score is not None else -metrics["eval_cross_entropy"]
@@ -295,12 +429,18 @@ class L0DropTrainer(Trainer):
     def _own(self, batches: list[Any]) -> list[Any]:
         return batches[self.accelerator.process_index :: self.accelerator.num_processes]
 
-    def score(self, split: str, references: list[str], count: int) -> tuple[Score, SparsityMeter]:
-        """Decode the first sentences of a corpus, each process its share, and score them together."""
+    def score(self, split: str, references: list[str], count: int) -> tuple[Score, SparsityMeter, list[str]]:
+        """Decode the first sentences of a corpus, each process its share, and score them together; also the outputs."""
         own = list(range(count))[self.accelerator.process_index :: self.accelerator.num_processes]
-        decoded = decode_corpus(
-            self.model, self.corpora[split], own, self.tokenizers.target, pad_id=self.pad_id, **decoding(self.recipe)
-        )
+        with any_shape(self.args.device):
+            decoded = decode_corpus(
+                self.model,
+                self.corpora[split],
+                own,
+                self.tokenizers.target,
+                pad_id=self.pad_id,
+                **decoding(self.recipe),
+            )
         texts = [""] * count
         meter = SparsityMeter()
         for indices, part in gather_object([(own, (decoded.texts, vars(decoded.meter)))]):
@@ -308,7 +448,7 @@ class L0DropTrainer(Trainer):
                 texts[index] = text
             for name, value in part[1].items():
                 setattr(meter, name, getattr(meter, name) + value)
-        return scored(texts, references, self.recipe.evaluate), meter
+        return scored(texts, references, self.recipe.evaluate), meter, texts
 
     # --- logging -------------------------------------------------------------------------------------------------
 
@@ -419,5 +559,10 @@ def _optimizer(recipe: Recipe, model: Any) -> torch.optim.Optimizer:
     else:
         groups = [{"params": [p for p in model.parameters() if p.requires_grad], "lr": train.learning_rate}]
     return torch.optim.AdamW(
-        groups, lr=train.learning_rate, betas=train.adam_betas, eps=train.adam_epsilon, weight_decay=train.weight_decay
+        groups,
+        lr=train.learning_rate,
+        betas=train.adam_betas,
+        eps=train.adam_epsilon,
+        weight_decay=train.weight_decay,
+        fused=torch.cuda.is_available() or None,
     )

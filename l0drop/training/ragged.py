@@ -1,0 +1,118 @@
+"""Attention for batches of which no two have the same shape.
+
+On a GPU torch's first choice, cuDNN's attention, makes a plan for every new shape, which takes many times as long as
+the attention itself. And Hugging Face looks at every mask, whether it hides anything, for which the program waits until
+the GPU has come so far. `ragged_attention` avoids both, through Hugging Face's own interfaces for attention functions.
+
+Shapes: B sentences, T queries, S keys, H heads, D width of a head.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+NAME = "ragged"
+"""Of this attention, where Hugging Face asks for an implementation's name."""
+
+
+def any_shape(device: torch.device | str) -> AbstractContextManager[Any]:
+    """Inside, torch's attention is computed by kernels that run any shape as it comes."""
+    if torch.device(device).type != "cuda":
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+
+
+@contextmanager
+def ragged_attention(model: Any) -> Iterator[bool]:
+    """Inside, a model with `sdpa` attention trains with the attention of this module; yields whether it does.
+
+    For training only: targets are padded on the right, so that the causal mask hides their padding.
+    """
+    if model.config._attn_implementation != "sdpa":
+        yield False
+        return
+    model.set_attn_implementation(NAME)
+    try:
+        with any_shape(model.device):
+            yield True
+    finally:
+        model.set_attn_implementation("sdpa")
+
+
+@contextmanager
+def plain_attention(model: Any) -> Iterator[None]:
+    """Inside `ragged_attention`: the model with the attention it came with, for decoding."""
+    ragged = model.config._attn_implementation == NAME
+    if ragged:
+        model.set_attn_implementation("sdpa")
+    try:
+        with any_shape(model.device):
+            yield
+    finally:
+        if ragged:
+            model.set_attn_implementation(NAME)
+
+
+def _attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The kernel for short sentences where it fits, torch's attention elsewhere."""
+    if query.is_cuda and position_bias is None and _per_key(attention_mask):
+        from l0drop.training.short_attention import fits, short_attention
+
+        q_BTHD, k_BSHD, v_BSHD = (x.transpose(1, 2) for x in (query, key, value))
+        causal = attention_mask is None and (module.is_causal if is_causal is None else is_causal)
+        if fits(q_BTHD, k_BSHD) and (not causal or q_BTHD.shape[1] == k_BSHD.shape[1]):
+            bias_BS = None if attention_mask is None else attention_mask[:, 0, 0]
+            scale = q_BTHD.shape[3] ** -0.5 if scaling is None else scaling
+            limit = 2**31 - 1
+            seed = torch.randint(limit, (1,), dtype=torch.int32, device=query.device) if dropout else None
+            out = short_attention(
+                q_BTHD, k_BSHD, v_BSHD, bias_BS, causal=causal, scale=scale, dropout=dropout, seed=seed
+            )
+            return out, None
+    return sdpa_attention_forward(
+        module,
+        query,
+        key,
+        value,
+        attention_mask,
+        dropout=dropout,
+        scaling=scaling,
+        is_causal=is_causal,
+        position_bias=position_bias,
+        **kwargs,
+    )
+
+
+def _per_key(bias: Tensor | None) -> bool:
+    return bias is None or (bias.is_floating_point() and bias.shape[1:3] == (1, 1))
+
+
+def _mask(
+    *, attention_mask: Tensor | None = None, allow_is_causal_skip: bool = False, dtype: Any = None, **kwargs: Any
+) -> Tensor | None:
+    """[B, 1, 1, S], -inf on padding, to be added to scores; None for causal attention, which needs no mask."""
+    if attention_mask is None or allow_is_causal_skip:
+        return None
+    bias_BS = torch.zeros(attention_mask.shape, dtype=dtype, device=attention_mask.device)
+    return bias_BS.masked_fill(~attention_mask, -torch.inf)[:, None, None]
+
+
+AttentionInterface.register(NAME, _attention)
+AttentionMaskInterface.register(NAME, _mask)
