@@ -82,14 +82,18 @@ class SteeredLambda(LambdaSchedule):
 
     Why PI: a Lagrange multiplier (the integral term alone) answers to the accumulated error only. Gates follow λ with
     a lag, so by the time the error is gone λ is too large and the sparsity swings around the target. The proportional
-    term answers to the error's change and cancels that lag.
+    term answers to the error's change and cancels that lag. It is strong, because what closes too much is slow to
+    open again: a closed gate stays closed at a fraction of the λ that closed it.
 
     Velocity form: each step adds  max(λ, `scale`) · (kp · change of the error + ki · error)  to λ and clips it to
     [0, max_lambda]. What is clipped is the only state that accumulates, so nothing winds up while λ rests at a bound.
     Steps in proportion to λ approach targets that need λ = 0.2 and λ = 20 at a like pace.
 
-    The error is taken against a setpoint that rises linearly from 0 to the target over `ramp` steps. What is measured
-    is a moving average over training batches, corrected by its difference to the last validation measurement.
+    The error is taken against a setpoint that rises linearly from 0 to the target over `ramp` steps. About a third of
+    the training is a good time for that: gates close one kind of word after the other, and the model can follow. In
+    `wait` steps before that λ is 0: a model that has not learnt to read yet would close every gate, for good.
+    What is measured is a moving average over training batches, corrected by its difference to the last validation
+    measurement.
     """
 
     moving = ("value", "steps", "average", "offset", "last_error")
@@ -99,18 +103,20 @@ class SteeredLambda(LambdaSchedule):
         target: float,
         *,
         start: float = 0.3,
-        kp: float = 3.0,
+        kp: float = 8.0,
         ki: float = 0.05,
         smoothing: float = 0.9,
-        ramp: int = 100,
+        wait: int = 0,
+        ramp: int = 300,
         scale: float = 0.2,
         max_lambda: float = 50.0,
     ) -> None:
         if not 0 < target < 1:
             raise ValueError(f"target_sparsity: expected a share in (0, 1), got {target}")
         self.target, self.kp, self.ki, self.smoothing = target, kp, ki, smoothing
-        self.ramp, self.scale, self.max_lambda = ramp, scale, max_lambda
-        self.value = start
+        self.wait, self.ramp, self.scale, self.max_lambda = wait, ramp, scale, max_lambda
+        self.start = start
+        self.value = 0.0 if wait else start
         self.steps = 0
         self.average: float | None = None
         self.offset = 0.0
@@ -119,7 +125,7 @@ class SteeredLambda(LambdaSchedule):
     @property
     def setpoint(self) -> float:
         """Where the sparsity should be at the present step."""
-        return self.target * min(1.0, self.steps / self.ramp) if self.ramp else self.target
+        return self.target * min(1.0, max(0, self.steps - self.wait) / self.ramp) if self.ramp else self.target
 
     @property
     def measured(self) -> float | None:
@@ -137,8 +143,10 @@ class SteeredLambda(LambdaSchedule):
             if self.average is None:
                 self.average = validation
             self.offset = validation - self.average
-        if self.measured is None:
+        if self.measured is None or self.steps < self.wait:
             return self.value
+        if self.steps == self.wait:
+            self.value = self.start
         error = self.setpoint - self.measured
         change = 0.0 if self.last_error is None else error - self.last_error
         self.last_error = error
@@ -157,9 +165,9 @@ class Sentences(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibration:
-    """The outcome: `shift` of log α, and the sparsity on the text it was found on, without and with it."""
+    """The outcome: where gates close now, and the sparsity on the text it was found on, as trained and with it."""
 
-    shift: float
+    threshold: float
     target: float
     before: float
     after: float
@@ -170,15 +178,20 @@ class Calibration:
 
 
 TOLERANCE = 0.005
-"""How near to the target the calibration brings the sparsity: half a point."""
+"""How near to the target is near enough: half a point."""
 
 
-def calibrate(batches: Iterable[Sentences], target: float, epsilon: float, gating: Gating) -> Calibration:
-    """The smallest shift of log α that brings the share of closed test-time gates to `target` ± half a point.
+def calibrate(batches: Iterable[Sentences], target: float, threshold: float, gating: Gating) -> Calibration:
+    """The threshold of log α, at and below which gates are closed, that brings the sparsity nearest to `target`.
+
+    The present one stays where the sparsity is within half a point already. Moving it keeps the order of log α: it
+    closes those that were nearest to being closed, or opens those that were nearest to being open, and touches no
+    other. (Shifting log α instead moves every gate. Trained gates are nearly all exactly 0 or 1, with a wide gap
+    between: closing a hundredth more of them by a shift half closes all the others.)
 
     Counted as in decoding: tokens always kept are never closed; with gatings that keep one row of a sentence whose
-    gates are all closed, that row is never closed either. Where tokens share one log α the share moves in jumps; if it
-    jumps over the window, the shift that comes nearest is taken (`Calibration.met` tells).
+    gates are all closed, that row is never closed either. Where tokens share one log α the share moves in jumps, and
+    `Calibration.met` tells if it jumped over the target.
     """
     closable, real = [], 0
     for log_alpha_BN, mask_BN, always_BN in batches:
@@ -194,27 +207,20 @@ def calibrate(batches: Iterable[Sentences], target: float, epsilon: float, gatin
         real += int(mask_BN.sum())
     if not real:
         raise ValueError("calibrate: no real token in the validation text")
-    needed_N = (-hard_concrete.threshold(epsilon) - torch.cat(closable)).sort(descending=True).values
-    # needed_N[i]: below this shift the i-th closable token is closed; so with shift s, #{needed >= s} tokens are
+    log_alpha_N = torch.cat(closable).sort().values
 
-    def sparsity(shift: float) -> float:
-        return int((needed_N >= shift).sum()) / real
+    def sparsity(at: Tensor) -> Tensor:
+        return torch.searchsorted(log_alpha_N, at, right=True).double() / real
 
-    before = sparsity(0.0)
-    if abs(before - target) <= TOLERANCE or not len(needed_N):
-        return Calibration(0.0, target, before, before)
-    # candidates lie half way between neighbouring thresholds, where rounding cannot flip a token
-    finite = needed_N[needed_N.isfinite()].unique().flip(0)
-    middle = (finite[1:] + finite[:-1]) / 2
-    candidates = torch.cat([finite[:1] + 1, middle, finite[-1:] - 1]) if len(finite) else finite
-    closed_at = torch.searchsorted(-needed_N, -candidates, right=True).double() / real
-    distance = (closed_at - target).abs()
-    within = distance <= TOLERANCE
-    if bool(within.any()):
-        allowed = candidates[within]
-        shift = float(allowed[allowed.abs().argmin()])
-    elif len(candidates) and float(distance.min()) < abs(before - target):
-        shift = float(candidates[distance.argmin()])
-    else:
-        shift = 0.0
-    return Calibration(shift, target, before, sparsity(shift))
+    before = float(sparsity(torch.tensor(threshold, dtype=torch.float64)))
+    finite = log_alpha_N[log_alpha_N.isfinite()].unique()
+    if abs(before - target) <= TOLERANCE or not len(finite):
+        return Calibration(threshold, target, before, before)
+    # candidates lie half way between neighbours, where rounding cannot flip a token
+    candidates = torch.cat([finite[:1] - 1, (finite[1:] + finite[:-1]) / 2, finite[-1:] + 1])
+    distance = (sparsity(candidates) - target).abs()
+    nearest = candidates[distance == distance.min()]  # of two that are as near, the one that moves less
+    chosen = nearest[(nearest - threshold).abs().argmin()]
+    if float(distance.min()) >= abs(before - target):
+        return Calibration(threshold, target, before, before)
+    return Calibration(float(chosen), target, before, float(sparsity(chosen)))

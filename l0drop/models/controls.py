@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -126,15 +125,11 @@ class Controls(nn.Module):
         return explanations
 
     @torch.no_grad()
-    def calibrate(
-        self, batches: Iterable[Mapping[str, Any]], target: float | None = None, limit: float | None = None
-    ) -> Calibration:
-        """Bring the sparsity on held-out text to the target within half a point by the smallest shift of log α, and
-        fold it into the gate's bias. `batches` hold input_ids, attention_mask and what else the encoder takes.
+    def calibrate(self, batches: Iterable[Mapping[str, Any]], target: float | None = None) -> Calibration:
+        """Bring the sparsity on held-out text to the target by moving, for good, the log α at which gates close; all
+        other gates stay as they are. `batches` hold input_ids, attention_mask and what else the encoder takes.
 
-        A shift moves every gate. Opening (above 0) is harmless, but trained gates leave a wide gap between open and
-        closed, and closing across it half closes all the others: with `limit`, a shift below -`limit` is not applied,
-        and the outcome says so.
+        Opening what training had closed is harmless. Closing what it had left open is not: the fewer, the better.
         """
         wanted = self.config.l0drop.target_sparsity if target is None else target
         if wanted is None:
@@ -145,16 +140,13 @@ class Controls(nn.Module):
                 inputs = {k: v for k, v in batch.items() if k not in ("labels", "noise_key", "decoder_input_ids")}
                 gates = self.get_encoder()(**inputs).gates
                 if gates.log_alpha is None:
-                    raise ValueError("calibrate: this gate has no log α to shift (it is a rule)")
+                    raise ValueError("calibrate: this gate has no log α that decides what is closed (it is a rule)")
                 mask_BN = real_tokens(inputs.get("attention_mask"), gates.values)
                 always_BN = self._always(inputs.get("input_ids"), mask_BN)
                 sentences.append(Sentences(gates.log_alpha, mask_BN, always_BN))
-        epsilon = getattr(self.gate, "epsilon", self.config.l0drop.epsilon)
-        result = calibrate(sentences, wanted, epsilon, self.config.l0drop.gating)
-        if limit is not None and result.shift < -limit:
-            return replace(result, shift=0.0, after=result.before)
-        if result.shift:
-            self.gate.fold(result.shift)
+        result = calibrate(sentences, wanted, self.gate.threshold, self.config.l0drop.gating)
+        if result.threshold != self.gate.threshold:
+            self.gate.close_at(result.threshold)
         return result
 
 

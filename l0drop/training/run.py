@@ -1,10 +1,12 @@
 """One run from its recipe to its folder: prepare, train or go on, average, calibrate, score.
 
-runs/NAME/  recipe.yaml  tokenizer/  data/  checkpoints/  log.jsonl  model/  metrics.json
+runs/NAME/  recipe.yaml  tokenizer/  data/  checkpoints/  log.jsonl  model/  outputs/  metrics.json
 """
 
 import json
+import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ import torch
 from accelerate import PartialState
 from rich.console import Console
 
+from l0drop.core.penalty import SteeredLambda
+from l0drop.data import hints
 from l0drop.data.corpus import TokenizedCorpus
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.data.whole import locked, whole_folder, write_whole
@@ -32,8 +36,8 @@ from l0drop.training.checkpoints import checkpoints, clear_staging
 from l0drop.training.trainer import L0DropTrainer, decoding
 
 RUNS = Path("runs")
-CALIBRATION_LIMIT = 1.0
-"""Closing gates by a larger shift of log α would reach those that are open and cost more than it brings."""
+RISE = 0.3
+"""The share of the steps over which the sparsity is led up to its target; from scratch, after as many without λ."""
 
 
 class Interrupted(Exception):  # noqa: N818
@@ -83,13 +87,26 @@ def prepare(
 
 
 def train(recipe: Recipe, runs: Path = RUNS, console: Console | None = None) -> dict[str, Any]:
-    """Train a recipe, or go on with it, and return what `metrics.json` says."""
+    """Train a recipe, or go on with it, and return what `metrics.json` says.
+
+    Where another process is training it, wait for that one.
+    """
     console = console or Console(stderr=True)
+    main = PartialState(cpu=not torch.cuda.is_available()).is_main_process
+    with locked(runs / recipe.name / "run") if main else nullcontext():
+        return _train(recipe, runs, console)
+
+
+def _train(recipe: Recipe, runs: Path, console: Console) -> dict[str, Any]:
     folder, tokenizers, corpora = prepare(recipe, runs, console)
     if (folder / "metrics.json").exists():
         return json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     valid = [] if corpora["valid"].target_lengths is None else references(recipe, tokenizers, "valid")
     model, teacher = build_model(recipe, tokenizers)
+    if recipe.l0drop is not None and recipe.l0drop.target_sparsity is not None:
+        rise = round(RISE * recipe.train.steps)
+        wait = rise if recipe.model.transformer is not None else 0
+        model.schedule = SteeredLambda(recipe.l0drop.target_sparsity, wait=wait, ramp=rise)
     interruption, bar = Interruption(), Bar(recipe.name, console)
     trainer = L0DropTrainer(
         recipe, model, corpora, valid, tokenizers, folder, teacher, [LogFile(folder / "log.jsonl"), bar, interruption]
@@ -136,15 +153,20 @@ def _finish(trainer: L0DropTrainer, folder: Path) -> dict[str, Any]:
         "dtype": recipe.train.precision,
         "decoding": decoding(recipe),
     }
+    if trainer.gated:
+        metrics["lambda"] = model.lambda_
     if trainer.gated and recipe.l0drop is not None and recipe.l0drop.target_sparsity is not None:
         valid = trainer.corpora["valid"]
-        calibration = model.calibrate(trainer.encoder_batches(valid, len(valid)), limit=CALIBRATION_LIMIT)
-        metrics["calibration"] = {**asdict(calibration), "limit": CALIBRATION_LIMIT, "met": calibration.met}
+        calibration = model.calibrate(trainer.encoder_batches(valid, len(valid)))
+        metrics["calibration"] = {**asdict(calibration), "met": calibration.met}
     for split in ("valid", "test"):
         if split in trainer.corpora and trainer.corpora[split].target_lengths is not None:
             texts = references(recipe, trainer.tokenizers, split)
-            score, meter = trainer.score(split, texts, len(texts))
+            score, meter, outputs = trainer.score(split, texts, len(texts))
             metrics[split] = {"score": score.as_json(), "sentences": len(texts)}
+            if trainer.args.should_save:
+                lines = (" ".join(output.splitlines()) + "\n" for output in outputs)
+                write_whole(folder / "outputs" / f"{split}.txt", "".join(lines))
             if trainer.gated:
                 metrics[split] |= {
                     "sparsity": meter.sparsity,
@@ -159,6 +181,10 @@ def _finish(trainer: L0DropTrainer, folder: Path) -> dict[str, Any]:
         with locked(folder / "model"), whole_folder(folder / "model") as partial:
             model.save_pretrained(partial)
             trainer.tokenizers.source.save_pretrained(partial)
+            if not trainer.tokenizers.shared:
+                trainer.tokenizers.target.save_pretrained(partial / "tokenizer_target")
+            if (folder / hints.FILE).exists():  # a rule's model makes its hints from text wherever it goes
+                shutil.copy(folder / hints.FILE, partial)
         write_whole(folder / "metrics.json", json.dumps(metrics, indent=1) + "\n")
     trainer.accelerator.wait_for_everyone()
     return metrics

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from l0drop.core import hard_concrete
-from l0drop.core.gates import Gates
+from l0drop.core.gates import Gates, LearnedGate
 from l0drop.core.memory import keep_one
 from l0drop.core.penalty import (
-    TOLERANCE,
     ConstantLambda,
     LambdaSchedule,
     RampedLambda,
@@ -74,6 +73,50 @@ def test_controller_reaches_and_holds_the_target(
     assert max(abs(s - target) for s in history[-1000:]) < 0.02
 
 
+class StickyPlant:
+    """Kinds of words that close together: each begins to at its own λ, is seen closed only when it has come half way,
+    and stays closed down to a tenth of that λ."""
+
+    def __init__(self, seed: int, kinds: int = 60, speed: float = 0.015) -> None:
+        self.random = random.Random(seed)
+        self.closes_at = [0.4 + 2.4 * self.random.random() for _ in range(kinds)]
+        self.way = [1.0] * kinds
+        self.speed = speed
+
+    def step(self, lambda_: float) -> float:
+        for kind, (way, closes_at) in enumerate(zip(self.way, self.closes_at, strict=True)):
+            opens = lambda_ < 0.1 * closes_at or (lambda_ <= closes_at and way > 0)
+            self.way[kind] = min(1.0, max(-1.0, way + (self.speed if opens else -self.speed)))
+        return min(1.0, max(0.0, self.sparsity + self.random.gauss(0, 0.02)))
+
+    @property
+    def sparsity(self) -> float:
+        return sum(way < 0 for way in self.way) / len(self.way)
+
+
+@pytest.mark.parametrize("target", [0.3, 0.5, 0.7])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_controller_closes_little_more_than_it_should_where_gates_stay_closed(target: float, seed: int) -> None:
+    plant, controller = StickyPlant(seed), SteeredLambda(target)
+    history = []
+    for _ in range(1000):
+        controller.step(plant.step(controller.value))
+        history.append(plant.sparsity)
+    assert max(history) < target + 0.08
+    assert history[-1] == pytest.approx(target, abs=0.04)
+
+
+def test_controller_waits_until_a_new_model_can_read() -> None:
+    controller = SteeredLambda(0.5, wait=20, ramp=10)
+    assert controller.value == 0
+    assert [controller.step(0.1) for _ in range(19)] == [0.0] * 19
+    assert controller.setpoint == 0
+    assert controller.step(0.0) > 0
+    for _ in range(5):
+        controller.step(0.0)
+    assert controller.setpoint == pytest.approx(0.25)
+
+
 def test_controller_corrects_training_batches_by_validation() -> None:
     """Dropout makes training batches look denser than held-out text: the target must be met on the latter."""
     plant, controller = Plant(0.5, 2, 60, 5, noise=0.02, seed=1), SteeredLambda(0.5)
@@ -96,7 +139,7 @@ def test_controller_does_not_wind_up_while_lambda_is_at_its_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: ConstantLambda(0.3), lambda: RampedLambda(0.2, 3, 30), lambda: SteeredLambda(0.4)]
+    "make", [lambda: ConstantLambda(0.3), lambda: RampedLambda(0.2, 3, 30), lambda: SteeredLambda(0.4, wait=9)]
 )
 def test_a_saved_schedule_goes_on_as_if_uninterrupted(make) -> None:  # type: ignore[no-untyped-def]
     seen = [random.Random(3).random() for _ in range(60)]
@@ -126,10 +169,13 @@ def held_out(seed: int, always: bool = False) -> list[Sentences]:
     return batches
 
 
-def sparsity_when_decoding(batches: list[Sentences], shift: float, gating: str) -> float:
+def sparsity_when_decoding(batches: list[Sentences], threshold: float, gating: str) -> float:
+    """Gate by gate, as a model counts it."""
+    gate = LearnedGate(1)
+    gate.close_at(threshold)
     closed = real = 0
     for log_alpha, mask, always in batches:
-        values = hard_concrete.test_time_gate(log_alpha + shift, 0.1) * mask
+        values = gate.at(log_alpha) * mask
         if always is not None:
             values = values.masked_fill(always, 1)
         values = keep_one(Gates(values, None, log_alpha), mask, gating).values  # type: ignore[arg-type]
@@ -138,30 +184,50 @@ def sparsity_when_decoding(batches: list[Sentences], shift: float, gating: str) 
     return closed / real
 
 
+AS_TRAINED = -hard_concrete.threshold(0.1)
+
+
 @pytest.mark.parametrize("gating", ["zero", "mask", "weight"])
 @pytest.mark.parametrize("always", [False, True])
 @pytest.mark.parametrize("target", [0.1, 0.5, 0.8])
-def test_calibration_meets_the_target_by_the_smallest_shift(gating: str, always: bool, target: float) -> None:
+def test_calibration_finds_the_threshold_nearest_to_the_target(gating: str, always: bool, target: float) -> None:
     batches = held_out(11, always)
-    result = calibrate(batches, target, 0.1, gating)  # type: ignore[arg-type]
+    result = calibrate(batches, target, AS_TRAINED, gating)  # type: ignore[arg-type]
     assert result.met
-    assert result.after == pytest.approx(sparsity_when_decoding(batches, result.shift, gating), abs=1e-12)
-    assert result.before == pytest.approx(sparsity_when_decoding(batches, 0.0, gating), abs=1e-12)
-    assert abs(sparsity_when_decoding(batches, 0.97 * result.shift, gating) - target) > TOLERANCE, (
-        "a smaller one would do"
-    )
+    assert result.after == pytest.approx(sparsity_when_decoding(batches, result.threshold, gating), abs=1e-12)
+    assert result.before == pytest.approx(sparsity_when_decoding(batches, AS_TRAINED, gating), abs=1e-12)
+    tried = [sparsity_when_decoding(batches, t, gating) for t in torch.linspace(-9, 12, 400).tolist()]
+    assert abs(result.after - target) <= min(abs(share - target) for share in tried)
 
 
 def test_calibration_leaves_what_is_right_and_tells_what_cannot_be_met() -> None:
     batches = held_out(2)
-    right = sparsity_when_decoding(batches, 0.0, "zero")
-    assert calibrate(batches, right + 0.004, 0.1, "zero").shift == 0.0
+    right = sparsity_when_decoding(batches, AS_TRAINED, "zero")
+    assert calibrate(batches, right + 0.004, AS_TRAINED, "zero").threshold == AS_TRAINED
     mask = torch.ones(10, 10, dtype=torch.bool)
     two_levels = torch.cat([torch.full((10, 3), -1.0), torch.full((10, 7), 5.0)], 1)
-    result = calibrate([Sentences(two_levels, mask)], 0.5, 0.1, "zero")
+    result = calibrate([Sentences(two_levels, mask)], 0.5, AS_TRAINED, "zero")
     assert not result.met
     assert result.after == pytest.approx(0.3), "0.3 and 1.0 can be had; 0.3 is nearer"
     gone = torch.full((2, 4), -torch.inf)
-    assert calibrate([Sentences(gone, mask[:2, :4])], 0.5, 0.1, "zero").after == 1.0
+    assert calibrate([Sentences(gone, mask[:2, :4])], 0.5, AS_TRAINED, "zero").after == 1.0
     with pytest.raises(ValueError, match="no real token"):
-        calibrate([], 0.5, 0.1, "zero")
+        calibrate([], 0.5, AS_TRAINED, "zero")
+
+
+def test_calibration_touches_no_gate_that_need_not_move() -> None:
+    """Trained gates are nearly all 0 or 1 with a gap between: whatever is not closed or opened keeps its gate."""
+    generator = torch.Generator().manual_seed(3)
+    mask = torch.ones(20, 30, dtype=torch.bool)
+    sides = torch.where(torch.rand(20, 30, generator=generator) < 0.4, -7.0, 5.5)
+    log_alpha = sides + torch.randn(20, 30, generator=generator)
+    trained = hard_concrete.test_time_gate(log_alpha, 0.1)
+    before = float((trained == 0).double().mean())
+    for target in (before - 0.05, before + 0.05):
+        gate = LearnedGate(1)
+        gate.close_at(calibrate([Sentences(log_alpha, mask)], target, AS_TRAINED, "zero").threshold)
+        values = gate.at(log_alpha)
+        assert float((values == 0).double().mean()) == pytest.approx(target, abs=0.002)
+        changed = values != trained
+        assert int(changed.sum()) == round(0.05 * 600)
+        assert set(values[changed].tolist()) == {1.0 if target < before else 0.0}

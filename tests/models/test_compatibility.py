@@ -2,10 +2,11 @@
 
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from l0drop import Gate, Gates, L0DropConfig, sparsify
 from l0drop.core.gates import LearnedGate
@@ -301,13 +302,17 @@ def test_the_dial_and_the_calibration_follow_the_gate_that_is_there() -> None:
 
 
 @torch.no_grad()
-def test_a_calibration_beyond_its_limit_changes_nothing() -> None:
+def test_a_calibrated_threshold_is_saved_with_the_model(tmp_path: Path) -> None:
     model, batch = some_closed("marian"), zoo.ragged_batch()
-    bias, before = float(model.gate.bias), float(model(**batch, labels=LABELS).sparsity)
-    result = model.calibrate([batch], target=before + 0.3, limit=0.01)
-    assert (result.shift, result.after, result.met) == (0.0, result.before, False)
-    assert float(model.gate.bias) == bias
-    assert model.calibrate([batch], target=before + 0.3).met
+    before = float(model(**batch, labels=LABELS).sparsity)
+    for target in (before + 0.2, before - 0.2):
+        result = model.calibrate([batch], target=target)
+        assert result.met
+        assert float(model(**batch, labels=LABELS).sparsity) == pytest.approx(result.after, abs=1e-6)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert loaded.gate.threshold == model.gate.threshold
+    assert float(loaded(**batch, labels=LABELS).sparsity) == pytest.approx(result.after, abs=1e-6)
 
 
 def test_special_tokens_may_all_be_always_kept() -> None:

@@ -173,11 +173,11 @@ def test_dial_and_calibration_act_on_the_last_gate() -> None:
     assert torch.equal(before[0].values, turned[0].values)
     kept = (turned[1].values != 0).sum(1).tolist()
     assert kept == [max(1, round(0.2 * n)) for n in batch["attention_mask"].sum(1).tolist()]
-    inner_bias = float(model.inner_gates[0].bias)
+    inner = model.inner_gates[0].threshold
     target = float(model(**batch, labels=LABELS).sparsity) + 0.2
     result = model.calibrate([batch], target=target)
-    assert result.shift < 0
-    assert float(model.inner_gates[0].bias) == inner_bias
+    assert result.threshold > inner
+    assert model.inner_gates[0].threshold == inner
     assert float(model(**batch, labels=LABELS).sparsity) == pytest.approx(result.after, abs=1e-6)
 
 
