@@ -1,12 +1,13 @@
 """The demo: a baseline, the baseline trained on, and a sparse model, on a corpus of our own grammar, in minutes.
 
-runs/demo/  baseline/  trained-on/  sparse/  metrics.json  sentences.svg
+runs/demo/  baseline/  trained-on/  sparse/  metrics.json  sentences.svg  report.html  report.md
 """
 
 import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,26 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForSeq2SeqLM
 
+from l0drop.core.groups import group_of
 from l0drop.data.batches import collate
 from l0drop.data.corpus import TokenizedCorpus
+from l0drop.data.metrics import Score
 from l0drop.data.sources import ToyText
-from l0drop.data.toy import ToyPair, word_class
+from l0drop.data.toy import ToyPair
 from l0drop.data.whole import write_whole
 from l0drop.decoding.corpus import decode_corpus, encoder_inputs, length_batches
 from l0drop.provenance import provenance
-from l0drop.recipe import Recipe, ToyCorpus, parse_recipe
+from l0drop.recipe import Evaluate, Recipe, ToyCorpus, parse_recipe
+from l0drop.study.analysis.parts import RESULT, analyze
+from l0drop.study.analysis.parts import write as write_analysis
+from l0drop.study.analysis.subject import Reading, opened
 from l0drop.study.benchmark import interleaved, ratio
+from l0drop.study.evaluate import Judging, evaluate, read_test_text
+from l0drop.study.evaluate import write as write_evaluation
+from l0drop.study.figures import draw_all
 from l0drop.study.picture import sentences_svg
+from l0drop.study.report import write_report
+from l0drop.study.systems import System
 from l0drop.training.run import prepare, train
 from l0drop.training.trainer import decoding, scored
 
@@ -47,38 +58,81 @@ class Word:
         return all(dropped for _, dropped in self.pieces)
 
 
+@dataclass(frozen=True)
+class Task:
+    """What differs between the demo's two tasks: chosen so that a few minutes on two cores are enough."""
+
+    name: str
+    metric: str
+    toy: dict[str, Any]
+    pairs: tuple[int, int, int]
+    longest: tuple[int, int]
+    vocabulary: int
+    layers: tuple[int, int]
+    """Of encoder and decoder; where the source is long, encoder layers are what costs time."""
+    steps: tuple[int, int]
+    """Of the baseline, and of what follows it."""
+    warmup: int
+    batch_tokens: int
+    target: float
+
+
+TASKS = {
+    "translation": Task(
+        name="translation",
+        metric="bleu",
+        toy={"small": True},
+        pairs=(40_000, 200, 400),
+        longest=(48, 48),
+        vocabulary=500,
+        layers=(2, 1),
+        steps=(900, 1_000),
+        warmup=200,
+        batch_tokens=1_500,
+        target=0.43,
+    ),
+    "documents": Task(
+        name="summarization",
+        metric="rouge",
+        toy={"reports": 2},
+        pairs=(12_000, 200, 200),
+        longest=(320, 64),
+        vocabulary=1_500,
+        layers=(1, 2),
+        steps=(400, 300),
+        warmup=100,
+        batch_tokens=6_000,
+        target=0.7,
+    ),
+}
+
+
 def demo_recipes(task: str, gating: str, target: float, seed: int, folder: Path) -> dict[str, Recipe]:
     """The three experiments. The baseline is trained on without a gate for as long as the gate is trained: the fair
     comparison."""
-    documents = task == "documents"
-    toy = {"toy": task, "seed": seed} | ({"reports": 2} if documents else {"small": True})
+    own = TASKS[task]
+    splits = dict(zip(("train", "valid", "test"), own.pairs, strict=True))
     common: dict[str, Any] = {
-        "task": "summarization" if documents else "translation",
+        "task": own.name,
         "seed": seed,
         "about": "Made up by l0drop's own grammar.",
         "data": {
-            "train": {**toy, "pairs": 12_000 if documents else 40_000, "split": "train"},
-            "valid": {**toy, "pairs": 200, "split": "valid"},
-            "test": {**toy, "pairs": 200 if documents else 400, "split": "test"},
-            "max_source": 320 if documents else 48,
-            "max_target": 64 if documents else 48,
+            **{name: {"toy": task, "seed": seed, **own.toy, "pairs": n, "split": name} for name, n in splits.items()},
+            "max_source": own.longest[0],
+            "max_target": own.longest[1],
         },
-        "evaluate": {"metric": "rouge" if documents else "bleu", "beams": 4, "sentences": 100},
+        "evaluate": {"metric": own.metric, "beams": 4, "sentences": 100},
     }
-    sizes = {"d_model": 128, "encoder_layers": 2, "decoder_layers": 1, "heads": 4, "ffn": 256, "positions": 512}
+    sizes = {"d_model": 128, "heads": 4, "ffn": 256, "positions": 512}
+    sizes |= {"encoder_layers": own.layers[0], "decoder_layers": own.layers[1]}
     dropouts = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
-    long, short = (700, 500) if documents else (900, 1_000)
-    tokens = 6_000 if documents else 1_500
-    quiet = {"save_every": 10_000, "eval_every": 10_000, "log_every": 100, "batch_tokens": tokens}
-    start = {"steps": long, "learning_rate": 4e-3, "warmup": 200, **quiet}
-    more = {"steps": short, "learning_rate": 2e-3, "schedule": "linear", "warmup": 20, **quiet}
+    quiet = {"save_every": 10_000, "eval_every": 10_000, "log_every": 100, "batch_tokens": own.batch_tokens}
+    start = {"steps": own.steps[0], "learning_rate": 4e-3, "warmup": own.warmup, **quiet}
+    more = {"steps": own.steps[1], "learning_rate": 2e-3, "schedule": "linear", "warmup": 20, **quiet}
+    more["steer_every"] = own.steps[1] // 10
     init = {"init": str(folder / "baseline")}
     gate = {"gating": gating, "target_sparsity": target, "start": 1.0}
-    new = {
-        "tokenizer": {"vocab_size": 1_500 if documents else 500},
-        "model": {"transformer": {**sizes, **dropouts}},
-        "train": start,
-    }
+    new = {"tokenizer": {"vocab_size": own.vocabulary}, "model": {"transformer": {**sizes, **dropouts}}, "train": start}
     return {
         "baseline": parse_recipe({"name": "baseline", **common, **new}, "demo"),
         "trained-on": parse_recipe({"name": "trained-on", **common, "model": init, "train": more}, "demo"),
@@ -87,20 +141,21 @@ def demo_recipes(task: str, gating: str, target: float, seed: int, folder: Path)
 
 
 def run_demo(
-    folder: Path, task: str, gating: str, target: float, seed: int, console: Console, say: Callable[[str], None]
+    folder: Path, task: str, gating: str, target: float | None, seed: int, console: Console, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Train the three models, decode, measure; returns what is written to metrics.json."""
+    target = TASKS[task].target if target is None else target
     recipes = demo_recipes(task, gating, target, seed, folder)
     titles = {
-        "baseline": "1/4  training a small baseline",
-        "trained-on": "2/4  training it on without a gate, for the fair comparison",
-        "sparse": f"3/4  fine-tuning it to a sparsity of {target:.0%} with gating {gating}",
+        "baseline": "1/5  training a small baseline",
+        "trained-on": "2/5  training it on without a gate, for the fair comparison",
+        "sparse": f"3/5  fine-tuning it to a sparsity of {target:.0%} with gating {gating}",
     }
     results = {}
     for name, recipe in recipes.items():
         say(titles[name])
         results[name] = train(recipe, folder, console)
-    say("4/4  decoding on the short and on the dense memory")
+    say("4/5  decoding on the short and on the dense memory")
     recipe = recipes["sparse"]
     model = AutoModelForSeq2SeqLM.from_pretrained(folder / "sparse" / "model")
     _, tokenizers, corpora = prepare(recipe, folder, Console(quiet=True))
@@ -117,7 +172,7 @@ def run_demo(
                 **decoding(recipe),
             ).texts  # fmt: skip
 
-    timings = interleaved({"short": lambda: decode("short"), "dense": lambda: decode("dense")}, rounds=1)
+    timings = interleaved({"short": lambda: decode("short"), "dense": lambda: decode("dense")}, rounds=3)
     words = split_words(model, corpus, tokenizers.source, pairs)
     dropped, seen = Counter[str](), Counter[str]()
     by_word: Counter[str] = Counter()
@@ -133,6 +188,8 @@ def run_demo(
     frequent = [w for w, n in by_word_seen.most_common(60) if n >= 10]
     most = sorted(frequent, key=lambda w: (-by_word[w] / by_word_seen[w], -by_word_seen[w]))
     references = [pair.target for pair in pairs]
+    training = recipe.data.train
+    assert isinstance(training, ToyCorpus)
     metrics: dict[str, Any] = {
         "task": task,
         "gating": gating,
@@ -142,6 +199,7 @@ def run_demo(
         "sparsity": results["sparse"]["test"]["sparsity"],
         "difference_to_trained_on": results["sparse"]["test"]["score"]["value"]
         - results["trained-on"]["test"]["score"]["value"],
+        "blind_score": blind(training, references, recipe.evaluate).as_json(),
         "dense_score": scored(texts["dense"], references, recipe.evaluate).as_json(),
         "outputs_equal_short_and_dense": sum(a == b for a, b in zip(texts["short"], texts["dense"], strict=True)),
         "decoding_cpu_seconds": {name: timing.cpu for name, timing in timings.items()},
@@ -155,7 +213,38 @@ def run_demo(
     metrics["sentences"] = [[asdict(word) for word in sentence[:60]] for sentence in shown]
     write_whole(folder / "sentences.svg", sentences_svg([drawn(sentence) for sentence in shown]))
     write_whole(folder / "metrics.json", json.dumps(metrics, indent=1, ensure_ascii=False) + "\n")
+    say("5/5  looking at what was dropped, and writing the report")
+    write_demo_report(folder, recipe)
     return metrics
+
+
+SHOWN = ("mass", "maps", "gates", "groups", "words", "places", "entropy")
+"""The parts of the analysis that take seconds."""
+
+
+def write_demo_report(folder: Path, recipe: Recipe) -> None:
+    """Compare sparse and trained-on sentence by sentence, analyse the gates, and write report.html."""
+    sparse = folder / "sparse"
+    settings = {
+        "num_beams": recipe.evaluate.beams,
+        "length_penalty": recipe.evaluate.length_penalty,
+        "max_new_tokens": recipe.data.max_target,
+    }
+    judging = Judging(metric=recipe.evaluate.metric, margin=1.0)
+    systems = [System(sparse)], [System(folder / "trained-on")]
+    write_evaluation(sparse / "evaluation", *evaluate(*systems, read_test_text(sparse), judging, settings))
+    with opened(str(sparse), Reading()) as subject:
+        write_analysis(analyze(subject, SHOWN), sparse / RESULT)
+    draw_all(sparse)
+    write_report(folder)
+
+
+def blind(training: ToyCorpus, references: list[str], evaluate: Evaluate, tried: int = 20) -> Score:
+    """What can be had without reading: the same output for every input, the best of some training targets."""
+    few = references[:50]
+    candidates = [pair.target for pair in islice(ToyText(training).pairs(), tried)]
+    best = max(candidates, key=lambda target: scored([target] * len(few), few, evaluate).value)
+    return scored([best] * len(references), references, evaluate)
 
 
 def representative(sentences: list[list[Word]], sparsity: float, count: int = 3) -> list[list[Word]]:
@@ -200,7 +289,7 @@ def split_words(model: Any, corpus: TokenizedCorpus, tokenizer: Any, pairs: list
                 if a < end and b > start and b > a
             )
             if pieces:  # words beyond the length limit are not there
-                words.append(Word(text, word_class(tag), pieces, start > position))
+                words.append(Word(text, group_of(tag), pieces, start > position))
             position = end
         length = int(corpus.source_lengths[number])
         words.append(Word("</s>", "end of sentence", (("</s>", not bool(kept[number][length - 1])),), True))

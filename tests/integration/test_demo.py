@@ -39,7 +39,7 @@ def test_a_short_demo_writes_what_it_promises(task: str, tmp_path: Path, monkeyp
     assert metrics["outputs_equal_short_and_dense"] <= 60
     assert set(metrics["dropped_by_class"]) <= set(demo.CLASSES)
     assert (tmp_path / "sentences.svg").read_text().startswith("<svg")
-    assert results_table(metrics).row_count == 4
+    assert results_table(metrics).row_count == 5
     for words in metrics["sentences"]:
         assert struck(words).plain.split()[0] == words[0]["text"]
     for name in demo.SYSTEMS:
