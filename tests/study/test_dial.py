@@ -1,0 +1,35 @@
+"""The dial's curve on a tiny run, and what cannot have one."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from l0drop.recipe import parse_recipe
+from l0drop.study.dial import dial_curve
+from l0drop.training.run import train
+from tests.training import tiny
+
+
+def test_the_curve_keeps_what_it_says(baseline: Path, tmp_path: Path) -> None:
+    values = tiny.sparse(tmp_path, str(baseline), train={"elastic": True})
+    metrics = train(parse_recipe(values, "test"), tmp_path / "runs", Console(quiet=True))
+    said: list[str] = []
+    curve = dial_curve(tmp_path / "runs" / "sparse", [0.25, 1.0], said.append)
+    own, quarter, everything = curve["rows"]
+    assert said == ["as trained", "keep 0.25", "keep 1"]
+    assert own["sparsity"] == metrics["test"]["sparsity"]
+    assert own["score"] == metrics["test"]["score"]
+    # n = max(1, round(0.25 · tokens)) of sentences of 10 to 20 tokens
+    assert quarter["sparsity"] == pytest.approx(0.75, abs=0.03)
+    assert everything["sparsity"] == 0
+    assert (curve["split"], curve["sentences"]) == ("test", 24)
+    json.dumps(curve)
+
+
+def test_a_run_without_a_gate_or_an_end_is_refused(baseline: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no gate"):
+        dial_curve(baseline, [0.5], print)
+    with pytest.raises(ValueError, match="no finished run"):
+        dial_curve(tmp_path, [0.5], print)
