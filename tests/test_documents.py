@@ -76,3 +76,16 @@ def test_the_tree_in_the_readme_names_what_exists() -> None:
             assert room.exists(), name
         else:
             assert (room / name).exists(), name
+
+
+def test_the_readme_decodes_a_run(
+    baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "sparse").symlink_to(baseline, target_is_directory=True)
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {}
+    exec(python_blocks("README.md")[2], namespace)
+    result = namespace["result"]
+    assert result.score < 0  # type: ignore[attr-defined]
+    assert result.text in capsys.readouterr().out  # type: ignore[attr-defined]
