@@ -96,7 +96,8 @@ def demo(folder: Path) -> Path:
                {"baseline": 40.0, "trained-on": bleu(GOOD), "sparse": bleu(GOOD)}.items()}  # fmt: skip
     found = {
         "task": "translation", "gating": "zero", "systems": systems, "sparsity": 0.43, "difference_to_trained_on": 0.0,
-        "dense_score": SCORE, "dense_by_short_cpu": 1.5, "decoding_cpu_seconds": {"dense": [3.0], "short": [2.0]}, "seed": 1, **PROVENANCE,
+        "dense_score": SCORE, "dense_by_short_cpu": 1.5, "decoding_cpu_seconds": {"dense": [3.0], "short": [2.0]},
+        "seed": 1, **PROVENANCE,
     }  # fmt: skip
     put(folder / "metrics.json", found)
     finished(folder / "sparse", 0.43)
