@@ -228,7 +228,7 @@ def write_demo_report(folder: Path, recipe: Recipe) -> None:
     settings = {
         "num_beams": recipe.evaluate.beams,
         "length_penalty": recipe.evaluate.length_penalty,
-        "max_new_tokens": recipe.data.max_target,
+        "max_new_tokens": recipe.evaluate.max_new_tokens or recipe.data.max_target,
     }
     judging = Judging(metric=recipe.evaluate.metric, margin=1.0)
     systems = [System(sparse)], [System(folder / "trained-on")]
