@@ -283,13 +283,14 @@ def split_words(model: Any, corpus: TokenizedCorpus, tokenizer: Any, pairs: list
         for text, tag in zip(pair.words, pair.tags, strict=True):
             start = pair.source.index(text, position)
             end = start + len(text)
-            pieces = tuple(
-                (pair.source[max(a, start) : min(b, end)], not bool(kept_))
-                for (a, b), kept_ in zip(offsets, flags, strict=False)
-                if a < end and b > start and b > a
-            )
+            pieces, shown = list[tuple[str, bool]](), start
+            for (a, b), kept_ in zip(offsets, flags, strict=False):
+                if a < end and b > start and b > a:
+                    # a piece for the space before a word has its first letter's place, which the next piece has too
+                    pieces.append((pair.source[max(a, shown) : min(b, end)], not bool(kept_)))
+                    shown = max(shown, min(b, end))
             if pieces:  # words beyond the length limit are not there
-                words.append(Word(text, group_of(tag), pieces, start > position))
+                words.append(Word(text, group_of(tag), tuple(pieces), start > position))
             position = end
         length = int(corpus.source_lengths[number])
         words.append(Word("</s>", "end of sentence", (("</s>", not bool(kept[number][length - 1])),), True))
