@@ -1,12 +1,18 @@
 """Attention for rows that share keys: the beams of a sentence are query positions on one memory.
 
+So it is with the target as well: the beams of a sentence share one store of what any of them has written, and `among`
+says which of it each of them descends from. Nothing is copied when beams are chosen anew.
+
 Registered under a name of its own with transformers' attention interface; models that do not ask for it by that name
 never meet it.
 
 Shapes: B sentences, k beams, R = B·k rows, H heads, T query positions, S keys, D head width.
 """
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +20,29 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 NAME = "l0drop_folded"
+
+
+class Ancestry(NamedTuple):
+    """Which of the keys of the target so far a beam descends from.
+
+    bias: [B, 1, k, S], 0 where it does, -inf elsewhere. position: [B, S], where in the target each key stands.
+    """
+
+    bias: Tensor
+    position: Tensor
+
+
+_ANCESTRY: ContextVar[Ancestry | None] = ContextVar("ancestry", default=None)
+
+
+@contextmanager
+def among(ancestry: Ancestry | None) -> Iterator[None]:
+    """Inside, self-attention goes by this; None stands for every row attending to all its keys, in order."""
+    token = _ANCESTRY.set(ancestry)
+    try:
+        yield
+    finally:
+        _ANCESTRY.reset(token)
 
 
 def folded_attention(
@@ -28,11 +57,16 @@ def folded_attention(
 ) -> tuple[Tensor, None]:
     """Query [R, H, T, D] on keys and values [B, H, S, D], row r attending to sentence r // k; mask [B, 1, 1, S].
 
-    No mask stands for attending to every key: one new position attends to all before it.
+    No mask stands for self-attention: one new position attends to all that it descends from.
     """
     R, H, T, D = query.shape
     B = key.shape[0]
     mask = attention_mask
+    ancestry = _ANCESTRY.get() if mask is None else None
+    if ancestry is not None:
+        mask = ancestry.bias
+        if position_bias is not None:  # by position, where keys stand in the order they were written
+            position_bias = position_bias[0, :, -1][:, ancestry.position].transpose(0, 1)[:, :, None]
     if position_bias is not None:
         bias = position_bias[:, :, -T:]
         mask = bias if mask is None else bias + mask

@@ -1,8 +1,8 @@
-"""Keys and values of one decoding run: cross-attention once per sentence, self-attention in a buffer made in advance.
+"""Keys and values of one decoding run, of the memory and of the target, each once per sentence for all its beams.
 
 Both are Hugging Face cache classes, so that its decoders read and write them by themselves.
 
-Shapes: B sentences, k beams, R = B·k rows, H heads, S memory rows, T target positions, D head width.
+Shapes: B sentences, k beams, R = B·k rows, G groups of rows, H heads, S keys, D head width.
 """
 
 from typing import Any
@@ -11,6 +11,12 @@ import torch
 from torch import Tensor
 from transformers import EncoderDecoderCache
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+from l0drop.decoding.attention import Ancestry
+
+PACK_EVERY = 4
+PACK_AT = 0.7
+"""Every so many steps slots without descendants are counted, and taken out if no more than this share has any."""
 
 
 class _Layer(CacheLayerMixin):
@@ -53,73 +59,124 @@ class MemoryLayer(_Layer):
 
 
 class PrefixLayer(_Layer):
-    """Keys and values of the target so far, in buffers [R, H, T, D] of which `length` positions are filled."""
+    """Keys and values of the target so far, in buffers [G, H, slots, D] of which `filled` slots are.
 
-    def __init__(self, rows: int, positions: int) -> None:
+    `length` counts target positions. A group of G is a sentence, whose beams write into slots of their own.
+    """
+
+    def __init__(self, groups: int, slots: int) -> None:
         super().__init__()
-        self.rows, self.positions, self.length = rows, positions, 0
+        self.groups, self.slots, self.filled, self.length = groups, slots, 0, 0
 
     def get_seq_length(self) -> int:
         return self.length
 
     def get_max_length(self) -> int:
-        return self.positions
+        return self.slots
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         rows, heads, new, width = key_states.shape
+        assert new == 1, "one position at a time"
         if self.keys is None:
-            shape = (self.rows, heads, self.positions, width)
+            shape = (self.groups, heads, self.slots, width)
             self.keys, self.values = key_states.new_empty(shape), value_states.new_empty(shape)
         assert self.values is not None
-        end = self.length + new
-        beams = self.rows // rows  # the first step has one row per sentence, for all of its beams
+        beams = rows // self.groups
+        end = self.filled + beams
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
-            buffer.view(rows, beams, *buffer.shape[1:])[:, :, :, self.length : end] = states[:, None]
-        self.length = end
-        step = slice(None, None, beams)
-        return self.keys[step, :, :end], self.values[step, :, :end]
+            buffer[:, :, self.filled : end] = states.view(self.groups, beams, heads, width).transpose(1, 2)
+        self.filled = end
+        self.length += 1
+        return self.keys[:, :, :end], self.values[:, :, :end]
 
-    def reorder(self, rows: Tensor, parents: Tensor, start: int) -> None:
-        """Give each of `rows` what its parent holds, from position `start` on; before it they hold the same."""
+    def pack(self, order_GS: Tensor) -> None:
+        """Leave these slots, in this order."""
         assert self.keys is not None
         assert self.values is not None
+        left = order_GS.shape[1]
+        _, heads, _, width = self.keys.shape
+        index = order_GS[:, None, :, None].expand(-1, heads, -1, width)
         for buffer in (self.keys, self.values):
-            part = buffer[:, :, start : self.length]
-            part.index_copy_(0, rows, part.index_select(0, parents))
+            buffer[:, :, :left] = buffer[:, :, : self.filled].gather(2, index)
+        self.filled = left
 
-    def keep(self, rows: Tensor) -> None:
-        """Leave these rows."""
+    def keep(self, groups: Tensor) -> None:
+        """Leave these groups."""
         assert self.keys is not None
         assert self.values is not None
-        shape = (len(rows), *self.keys.shape[1:])
+        shape = (len(groups), *self.keys.shape[1:])
         for name in ("keys", "values"):
             old = getattr(self, name)
             new = old.new_empty(shape)
-            new[:, :, : self.length] = old[:, :, : self.length].index_select(0, rows)
+            new[:, :, : self.filled] = old[:, :, : self.filled].index_select(0, groups)
             setattr(self, name, new)
-        self.rows = len(rows)
+        self.groups = len(groups)
 
 
 class DecoderCache(EncoderDecoderCache):
-    """Both caches of a run of R rows."""
+    """Both caches of a run: of the memory, [B sentences], and of the target, [G groups] with k beams each.
 
-    def __init__(self, layers: int, rows: int, positions: int) -> None:
-        self.prefix = [PrefixLayer(rows, positions) for _ in range(layers)]
+    Beams are sentences' beams (G = B), or rows that have nothing to do with each other (k = 1). When beams are chosen
+    anew, keys and values stay where they are; `descend` notes who descends from what. Slots from which nobody descends
+    any more are taken out now and then: beams soon share all but their last tokens.
+    """
+
+    def __init__(self, layers: int, groups: int, beams: int, positions: int, device: torch.device | str) -> None:
+        slots = 1 + beams * (positions - 1)  # all beams begin with one
+        self.prefix = [PrefixLayer(groups, slots) for _ in range(layers)]
         self.memory = [MemoryLayer() for _ in range(layers)]
+        self.beams = beams
+        self._bias = torch.full((groups, beams, slots), -torch.inf, device=device)
+        self._position = torch.zeros(groups, slots, dtype=torch.long, device=device)
         super().__init__(Cache(layers=[*self.prefix]), Cache(layers=[*self.memory]))
 
-    def reorder(self, parents: Tensor, start: int) -> None:
-        """Give row r what row parents[r] holds, from position `start` on. Rows that are their own parents stay."""
-        if start == self.prefix[0].length:
-            return
-        rows = (parents != torch.arange(len(parents), device=parents.device)).nonzero().flatten()
-        for layer in self.prefix:
-            layer.reorder(rows, parents[rows], start)
+    def step(self, rows: int) -> Ancestry | None:
+        """Who descends from what at the next step, which has so many rows: one per group at first, then k."""
+        start, length = self.prefix[0].filled, self.prefix[0].length
+        new = rows // self.prefix[0].groups
+        if self.beams == 1:
+            return None
+        assert new == (self.beams if length else 1)
+        self._position[:, start : start + new] = length
+        fresh = self._bias[:, :, start : start + new]
+        if new == 1:
+            fresh.fill_(0)
+            return None
+        fresh.diagonal(dim1=1, dim2=2).fill_(0)
+        end = start + new
+        return Ancestry(self._bias[:, None, :, :end], self._position[:, :end])
 
-    def keep(self, sentences: Tensor, rows: Tensor, memory_rows: int) -> None:
+    def descend(self, parents_Gk: Tensor) -> None:
+        """Beam j of a sentence goes on from its beam parents[j]."""
+        if self.beams == 1:
+            return
+        filled = self.prefix[0].filled
+        known = self._bias[:, :, :filled]
+        known.copy_(known.gather(1, parents_Gk[:, :, None].expand(-1, -1, filled)))
+        if self.prefix[0].length % PACK_EVERY == 0:
+            self._pack()
+
+    def _pack(self) -> None:
+        """Take out slots from which nobody descends, if there are many."""
+        filled = self.prefix[0].filled
+        live_GS = (self._bias[:, :, :filled] == 0).any(1)
+        left = int(live_GS.sum(1).max())
+        if left > PACK_AT * filled:
+            return
+        order_GS = (~live_GS).byte().argsort(dim=1, stable=True)[:, :left]
+        packed = self._bias[:, :, :filled].gather(2, order_GS[:, None].expand(-1, self.beams, -1))
+        self._bias[:, :, :left] = packed
+        self._bias[:, :, left:filled] = -torch.inf
+        self._position[:, :left] = self._position.gather(1, order_GS)
+        for layer in self.prefix:
+            layer.pack(order_GS)
+
+    def keep(self, sentences: Tensor, groups: Tensor, memory_rows: int) -> None:
+        """Leave these sentences, their groups, and as many memory rows as the longest of them has."""
         for prefix, memory in zip(self.prefix, self.memory, strict=True):
-            prefix.keep(rows)
+            prefix.keep(groups)
             memory.keep(sentences, memory_rows)
+        self._bias, self._position = self._bias[groups], self._position[groups]
 
     @property
     def memory_bytes(self) -> int:

@@ -1,32 +1,31 @@
 """The engine: the tokens of Hugging Face's `generate`, without what makes it slow on long inputs.
 
 `generate` repeats the memory for every beam and copies its keys and values at every step. Here the memory is encoded,
-gated and compressed once; its keys and values are computed once for each sentence and shared by the beams; the
-self-attention cache is made in advance and reordered only where beams differ; finished sentences leave the batch.
+gated and compressed once; its keys and values are computed once for each sentence and shared by the beams, and so are
+those of the target, which nobody copies when beams are chosen anew (`caches.py`); linear layers are packed for the
+machine (`linear.py`); finished sentences leave the batch.
 
-The decoder's forward is Hugging Face's own: the engine holds the model's parameters in modules of its own, whose
-configuration asks for the attention of `attention.py`, and hands them the caches of `caches.py`.
+The decoder's forward is Hugging Face's own (`decoder.py`).
 
 Shapes: B sentences, N source positions, K memory rows, k beams, R = B·k rows, T tokens, V vocabulary.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
 
 from l0drop.core.gates import Gates
 from l0drop.core.memory import Memory, compress, full, keep_one
-from l0drop.decoding.attention import NAME
 from l0drop.decoding.caches import DecoderCache
-from l0drop.decoding.search import Hypotheses, Search, beam_step, sample_step, settled, start
+from l0drop.decoding.decoder import Decoder
+from l0drop.decoding.grouping import cheapest_groups
+from l0drop.decoding.linear import Linears, checked_kind, stamp_of
+from l0drop.decoding.search import Hypotheses, Search, beam_step, sample_step, start
 from l0drop.decoding.settings import resolve
-from l0drop.models.adopt import adopt_parameters
 from l0drop.models.controls import evaluating, real_tokens
 from l0drop.models.families import family_of
 from l0drop.models.modeling import L0DropModel
@@ -34,6 +33,9 @@ from l0drop.models.outputs import L0DropEncoderOutput
 
 LEAVE_AT = 0.75
 """Finished sentences are taken out of the batch when no more than this share of it is still running."""
+
+ENCODE_COST = 1.5e8
+"""What encoding a group of sentences costs beside its tokens, in multiplications of a weight by a token's number."""
 
 GROUP_COST = 5.0
 ROW_COST = 1 / 1_000
@@ -76,17 +78,25 @@ class Generation:
 class Engine:
     """Decodes with a sparsified model, or densely with a plain Hugging Face one of the same families.
 
+    dtype: "int8" rounds the weights of linear layers to 8 bits; None leaves them. linears: on a CPU in float32, "auto"
+    packs them for the machine where a quick measurement says that it pays, "packed" all of them, "plain" none. Packed
+    and rounded weights are copies; they are made anew when the model's change.
+
     LED's attention is its own and does not take shared memories: `through_generate` says that it decodes with
     `model.generate`.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, dtype: str | None = None, linears: str = "auto") -> None:
         self.family = family_of(type(model))
         self.model = model
+        if dtype not in (None, "int8"):
+            raise ValueError(f"dtype: expected int8 or None, got {dtype!r}; other types are the model's own (model.to)")
+        self.linears = checked_kind("int8" if dtype else linears, model)
         self.through_generate = self.family.full_bias
         self.memory_bytes = 0
         """What the keys and values of the last decoded memory took, at most."""
-        self._modules: tuple[Any, PreTrainedModel] | None = None
+        self._made: tuple[Any, Decoder] | None = None
+        self._encoder = Linears(self.linears)
 
     def generate(
         self,
@@ -143,38 +153,76 @@ class Engine:
             raise ValueError(f"{asked[0]}: the dial turns the model's own gates; it does not go with gates")
         if asked and not gated:
             raise ValueError(f"{asked[0]}: this model has no gates to turn")
-        with evaluating(self.model):
-            if not gated or gates is not None:
-                return self._encode_plainly(batch, mask_BN, gates, dense)
+        if gates is not None:
+            if not hasattr(self.model.config, "l0drop"):
+                raise ValueError("gates: a plain model has no gating; sparsify it first")
+            given = gates if isinstance(gates, Gates) else Gates(gates)
+            gates = Gates(*(None if t is None else t.to(device) for t in given))  # type: ignore[arg-type]
+        if gated and gates is None:
             batch["hints"] = None if hints is None else {name: hint.to(device) for name, hint in hints.items()}
-            if asked or dense:
-                with self.model.dial(dense=dense, **turned):
-                    output = self.model.get_encoder()(**batch)
-            else:  # the dial stays where the caller has turned it
+        groups = self._groups_to_encode(mask_BN)
+        with evaluating(self.model), self._packed_encoder():
+            if len(groups) == 1:
+                return self._encode(batch, mask_BN, gates, turned, dense)
+            parts = []
+            for group in groups:
+                chosen = torch.tensor(group, device=device)
+                longest = int(_lengths(mask_BN[chosen]).max())
+
+                def part(value: Any, chosen: Tensor = chosen, longest: int = longest) -> Any:
+                    return _part(value, chosen, longest)
+
+                parts.append(self._encode(part(batch), part(mask_BN), part(gates), part(turned), dense))
+        return _joined(parts, groups, mask_BN.shape[1])
+
+    def _encode(
+        self, batch: dict[str, Any], mask_BN: Tensor, gates: Gates | None, turned: dict[str, Any], dense: bool
+    ) -> Encoded:
+        if gates is not None or "hints" not in batch:
+            return self._encode_plainly(batch, mask_BN, gates, dense)
+        if dense or any(value is not None for value in turned.values()):
+            with self.model.dial(dense=dense, **turned):
                 output = self.model.get_encoder()(**batch)
+        else:  # the dial stays where the caller has turned it
+            output = self.model.get_encoder()(**batch)
         memory = Memory(output.last_hidden_state, output.memory_bias, output.memory_index, output.dropped)
         return Encoded(memory, output.gates, output.gates.values != 0)
 
-    def _encode_plainly(
-        self, batch: dict[str, Any], mask_BN: Tensor, gates: Gates | Tensor | None, dense: bool
-    ) -> Encoded:
+    def _encode_plainly(self, batch: dict[str, Any], mask_BN: Tensor, gates: Gates | None, dense: bool) -> Encoded:
         """Without the model's own gates: with those of the caller, or with none."""
-        l0drop = getattr(self.model.config, "l0drop", None)
-        base = getattr(self.model, "base_class", type(self.model))
-        encodings = base.get_encoder(self.model)(**batch, return_dict=True).last_hidden_state
+        encodings = self._base_encoder()(**batch, return_dict=True).last_hidden_state
         if gates is None:
             everything = Gates(mask_BN.to(encodings.dtype))
             return Encoded(full(encodings, everything, mask_BN, "mask"), None, mask_BN)
-        if l0drop is None:
-            raise ValueError("gates: a plain model has no gating; sparsify it first")
+        l0drop = self.model.config.l0drop
         if l0drop.layerwise:
             raise ValueError("gates: the layer-wise variant decides inside its encoder and takes no gates from outside")
-        gates = gates if isinstance(gates, Gates) else Gates(gates)
-        gates = Gates(*(None if t is None else t.to(encodings.device) for t in gates))  # type: ignore[arg-type]
         gates = gates._replace(values=gates.values.to(torch.promote_types(encodings.dtype, torch.float32)))
         memory = (full if dense else compress)(encodings, gates, mask_BN, l0drop.gating)
         gates = keep_one(gates, mask_BN, l0drop.gating)
         return Encoded(memory, gates, gates.values != 0)
+
+    def _base_encoder(self) -> Any:
+        return getattr(self.model, "base_class", type(self.model)).get_encoder(self.model)
+
+    def _packed_encoder(self) -> AbstractContextManager[None]:
+        """Inside, the encoder's linear layers are those of this engine."""
+        encoder = self._base_encoder()
+        self._encoder.prepare(encoder)
+        return self._encoder.running()
+
+    def _groups_to_encode(self, mask_BN: Tensor) -> list[list[int]]:
+        """Sentences to encode together, so that short ones are not padded to the longest; on a CPU alone, where time
+        goes by tokens."""
+        everything = [list(range(len(mask_BN)))]
+        dial = getattr(self.model, "_dial", None)
+        if mask_BN.device.type != "cpu" or self.through_generate or torch.is_tensor(getattr(dial, "keep", None)):
+            return everything
+        weights = sum(parameter.numel() for parameter in self._base_encoder().parameters())
+        overhead = ENCODE_COST / max(1, weights)
+        lengths = _lengths(mask_BN).tolist()
+        groups = cheapest_groups(lengths, lambda members, longest: overhead + members * longest)
+        return groups if len(groups) > 1 else everything
 
     # --- decoding ------------------------------------------------------------------------------------------------
 
@@ -207,56 +255,42 @@ class Engine:
         states = memory.states[sentences, :longest]
         bias = memory.bias[sentences, :, :, :longest]
         beams = search.beams
-        cache = DecoderCache(layers=_layers(decoder), rows=len(sentences) * beams, positions=search.max_length - 1)
-        hypotheses = start(search, len(sentences), states.device)
+        count = len(sentences)
+        groups, width = (count * beams, 1) if search.sample else (count, beams)
+        cache = DecoderCache(decoder.layers, groups, width, search.max_length - 1, states.device)
+        hypotheses = start(search, count, states.device)
         result = hypotheses
-        present = torch.arange(len(sentences), device=states.device)  # which sentences are still in the batch
-        parents = torch.zeros(len(sentences), beams, dtype=torch.long, device=states.device)
+        present = torch.arange(count, device=states.device)  # which sentences are still in the batch
         step = sample_step if search.sample else beam_step
-        tokens = hypotheses.tokens[:, 0, :1]  # one row per sentence: the beams are still the same
-        shared = 0
+        # at first one row per group: its beams are still the same
+        tokens = hypotheses.tokens[:, :, :1].flatten(0, 1)[::width]
         for length in range(1, search.max_length):
-            output = decoder(
-                decoder_input_ids=tokens,
-                encoder_outputs=BaseModelOutput(last_hidden_state=states),  # type: ignore[arg-type]
-                attention_mask=bias,
-                past_key_values=cache,
-                use_cache=True,
-                return_dict=True,
-            )
+            logits = decoder(tokens, states, bias, cache)
             if length == 1:
                 self.memory_bytes = max(self.memory_bytes, cache.memory_bytes)
                 states = states[:, :1]  # its keys and values are all that is read from now on
-            before = hypotheses.tokens
-            hypotheses, parents = step(output.logits[:, -1], hypotheses, length, search)
+            hypotheses, parents = step(logits, hypotheses, length, search)
             running = int(hypotheses.open.sum())
+            if not search.sample:
+                cache.descend(parents)
             if running <= LEAVE_AT * len(present) or length + 1 == search.max_length:
                 result = _placed(result, present, hypotheses)
                 if running == 0 or length + 1 == search.max_length:
                     break
                 stay = hypotheses.open.nonzero().flatten()
                 longest = int(rows_B[present[stay]].max())
-                cache.keep(stay, _rows_of(stay, parents), longest)
+                cache.keep(stay, _rows_of(stay, beams) if search.sample else stay, longest)
                 present, hypotheses = present[stay], hypotheses.rows(stay)
                 bias, states = bias[stay, :, :, :longest], states[stay]
-            elif not search.sample and beams > 1:
-                shared = settled(before, shared, length)
-                everyone = torch.arange(len(present), device=states.device)
-                cache.reorder(_rows_of(everyone, parents), shared)
             tokens = hypotheses.tokens[:, :, length].reshape(-1, 1)
         return result
 
-    def _decoder(self) -> PreTrainedModel:
-        """The model's parameters in modules that attend as the engine wants; made anew when the model has moved."""
-        parameter = next(self.model.parameters())
-        state = (parameter.device, parameter.dtype)
-        if self._modules is None or self._modules[0] != state:
-            gated = isinstance(self.model, L0DropModel)
-            config = self.model.config.to_base() if gated else copy.deepcopy(self.model.config)
-            config._attn_implementation = NAME
-            base = self.model.base_class if gated else type(self.model)
-            self._modules = (state, adopt_parameters(self.model, base, config).eval())
-        return self._modules[1]
+    def _decoder(self) -> Decoder:
+        """The model's decoder as the engine runs it; made anew when the model has moved or learned."""
+        stamp = stamp_of(self.model)
+        if self._made is None or self._made[0] != stamp:
+            self._made = (stamp, Decoder(self.model, self.linears))
+        return self._made[1]
 
     @torch.no_grad()
     def _decode_through_generate(self, encoded: Encoded, search: Search, generation: dict[str, Any]) -> Generation:
@@ -292,40 +326,60 @@ class Engine:
 def group_by_rows(rows: Sequence[int]) -> list[list[int]]:
     """Sentences to decode together, longest memory first, so that a long memory does not make short ones as long.
 
-    Every group pays for its steps, every sentence for the longest memory of its group; of all ways to cut the sorted
-    sentences, the cheapest.
+    Every group pays for its steps, every sentence for the longest memory of its group.
     """
-    order = sorted(range(len(rows)), key=lambda i: -rows[i])
-    # a cut between equal memories gains nothing, so a group may start only where they get shorter
-    starts = [place for place in range(len(order)) if place == 0 or rows[order[place]] != rows[order[place - 1]]]
-    # by the place where the rest begins: the cheapest cost of what comes before, and where its last group starts
-    best: dict[int, tuple[float, int]] = {0: (0.0, 0)}
-    for end in [*starts[1:], len(order)]:
-        best[end] = min(
-            (best[first][0] + GROUP_COST + (end - first) * (1 + ROW_COST * rows[order[first]]), first)
-            for first in starts
-            if first < end
+    return cheapest_groups(rows, lambda members, longest: GROUP_COST + members * (1 + ROW_COST * longest))
+
+
+def _lengths(mask_BN: Tensor) -> Tensor:
+    """[B], where a sentence's last real token stands, counted from 1."""
+    return (mask_BN * torch.arange(1, mask_BN.shape[1] + 1, device=mask_BN.device)).amax(1)
+
+
+def _part(value: Any, sentences: Tensor, length: int) -> Any:
+    """Of tensors [B, N] or [B], and what holds them, some sentences at some length; the rest as it is."""
+    if isinstance(value, Gates):
+        return Gates(*(_part(tensor, sentences, length) for tensor in value))
+    if isinstance(value, dict):
+        return {name: _part(inner, sentences, length) for name, inner in value.items()}
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return value
+    return value[sentences] if value.dim() == 1 else value[sentences, :length]
+
+
+def _joined(parts: list[Encoded], groups: list[list[int]], length: int) -> Encoded:
+    """Groups of sentences as one batch again, in the order they came in, source positions up to `length`."""
+    order = torch.tensor([place for group in groups for place in group]).argsort()
+    rows = max(part.memory.states.shape[1] for part in parts)
+
+    def joined(tensors: list[Tensor], size: int, dim: int, fill: float) -> Tensor:
+        padded = []
+        for tensor in tensors:
+            behind = [0, 0] * (tensor.dim() - 1 - dim) + [0, size - tensor.shape[dim]]
+            padded.append(torch.nn.functional.pad(tensor, behind, value=fill))
+        return torch.cat(padded)[order]
+
+    memories = [part.memory for part in parts]
+    memory = Memory(
+        joined([m.states for m in memories], rows, 1, 0),
+        joined([m.bias for m in memories], rows, 3, -torch.inf),
+        joined([m.index for m in memories], rows, 1, -1),
+        torch.cat([m.count for m in memories])[order],
+    )
+    gates: Gates | None = None
+    if parts[0].gates is not None:
+        columns = zip(*(part.gates for part in parts if part.gates is not None), strict=True)
+        gates = Gates(
+            *(None if column[0] is None else joined([*column], length, 1, 0) for column in columns)  # type: ignore[arg-type]
         )
-    groups: list[list[int]] = []
-    end = len(order)
-    while end:
-        first = best[end][1]
-        groups.append(order[first:end])
-        end = first
-    return groups[::-1]
+    return Encoded(memory, gates, joined([part.kept for part in parts], length, 1, False))
 
 
-def _rows_of(sentences: Tensor, parents_Bk: Tensor) -> Tensor:
-    """[R], the row of each sentence's and beam's parent."""
-    beams = parents_Bk.shape[1]
-    return (sentences[:, None] * beams + parents_Bk[sentences]).flatten()
+def _rows_of(sentences: Tensor, beams: int) -> Tensor:
+    """[R], the rows of these sentences."""
+    return (sentences[:, None] * beams + torch.arange(beams, device=sentences.device)).flatten()
 
 
 def _placed(result: Hypotheses, present: Tensor, hypotheses: Hypotheses) -> Hypotheses:
     """The sentences still in the batch, in their places among all."""
     return Hypotheses(*(whole.index_copy(0, present, part) for whole, part in zip(result, hypotheses, strict=True)))
-
-
-def _layers(model: PreTrainedModel) -> int:
-    decoder = model.get_decoder()
-    return len(decoder.block if hasattr(decoder, "block") else decoder.layers)

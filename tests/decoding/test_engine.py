@@ -7,6 +7,7 @@ import torch
 from transformers import BartForConditionalGeneration
 
 from l0drop import Engine, Gates, L0DropConfig, sparsify
+from l0drop.decoding import caches as caches_module
 from l0drop.decoding import engine as engine_module
 from l0drop.decoding.engine import group_by_rows
 from tests.models import zoo
@@ -192,17 +193,16 @@ def test_memory_of_the_cross_attention(gating):
 
 def test_memory_is_never_repeated_for_beams(monkeypatch):
     seen = []
-    original = engine_module.DecoderCache.reorder
+    original = engine_module.DecoderCache.descend
 
-    def watched(self, parents, start):
-        seen.append({layer.keys.shape[0] for layer in self.memory})
-        assert all(layer.keys.shape[0] == 4 * 6 for layer in self.prefix)
-        original(self, parents, start)
+    def watched(self, parents):
+        seen.append({layer.keys.shape[0] for layer in [*self.memory, *self.prefix]})
+        original(self, parents)
 
-    monkeypatch.setattr(engine_module.DecoderCache, "reorder", watched)
+    monkeypatch.setattr(engine_module.DecoderCache, "descend", watched)
     monkeypatch.setattr(engine_module, "GROUP_COST", 1e9)
     Engine(gated("marian")).generate(**_inputs(), num_beams=4, max_new_tokens=6, min_new_tokens=6)
-    assert len(seen) == 5
+    assert len(seen) == 6
     assert all(rows == {6} for rows in seen)
 
 
@@ -244,6 +244,57 @@ def test_groups_cost_the_least():
 
     best = min(cost(groups) for groups in cuts(list(range(6))))
     assert cost(group_by_rows(rows)) == pytest.approx(best)
+
+
+@pytest.mark.parametrize("family", [*zoo.FAMILIES, "layerwise"])
+@pytest.mark.parametrize("dense", [False, True])
+def test_encoding_in_groups_changes_nothing(monkeypatch, family, dense):
+    model = gated("marian", "mask", layerwise=True) if family == "layerwise" else gated(family)
+    batch = zoo.ragged_batch(lengths=(24, 5, 9, 24, 5, 17), seed=3)
+    together = Engine(model).encode(**_inputs(batch), dense=dense)
+    monkeypatch.setattr(engine_module, "ENCODE_COST", 0.0)
+    engine = Engine(model)
+    assert len(engine._groups_to_encode(batch["attention_mask"].bool())) == (1 if family == "led" else 4)
+    apart = engine.encode(**_inputs(batch), dense=dense)
+    real = batch["attention_mask"].bool()
+    assert torch.equal(apart.kept, together.kept)
+    torch.testing.assert_close(apart.gates.values, together.gates.values)
+    torch.testing.assert_close(apart.gates.log_alpha[real], together.gates.log_alpha[real])
+    for name in ("states", "bias", "index", "count"):
+        ours, theirs = getattr(apart.memory, name), getattr(together.memory, name)
+        if name == "states":
+            seen = together.memory.bias[:, 0, 0] > -torch.inf
+            ours, theirs = ours[seen], theirs[seen]
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_what_is_given_by_sentence_follows_it_into_its_group(monkeypatch):
+    model = gated("marian")
+    batch = zoo.ragged_batch(lengths=(24, 5, 9, 17), seed=3)
+    keep = torch.tensor([0.25, 1.0, 0.5, 0.75])
+    values = (torch.rand(4, 24, generator=torch.Generator().manual_seed(1)) > 0.5).double() * batch["attention_mask"]
+    plain = zoo.build("marian").double()
+    ways = [(model, {"keep": keep}), (model, {"gates": values}), (model, {"max_memory": 4}), (plain, {})]
+    together = [Engine(m).generate(**_inputs(batch), **given, num_beams=3, max_new_tokens=9) for m, given in ways]
+    with model.dial(keep=keep):
+        outside = Engine(model).generate(**_inputs(batch), num_beams=3, max_new_tokens=9)
+    monkeypatch.setattr(engine_module, "ENCODE_COST", 0.0)
+    apart = [Engine(m).generate(**_inputs(batch), **given, num_beams=3, max_new_tokens=9) for m, given in ways]
+    with model.dial(keep=keep):
+        apart.append(Engine(model).generate(**_inputs(batch), num_beams=3, max_new_tokens=9))
+    for ours, theirs in zip(apart, [*together, outside], strict=True):
+        assert torch.equal(ours.sequences, theirs.sequences)
+        assert torch.equal(ours.kept, theirs.kept)
+
+
+@pytest.mark.parametrize(("every", "at"), [(1, 1.0), (3, 0.9), (10_000, 0.0)])
+@pytest.mark.parametrize("family", ["marian", "t5"])
+def test_taking_out_what_nobody_descends_from_changes_nothing(monkeypatch, family, every, at):
+    monkeypatch.setattr(caches_module, "PACK_EVERY", every)
+    monkeypatch.setattr(caches_module, "PACK_AT", at)
+    for name in ("beam 4, full length", "beam 8, never"):
+        theirs, ours = both(gated(family), zoo.ragged_batch(), **SETTINGS[name])
+        assert_same(theirs, ours, tie=1e-9)
 
 
 # --- the model stays as it was -----------------------------------------------------------------------------------
@@ -369,6 +420,6 @@ def test_subclasses_of_a_family_are_decoded():
     assert torch.equal(theirs.sequences, ours.sequences)
 
 
-def _inputs():
-    batch = zoo.ragged_batch()
+def _inputs(batch=None):
+    batch = zoo.ragged_batch() if batch is None else batch
     return {"inputs": batch["input_ids"], "attention_mask": batch["attention_mask"]}

@@ -1,0 +1,84 @@
+"""A model's decoder as the engine runs it: Hugging Face's forward, with attention, caches and linear layers of ours.
+
+The decoder holds the model's parameters in modules of its own, whose configuration asks for the attention of
+`attention.py`. The output layer is taken out of them: what a model adds to its logits becomes that layer's bias, where
+it costs nothing, instead of another pass over the vocabulary.
+
+Shapes: B sentences, R rows, K memory rows, D width, V vocabulary.
+"""
+
+import copy
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from l0drop.decoding.attention import NAME, among
+from l0drop.decoding.caches import DecoderCache
+from l0drop.decoding.linear import Kind, Linears, make_linear
+from l0drop.models.adopt import adopt_parameters
+from l0drop.models.modeling import L0DropModel
+
+
+class Decoder:
+    """One step of a model's decoder, from the last tokens to logits."""
+
+    def __init__(self, model: Any, kind: Kind) -> None:
+        gated = isinstance(model, L0DropModel)
+        config = model.config.to_base() if gated else copy.deepcopy(model.config)
+        config._attn_implementation = NAME
+        base = model.base_class if gated else type(model)
+        self.modules: PreTrainedModel = adopt_parameters(model, base, config).eval()
+        self.head = _take_head(self.modules)
+        made = make_linear(kind, self.head.weight, self.head.bias)
+        self.head = self.head if made is None else made
+        linears = Linears(kind)
+        linears.prepare(self.modules.get_decoder())
+        linears.install()
+
+    @property
+    def layers(self) -> int:
+        decoder = self.modules.get_decoder()
+        return len(decoder.block if hasattr(decoder, "block") else decoder.layers)
+
+    def __call__(self, tokens_R1: Tensor, states_BKD: Tensor, bias_B11K: Tensor, cache: DecoderCache) -> Tensor:
+        """[R, V]. Rows belong to sentences in order, as many to each as there are beams."""
+        with among(cache.step(len(tokens_R1))):
+            output = self.modules(
+                decoder_input_ids=tokens_R1,
+                encoder_outputs=BaseModelOutput(last_hidden_state=states_BKD),  # type: ignore[arg-type]
+                attention_mask=bias_B11K,
+                past_key_values=cache,
+                use_cache=True,
+                return_dict=True,
+            )
+        return self.head(output.logits[:, -1])
+
+
+class _Head(nn.Module):
+    """An output layer with what the model adds to its logits."""
+
+    def __init__(self, weight_VD: Tensor, bias_V: Tensor | None) -> None:
+        super().__init__()
+        self.weight, self.bias = weight_VD, bias_V
+
+    def forward(self, states_RD: Tensor) -> Tensor:
+        return F.linear(states_RD, self.weight, self.bias)
+
+
+def _take_head(model: Any) -> Any:
+    """Take the output layer out of a model, which then gives the states it would have been given."""
+    layer = model.get_output_embeddings()
+    (name,) = [name for name, module in model.named_children() if module is layer]
+    model._modules[name] = nn.Identity()
+    bias = layer.bias
+    added = model._buffers.get("final_logits_bias")
+    if added is not None:
+        model._buffers["final_logits_bias"] = added.new_zeros(1, 1)
+        if bias is not None:
+            bias = bias + added[0]
+        elif bool((added != 0).any()):
+            bias = added[0]
+    return _Head(layer.weight, bias)

@@ -1,0 +1,161 @@
+"""Packed and rounded linear layers against plain ones, and the choice between them."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from l0drop import Engine, L0DropConfig, sparsify
+from l0drop.decoding import linear as linear_module
+from l0drop.decoding.linear import Int8Linear, Linears, PackedLinear, int8_engines, make_linear, stamp_of
+from tests.models import zoo
+
+ON_CPU = [family for family in zoo.FAMILIES if family != "led"]
+"""LED decodes through generate, with the model's own layers."""
+
+
+def layer(out=24, into=40, bias=True):
+    torch.manual_seed(0)
+    return torch.randn(out, into), torch.randn(out) if bias else None
+
+
+def model_of(family):
+    torch.manual_seed(1)
+    return zoo.spread_gates(sparsify(zoo.build(family).float(), L0DropConfig()))
+
+
+# --- one layer ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(1, 40), (7, 40), (300, 40), (5, 1, 40), (2, 3, 40)])
+def test_packed_is_the_same_product(shape, bias):
+    weight, added = layer(bias=bias)
+    x = torch.randn(shape)
+    torch.testing.assert_close(PackedLinear(weight, added)(x), F.linear(x, weight, added), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("engine", int8_engines())
+def test_int8_is_the_product_of_what_was_rounded(engine):
+    weight, added = layer()
+    x = torch.randn(9, 40)
+    scale = weight.abs().amax(1, keepdim=True) / 127
+    rounded = (weight / scale).round() * scale
+    low, high = min(0.0, float(x.min())), max(0.0, float(x.max()))
+    step = (high - low) / 255
+    exact = F.linear((x / step).round() * step, rounded, added)
+    made = Int8Linear(weight, added, engine)
+    # the zero point is rounded too, which moves all inputs by up to half a step
+    slack = step * rounded.abs().sum(1).max()
+    assert float((made(x) - exact).abs().max()) <= slack
+    assert float((made(x) - F.linear(x, weight, added)).abs().max()) < 0.1 * float(exact.std())
+
+
+def test_an_output_without_weights_stays_finite():
+    weight, added = layer()
+    weight[3] = 0
+    assert torch.isfinite(Int8Linear(weight, added, int8_engines()[0])(torch.randn(4, 40))).all()
+
+
+# --- the choice --------------------------------------------------------------------------------------------------
+
+
+def test_the_quicker_is_taken(monkeypatch):
+    weight, added = layer(512, 512)
+    for packed_takes, expected in ((1.0, PackedLinear), (3.0, type(None))):
+        linear_module._packing_pays.cache_clear()
+        monkeypatch.setattr(
+            linear_module, "_seconds", lambda f, into, p=packed_takes: p if isinstance(f, PackedLinear) else 2.0
+        )
+        assert type(make_linear("auto", weight, added)) is expected
+    linear_module._packing_pays.cache_clear()
+
+
+def test_what_cannot_be_packed_stays_plain():
+    weight, added = layer(512, 512)
+    assert make_linear("plain", weight, added) is None
+    assert make_linear("auto", weight.double(), added.double()) is None
+    assert make_linear("auto", *layer()) is None  # too small to matter
+
+
+def test_bad_kinds_are_named(monkeypatch):
+    model = zoo.build("marian").float()
+    with pytest.raises(ValueError, match=r"^linears: expected one of auto, plain, packed, int8, got 'fast'"):
+        Engine(model, linears="fast")
+    with pytest.raises(ValueError, match=r"^dtype: expected int8 or None, got 'int4'"):
+        Engine(model, dtype="int4")
+    with pytest.raises(ValueError, match=r"^dtype: int8 starts from float32"):
+        Engine(model.double(), dtype="int8")
+    with pytest.raises(ValueError, match=r"^linears: packed needs a float32 model"):
+        Engine(model, linears="packed")
+    monkeypatch.setattr(linear_module, "int8_engines", list)
+    with pytest.raises(ValueError, match=r"^dtype: this torch has no int8"):
+        Engine(model.float(), dtype="int8")
+
+
+# --- a model -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ON_CPU)
+def test_packed_engine_is_the_plain_one(family):
+    model, batch = model_of(family), zoo.ragged_batch()
+    settings = {"num_beams": 4, "max_new_tokens": 12, "num_return_sequences": 2}
+    plain = Engine(model, linears="plain").generate(batch["input_ids"], batch["attention_mask"], **settings)
+    engine = Engine(model, linears="packed")
+    packed = engine.generate(batch["input_ids"], batch["attention_mask"], **settings)
+    assert engine._encoder.count > 0
+    assert any(isinstance(module, PackedLinear) for module in engine._decoder().modules.modules())
+    assert isinstance(engine._decoder().head, PackedLinear)
+    assert torch.equal(packed.sequences, plain.sequences)
+    torch.testing.assert_close(packed.scores, plain.scores, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("family", ON_CPU)
+def test_int8_engine_is_near_the_plain_one(family):
+    model, batch = model_of(family), zoo.ragged_batch()
+    inputs = (batch["input_ids"], batch["attention_mask"])
+    engine = Engine(model, dtype="int8")
+    plain = Engine(model, linears="plain").encode(*inputs, dense=True).memory.states
+    rounded = engine.encode(*inputs, dense=True).memory.states
+    assert 0 < float((rounded - plain).norm() / plain.norm()) < 0.1
+    assert any(isinstance(module, Int8Linear) for module in engine._decoder().modules.modules())
+    engine.generate(*inputs, num_beams=2, max_new_tokens=4)
+
+
+@pytest.mark.parametrize("kind", ["packed", "int8"])
+def test_weights_that_change_are_packed_again(kind):
+    model, batch = model_of("marian"), zoo.ragged_batch()
+    made = {"dtype": "int8"} if kind == "int8" else {"linears": "packed"}
+    engine = Engine(model, **made)
+    inputs = (batch["input_ids"], batch["attention_mask"])
+    before = engine.generate(*inputs, max_new_tokens=8)
+    stamp = stamp_of(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model.train()
+    model(**batch, labels=batch["input_ids"]).loss.backward()
+    optimizer.step()
+    model.eval()
+    assert stamp_of(model) != stamp
+    after = engine.generate(*inputs, max_new_tokens=8)
+    fresh = Engine(model, **made).generate(*inputs, max_new_tokens=8)
+    assert torch.equal(after.sequences, fresh.sequences)
+    assert torch.equal(after.scores, fresh.scores)
+    assert not torch.equal(after.scores, before.scores)
+
+
+def test_the_model_keeps_its_own_layers():
+    model = model_of("bart")
+    types = {name: type(module) for name, module in model.named_modules()}
+    batch = zoo.ragged_batch()
+    Engine(model, linears="packed").generate(batch["input_ids"], batch["attention_mask"], max_new_tokens=3)
+    assert {name: type(module) for name, module in model.named_modules()} == types
+
+
+def test_layers_come_back_after_an_error():
+    linears = Linears("packed")
+    module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    before = list(module)
+    linears.prepare(module)
+    with pytest.raises(RuntimeError, match="inner product"), linears.running():
+        module[1](module[0](torch.zeros(2, 9)))
+    assert list(module) == before
