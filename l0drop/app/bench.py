@@ -143,7 +143,7 @@ def decode(
     input_: Annotated[Path | None, typer.Option("--input", help="Text for the model to decode.")] = None,
     sentences: Annotated[int | None, typer.Option(help="So many lines of it (100).", min=1)] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Longest output (128).", min=1)] = None,
-    shape: Annotated[str | None, typer.Option(help="wikisum, cnndm or mt, on random weights (cnndm).")] = None,
+    shape: Annotated[str | None, typer.Option(help="wikisum, cnndm, mt, or some of them, on random weights.")] = None,
     batch: Annotated[int | None, typer.Option(help="Sentences in a batch (the shape's, or 32).", min=1)] = None,
     source: Annotated[int | None, typer.Option(help="Source tokens, instead of the shape's.", min=1)] = None,
     target: Annotated[int | None, typer.Option(help="Tokens to produce, instead of the shape's.", min=1)] = None,
@@ -157,7 +157,8 @@ def decode(
 ) -> None:
     """Decoding: our engine, Hugging Face's generate and CTranslate2, on the short and on the dense memory.
 
-    Without MODEL a batch of a shape on a Transformer base with random weights; with it, lines of text.
+    Without MODEL a batch of a shape on a Transformer base with random weights (cnndm; several with commas are measured
+    one after the other); with it, lines of text.
     """
     from l0drop.study.decode_benchmark import decode_benchmark
     from l0drop.study.peers import SYSTEMS
@@ -167,23 +168,48 @@ def decode(
     shaped = {name: value for name, value in numbers.items() if value is not None}
     texts = {"sentences": sentences, "max_new_tokens": max_new_tokens}
     texted = {name: value for name, value in texts.items() if value is not None}
-    workload: Workload
+    workloads: dict[str, Workload] = {}
     if model is None:
         if input_ is not None or texted:
             raise ValueError(f"{'input' if input_ else next(iter(texted))}: needs a model folder to decode text with")
-        if shape is not None and shape not in SHAPES:
-            raise ValueError(f"shape: expected one of {', '.join(SHAPES)}, got {shape!r}")
-        workload = RandomModel(replace(SHAPES[shape or "cnndm"], **shaped), beams)
+        for name in [name.strip() for name in (shape or "cnndm").split(",")]:
+            if name not in SHAPES:
+                raise ValueError(f"shape: expected some of {', '.join(SHAPES)}, got {name!r}")
+            workloads[name] = RandomModel(replace(SHAPES[name], **shaped), beams)
     else:
         others = [name for name, value in {**shaped, "shape": shape}.items() if value is not None and name != "batch"]
         if others:
             raise ValueError(f"{others[0]}: a model decodes text as it comes; shapes are for random weights")
         if input_ is None:
             raise ValueError("input: say which text the model shall decode")
-        workload = Text(model, input_, beams=beams, **texted, **({"batch": batch} if batch else {}))
+        workloads["text"] = Text(model, input_, beams=beams, **texted, **({"batch": batch} if batch else {}))
     chosen = SYSTEMS if systems is None else tuple(name.strip() for name in systems.split(","))
-    result = decode_benchmark(workload, chosen, rounds, slow_rounds, threads, progress=log.print)
-    _report(result, _decode_table(result), output)
+    results = {}
+    for name, workload in workloads.items():
+        results[name] = decode_benchmark(workload, chosen, rounds, slow_rounds, threads, progress=log.print)
+        if len(workloads) > 1:
+            console.print(_decode_table(results[name]))
+    if len(results) == 1:
+        (result,) = results.values()
+        _report(result, _decode_table(result), output)
+    else:
+        whole = {"shapes": results, **{key: results[name][key] for key in ("device", "threads", "torch", "commit")}}
+        _report(whole, _ratio_table(results), output)
+
+
+def _ratio_table(results: dict[str, dict[str, Any]]) -> Table:
+    """A row per pair of systems, a column per shape: how many times as long one takes."""
+    table = Table(title="How many times as long, CPU time", box=None, padding=(0, 2, 0, 0))
+    table.add_column("")
+    found: dict[str, dict[str, float]] = {}
+    for shape, result in results.items():
+        table.add_column(shape, justify="right")
+        for row in result["ratios"]:
+            phase = "encode + decode" if row["phase"] == "end_to_end" else row["phase"]
+            found.setdefault(f"{phase}: {row['system']} / {row['by']}", {})[shape] = row["times"]
+    for name, times in found.items():
+        table.add_row(name, *(f"{times[shape]:.2f}" if shape in times else "" for shape in results))
+    return table
 
 
 def _decode_table(result: dict[str, Any]) -> Table:

@@ -35,6 +35,7 @@ class Dtype(StrEnum):
     bfloat16 = "bfloat16"
     float16 = "float16"
     float64 = "float64"
+    int8 = "int8"
 
 
 def translate(
@@ -77,7 +78,7 @@ def translate(
     restart: Annotated[bool, typer.Option("--restart", help="Throw away an interrupted --output.")] = False,
     summary: Annotated[Path | None, typer.Option(help="Write totals, settings and machine to this JSON file.")] = None,
     device: Annotated[str | None, typer.Option(help="Left out, a GPU if there is one.")] = None,
-    dtype: Annotated[Dtype | None, typer.Option(help="Left out, as stored.")] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Left out, as stored; int8 is for a CPU.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; left out, as many as torch takes.", min=1)] = None,
 ) -> None:
     """Decode text: one output line per input line, blank for blank, in order, whatever the length of the input."""
@@ -94,7 +95,7 @@ def translate(
     import torch
 
     from l0drop.decoding.lines import open_lines
-    from l0drop.decoding.partial import Stream, claimed, partial_file
+    from l0drop.decoding.partial import Stream, claimed, made_from, partial_file
     from l0drop.decoding.stream import WINDOW, Job, Processes, decode_stream
     from l0drop.decoding.text import BATCH_TOKENS, load
     from l0drop.training.assemble import quiet_libraries
@@ -123,6 +124,9 @@ def translate(
         loaded = load(model, device, dtype)
         if not loaded.is_gated:
             log.print(f"[dim]{escape(model)} has no gate: decoding is dense[/]", highlight=False)
+        then = made_from(output) if output is not None and resume else {}
+        if "linears" in then:  # measured anew it might be another kind, and kinds round differently
+            loaded.engine.linears = then["linears"]
         facts = _facts(loaded, job) | {"jsonl": jsonl, "field": field if jsonl else None, "errors": errors.value}
         progress = stack.enter_context(_bar(input_, lines))
         decode = partial(decode_stream, loaded, job, lines, processes=processes, warn=_warn, progress=progress)
@@ -192,7 +196,8 @@ def _facts(loaded: "TextModel", job: "Job") -> dict[str, Any]:
         "batch_tokens": job.batch_tokens,
         "window": job.window,
         "json": job.as_json,
-        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        "dtype": loaded.dtype,
+        "linears": loaded.engine.linears,
         "device": loaded.model.device.type,
     }
 

@@ -37,6 +37,8 @@ class Decoder:
         linears = Linears(kind)
         linears.prepare(self.modules.get_decoder())
         linears.install()
+        self.copied_bytes = linears.copied_bytes + getattr(self.head, "copied_bytes", 0)
+        """What packed weights take beside the model's own."""
 
     @property
     def layers(self) -> int:

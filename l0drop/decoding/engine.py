@@ -23,7 +23,7 @@ from l0drop.core.memory import Memory, compress, full, keep_one
 from l0drop.decoding.caches import DecoderCache
 from l0drop.decoding.decoder import Decoder
 from l0drop.decoding.grouping import cheapest_groups
-from l0drop.decoding.linear import Linears, checked_kind, stamp_of
+from l0drop.decoding.linear import Linears, chosen_kind, stamp_of
 from l0drop.decoding.search import Hypotheses, Search, beam_step, sample_step, start
 from l0drop.decoding.settings import resolve
 from l0drop.models.controls import evaluating, real_tokens
@@ -78,9 +78,9 @@ class Generation:
 class Engine:
     """Decodes with a sparsified model, or densely with a plain Hugging Face one of the same families.
 
-    dtype: "int8" rounds the weights of linear layers to 8 bits; None leaves them. linears: on a CPU in float32, "auto"
-    packs them for the machine where a quick measurement says that it pays, "packed" all of them, "plain" none. Packed
-    and rounded weights are copies; they are made anew when the model's change.
+    dtype: "int8" rounds the weights of linear layers to 8 bits; None leaves them. linears: on a CPU in float32,
+    "packed" lays them out for the machine, "plain" does not, "auto" is what a quick measurement says is faster. Packed
+    and rounded weights are copies, made anew when the model's change. The attribute `linears` has what was chosen.
 
     LED's attention is its own and does not take shared memories: `through_generate` says that it decodes with
     `model.generate`.
@@ -91,12 +91,14 @@ class Engine:
         self.model = model
         if dtype not in (None, "int8"):
             raise ValueError(f"dtype: expected int8 or None, got {dtype!r}; other types are the model's own (model.to)")
-        self.linears = checked_kind("int8" if dtype else linears, model)
+        self.linears = chosen_kind("int8" if dtype else linears, model)
         self.through_generate = self.family.full_bias
+        if dtype is not None and self.through_generate:
+            raise ValueError(f"dtype: {type(model).__name__} decodes through generate, which has no int8")
         self.memory_bytes = 0
         """What the keys and values of the last decoded memory took, at most."""
         self._made: tuple[Any, Decoder] | None = None
-        self._encoder = Linears(self.linears)
+        self._encoder: Linears | None = None
 
     def generate(
         self,
@@ -123,6 +125,12 @@ class Engine:
             dense=dense, **given,
         )  # fmt: skip
         return self.decode(encoded, length_penalty_style=length_penalty_style, **generation)
+
+    @property
+    def copied_bytes(self) -> int:
+        """What packed or rounded weights take beside the model's own, as far as they were needed so far."""
+        decoder = 0 if self._made is None else self._made[1].copied_bytes
+        return decoder + (0 if self._encoder is None else self._encoder.copied_bytes)
 
     # --- encoding ------------------------------------------------------------------------------------------------
 
@@ -207,8 +215,9 @@ class Engine:
 
     def _packed_encoder(self) -> AbstractContextManager[None]:
         """Inside, the encoder's linear layers are those of this engine."""
-        encoder = self._base_encoder()
-        self._encoder.prepare(encoder)
+        if self._encoder is None or self._encoder.kind != self.linears:
+            self._encoder = Linears(self.linears)
+        self._encoder.prepare(self._base_encoder())
         return self._encoder.running()
 
     def _groups_to_encode(self, mask_BN: Tensor) -> list[list[int]]:
@@ -287,7 +296,7 @@ class Engine:
 
     def _decoder(self) -> Decoder:
         """The model's decoder as the engine runs it; made anew when the model has moved or learned."""
-        stamp = stamp_of(self.model)
+        stamp = (self.linears, *stamp_of(self.model))
         if self._made is None or self._made[0] != stamp:
             self._made = (stamp, Decoder(self.model, self.linears))
         return self._made[1]

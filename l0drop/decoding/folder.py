@@ -89,7 +89,7 @@ def dtype_of(dtype: str | torch.dtype | None) -> torch.dtype | str:
         return "auto"
     if isinstance(dtype, str):
         if dtype not in DTYPES:
-            raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+            raise ValueError(f"dtype: expected one of {', '.join([*DTYPES, 'int8'])}, got {dtype!r}")
         return DTYPES[dtype]
     return dtype
 

@@ -2,28 +2,36 @@
 
 `torch.nn.functional.linear` lays out weights anew at every call, which does not pay for the few rows of a decoding
 step. oneDNN packs them once. Which of the two is faster depends on the machine and the layer, so it is measured, once
-for each size. Packed weights are copies: `Linears` notices when the model's have changed, and packs them again.
+for all layers of a model. Packed weights are copies: `Linears` notices when the model's change, and packs them again.
 """
 
 import functools
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Kind = Literal["auto", "plain", "packed", "int8"]
-KINDS = ("auto", "plain", "packed", "int8")
+Kind = str
+"""Of linear layers: `plain`, `packed`, or `int8-FEW-MANY`, after torch's engines for few and for many outputs."""
 
 MIN_WEIGHTS = 1 << 16
-"""Smaller layers are left as they are: their time goes into the call, not into the product."""
+"""Smaller layers are not measured: their time goes into the call, not into the product."""
 
 ROWS = (4, 40)
 """Rows to measure a layer with: one sentence by four beams, and ten."""
+
+MANY = 1 << 20
+"""From so many numbers that a call makes on, it is of the kind that makes many."""
+
+CLEARLY = 0.9
+"""What another kind has to take, at most, of the first one's time to be chosen instead: the same model on the same
+machine should get the same kind, however busy others are, because kinds round differently."""
 
 MAX_ROWS = 128
 """The row count that oneDNN is told to pack for; it serves others as well."""
@@ -38,28 +46,48 @@ class PackedLinear(nn.Module):
         self.bias_O = None if bias_O is None else bias_O.detach()
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach(), MAX_ROWS)
 
+    @property
+    def copied_bytes(self) -> int:
+        return self.weight.nbytes
+
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias_O, "none", [], "")
 
 
 class Int8Linear(nn.Module):
-    """A linear layer with weights of 8 bits, each output with a scale of its own; inputs are rounded as they come."""
+    """A linear layer with weights of 8 bits, each output with a scale of its own; inputs are rounded as they come.
 
-    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, engine: str) -> None:
+    torch has several engines for it. One is quickest for the few numbers that a step of the decoder makes, another for
+    the many of an encoder or of an output layer, so the weights are packed for both.
+    """
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, few: str, many: str | None = None) -> None:
         super().__init__()
         self.weight = weight_OI  # T5 looks at its dtype
+        self.out = len(weight_OI)
         weight_OI = weight_OI.detach()
         scales_O = weight_OI.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / 127
-        zeros_O = torch.zeros(len(weight_OI), dtype=torch.long)
-        with quantized_engine(engine), warnings.catch_warnings():
+        zeros_O = torch.zeros(self.out, dtype=torch.long)
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch announces another home for quantization, which has no such kernel
             rounded = torch.quantize_per_channel(weight_OI, scales_O, zeros_O, 0, torch.qint8)
-            self.packed = torch.ops.quantized.linear_prepack(rounded, None if bias_O is None else bias_O.detach())
+        self.few = _packed_int8(rounded, bias_O, few)
+        self.many = self.few if many in (None, few) else _packed_int8(rounded, bias_O, str(many))
         # without VNNI, sums of two 8-bit products overflow 16 bits: one bit of the inputs goes
         self.reduce_range = not _has_vnni()
 
+    @property
+    def copied_bytes(self) -> int:
+        return self.weight.numel() * (1 if self.many is self.few else 2)
+
     def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.quantized.linear_dynamic(x, self.packed, self.reduce_range)
+        many = x.numel() // x.shape[-1] * self.out >= MANY
+        return torch.ops.quantized.linear_dynamic(x, self.many if many else self.few, self.reduce_range)
+
+
+def _packed_int8(rounded: Tensor, bias_O: Tensor | None, engine: str) -> Any:
+    with quantized_engine(engine):
+        return torch.ops.quantized.linear_prepack(rounded, None if bias_O is None else bias_O.detach())
 
 
 @contextmanager
@@ -93,41 +121,80 @@ def _has_vnni() -> bool:
 # --- the choice --------------------------------------------------------------------------------------------------
 
 
-def make_linear(kind: Kind, weight_OI: Tensor, bias_O: Tensor | None) -> nn.Module | None:
-    """A layer of this kind for these weights; None where the plain one serves best, or no other is possible."""
-    if kind == "int8":
-        engine = _quickest_int8(*weight_OI.shape, torch.get_num_threads())
-        return Int8Linear(weight_OI, bias_O, engine)
-    if kind == "plain" or not can_pack(weight_OI):
-        return None
-    if kind == "auto" and (
-        weight_OI.numel() < MIN_WEIGHTS or not _packing_pays(*weight_OI.shape, torch.get_num_threads())
-    ):
-        return None
-    return PackedLinear(weight_OI, bias_O)
+def make_linear(kind: Kind, weight_OI: Tensor, bias_O: Tensor | None) -> PackedLinear | Int8Linear | None:
+    """A layer of this kind for these weights; None where the plain one is to stay."""
+    if kind.startswith("int8-"):
+        return Int8Linear(weight_OI, bias_O, *kind.split("-")[1:])
+    if kind == "packed" and can_pack(weight_OI):
+        return PackedLinear(weight_OI, bias_O)
+    return None
+
+
+def chosen_kind(wanted: str, model: nn.Module) -> Kind:
+    """The kind of linear layers for a model: `auto` is plain or packed, `int8` with one engine or the other, whichever
+    is quicker here; other kinds are checked. ValueError if this model or this torch cannot have it."""
+    parameter = next(model.parameters())
+    if wanted.startswith("int8"):
+        _check_int8(wanted, parameter)
+        if wanted != "int8":
+            return wanted
+        kinds = [f"int8-{engine}" for engine in int8_engines()]
+        few, many = _quickest(kinds, model), _quickest(kinds, model, MANY)
+        return few + many.removeprefix("int8")
+    if wanted == "packed" and not can_pack(parameter):
+        raise ValueError(
+            "linears: packed needs a float32 model on a CPU and a torch with oneDNN; "
+            f"the model is {parameter.dtype} on {parameter.device}"
+        )
+    if wanted == "auto":
+        return _quickest(["packed", "plain"], model) if can_pack(parameter) else "plain"
+    if wanted not in ("plain", "packed"):
+        raise ValueError(f"linears: expected auto, plain or packed, got {wanted!r}")
+    return wanted
+
+
+def _check_int8(wanted: str, parameter: Tensor) -> None:
+    if not int8_engines():
+        raise ValueError("dtype: this torch has no int8 linear layers (torch.ops.quantized.linear_dynamic)")
+    if parameter.device.type != "cpu":
+        raise ValueError(f"dtype: int8 is for a CPU; the model is on {parameter.device}")
+    if parameter.dtype != torch.float32:
+        raise ValueError(f"dtype: int8 starts from float32 weights; the model has {parameter.dtype}")
+    if set(wanted.split("-")[1:]) - {*int8_engines()}:
+        raise ValueError(f"linears: {wanted} is not in this torch; it has {', '.join(int8_engines())}")
+
+
+def _quickest(kinds: list[Kind], model: nn.Module, outputs: int | None = None) -> Kind:
+    """The kind whose layers take the least time in a model; the first one, unless another is clearly quicker.
+
+    Of calls that make so many numbers; left out, of calls with few rows.
+    """
+    sizes = Counter(tuple(m.weight.shape) for m in model.modules() if type(m) is nn.Linear)
+    large = {size: count for size, count in sizes.items() if size[0] * size[1] >= MIN_WEIGHTS}
+    if not large:  # too small to tell
+        return "plain" if "plain" in kinds else kinds[0]
+    threads = torch.get_num_threads()
+    best, least = kinds[0], float("inf")
+    for kind in kinds:
+        seconds = sum(count * _measured(kind, *size, threads, outputs) for size, count in large.items())
+        if seconds < CLEARLY * least:
+            best, least = kind, seconds
+    return best
 
 
 @functools.lru_cache
-def _packing_pays(out: int, into: int, threads: int) -> bool:
+def _measured(kind: Kind, out: int, into: int, threads: int, outputs: int | None = None) -> float:
+    """Seconds of a layer of this size."""
     weight, bias = torch.randn(out, into), torch.randn(out)
-    packed = PackedLinear(weight, bias)
-    return _seconds(packed, into) < _seconds(lambda x: F.linear(x, weight, bias), into)
+    layer = make_linear(kind, weight, bias) or (lambda x: F.linear(x, weight, bias))
+    return _seconds(layer, into, ROWS if outputs is None else (-(-outputs // out),))
 
 
-@functools.lru_cache
-def _quickest_int8(out: int, into: int, threads: int) -> str:
-    engines = int8_engines()
-    if len(engines) == 1 or out * into < MIN_WEIGHTS:
-        return engines[0]
-    weight, bias = torch.randn(out, into), torch.randn(out)
-    return min(engines, key=lambda engine: _seconds(Int8Linear(weight, bias, engine), into))
-
-
-def _seconds(layer: Callable[[Tensor], Tensor], into: int) -> float:
+def _seconds(layer: Callable[[Tensor], Tensor], into: int, row_counts: Sequence[int]) -> float:
     """What a call takes, over several row counts; the least of a few, because others use the machine too."""
     total = 0.0
     with torch.inference_mode():
-        for rows in ROWS:
+        for rows in row_counts:
             x = torch.randn(rows, into)
             layer(x)
             times = []
@@ -150,7 +217,7 @@ class Linears:
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
-        self._places: list[tuple[nn.Module, str, nn.Linear, nn.Module]] = []
+        self._places: list[tuple[nn.Module, str, nn.Linear, PackedLinear | Int8Linear]] = []
         self._stamp: Any = None
 
     def prepare(self, module: nn.Module) -> None:
@@ -164,7 +231,7 @@ class Linears:
                 if type(child) is nn.Linear:
                     made = make_linear(self.kind, child.weight, child.bias)
                     if made is not None:
-                        self._places.append((parent, name, child, made.eval()))
+                        self._places.append((parent, name, child, made))
         self._stamp = stamp
 
     @contextmanager
@@ -188,6 +255,11 @@ class Linears:
         """How many layers are replaced."""
         return len(self._places)
 
+    @property
+    def copied_bytes(self) -> int:
+        """What packed weights take beside the model's own."""
+        return sum(made.copied_bytes for _, _, _, made in self._places)
+
 
 def stamp_of(module: nn.Module) -> tuple[Any, ...]:
     """What changes when weights do: optimizer steps, `load_state_dict`, `to`, in-place writes; not through `.data`."""
@@ -196,23 +268,3 @@ def stamp_of(module: nn.Module) -> tuple[Any, ...]:
         for tensors in (module.parameters(), module.buffers())
         for tensor in tensors
     )
-
-
-def checked_kind(kind: Any, model: Any) -> Any:
-    """A kind of linear layers that this model and this torch can have, or ValueError."""
-    if kind not in KINDS:
-        raise ValueError(f"linears: expected one of {', '.join(KINDS)}, got {kind!r}")
-    parameter = next(model.parameters())
-    if kind == "int8":
-        if not int8_engines():
-            raise ValueError("dtype: this torch has no int8 linear layers (torch.ops.quantized.linear_dynamic)")
-        if parameter.device.type != "cpu":
-            raise ValueError(f"dtype: int8 is for a CPU; the model is on {parameter.device}")
-        if parameter.dtype != torch.float32:
-            raise ValueError(f"dtype: int8 starts from float32 weights; the model has {parameter.dtype}")
-    if kind == "packed" and not can_pack(parameter):
-        raise ValueError(
-            "linears: packed needs a float32 model on a CPU and a torch with oneDNN; "
-            f"the model is {parameter.dtype} on {parameter.device}"
-        )
-    return kind

@@ -99,21 +99,21 @@ def claimed(output: Path, *, resume: bool = False, restart: bool = False) -> Ite
 
 
 @contextmanager
-def partial_file(output: Path, made_from: Mapping[str, Any], *, resume: bool = False) -> Iterator[PartialFile]:
+def partial_file(output: Path, facts: Mapping[str, Any], *, resume: bool = False) -> Iterator[PartialFile]:
     """Open a claimed output for lines; it takes its final name when the block ends without an error.
 
-    With `resume` it goes on where an interrupted run stopped, if that was made from the same; otherwise it starts anew.
+    With `resume` it goes on where an interrupted run stopped, if the facts are the same; otherwise it starts anew.
     An error before the first lines leaves nothing behind.
     """
     partial, record = _partial_of(output), _record_of(output)
-    before = _same(output, made_from) if resume else None
+    before = _same(output, facts) if resume else None
     progress = Progress(before["lines"], before["input_sha256"], before["totals"]) if before else Progress()
     if not before:
         record.unlink(missing_ok=True)
     with partial.open("r+b" if before else "wb") as file:
         file.truncate(before["output_bytes"] if before else 0)
         file.seek(0, os.SEEK_END)
-        opened = PartialFile(output, file, made_from, progress)
+        opened = PartialFile(output, file, facts, progress)
         try:
             yield opened
         except BaseException:
@@ -124,12 +124,18 @@ def partial_file(output: Path, made_from: Mapping[str, Any], *, resume: bool = F
     record.unlink(missing_ok=True)
 
 
-def _same(output: Path, made_from: Mapping[str, Any]) -> dict[str, Any] | None:
+def made_from(output: Path) -> dict[str, Any]:
+    """What an interrupted output was made from; nothing if there is none."""
+    record = _read(output)
+    return {} if record is None else dict(record["made_from"])
+
+
+def _same(output: Path, facts: Mapping[str, Any]) -> dict[str, Any] | None:
     """The record of an interrupted run of the same model and settings."""
     record = _read(output)
     if record is None:
         return None
-    now, then = json.loads(json.dumps(made_from)), record["made_from"]
+    now, then = json.loads(json.dumps(facts)), record["made_from"]
     different = sorted(name for name in now.keys() | then.keys() if now.get(name) != then.get(name))
     if different:
         raise ValueError(

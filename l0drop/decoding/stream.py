@@ -146,6 +146,7 @@ def decode_stream(
     totals = Totals(**start.totals) if start is not None and start.totals else Totals()
     settings = model.settings(job.target_lang, job.generation)
     name = processes.broadcast(lines.name if lines is not None else None)
+    model.engine.linears = processes.broadcast(model.engine.linears)  # measured by each; they round differently
     texts = iter(lines) if lines is not None else iter(())
     while True:
         window = None

@@ -65,7 +65,7 @@ class TextModel:
     """A model with its tokenizers; `load` makes one.
 
     defaults: generation settings of the run that the model comes from. prefix: what is put before every source.
-    annotator: makes the hints that a rule needs.
+    annotator: makes the hints that a rule needs. int8: whether linear layers decode with weights of 8 bits.
     """
 
     def __init__(
@@ -76,15 +76,21 @@ class TextModel:
         defaults: Mapping[str, Any] | None = None,
         prefix: str = "",
         annotator: TextAnnotator | None = None,
+        int8: bool = False,
     ) -> None:
         self.name, self.model, self.tokenizers, self.annotator = name, model, tokenizers, annotator
         self.defaults, self.prefix = dict(defaults or {}), prefix
-        self.engine = Engine(model)
+        self.engine = Engine(model, dtype="int8" if int8 else None)
         self._source_lang = getattr(tokenizers.source, "src_lang", None)
 
     @property
     def is_gated(self) -> bool:
         return isinstance(self.model, L0DropModel) and self.model.config.l0drop.enabled
+
+    @property
+    def dtype(self) -> str:
+        """What it computes with: int8, or the type of its weights."""
+        return "int8" if self.engine.linears.startswith("int8") else str(self.model.dtype).removeprefix("torch.")
 
     @property
     def max_source(self) -> int:
@@ -365,12 +371,14 @@ def load(
 ) -> TextModel:
     """A model with its tokenizers: a run folder, a model folder, or a name on the Hugging Face hub.
 
-    device: left out, a GPU if there is one. dtype: left out, that of the stored weights. A model without a gate decodes
-    densely. What a run's recipe says about its decoding and its source prefix holds unless a call says otherwise.
+    device: left out, a GPU if there is one. dtype: left out, that of the stored weights; "int8", on a CPU, rounds the
+    weights of linear layers to 8 bits. A model without a gate decodes densely. What a run's recipe says about its
+    decoding and its source prefix holds unless a call says otherwise.
     """
     name = str(dir_or_name)
     folder, run = places(name)
-    model = load_model(name, folder, dtype_of(dtype))
+    int8 = dtype == "int8"
+    model = load_model(name, folder, dtype_of("float32" if int8 else dtype))
     family_of(type(model))
     tokenizers = load_pair(name, folder, run, model)
     defaults, prefix = of_recipe(run)
@@ -381,14 +389,14 @@ def load(
             needs = ", ".join(model.gate.needs)
             raise ValueError(f"{name}: its gate needs hints ({needs}), but there is no hints.json beside the model")
     if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if torch.cuda.is_available() and not int8 else "cpu"
     try:
         model.to(device)  # type: ignore[arg-type]
     except (RuntimeError, AssertionError) as error:  # unknown names, and GPUs that are not there
         if _is_out_of_memory(error):
             raise
         raise ValueError(f"device: {device} cannot be used ({first_line(error)})") from error
-    return TextModel(name, model, tokenizers, defaults, prefix, annotator)
+    return TextModel(name, model, tokenizers, defaults, prefix, annotator, int8)
 
 
 def batches(sources: Sequence[Source], batch_tokens: int) -> list[list[int]]:

@@ -4,6 +4,7 @@
 |----------------------------|-----------------------------------------------|------------------------------|
 | engine-short, hf-short     | the gated model                               | the short memory             |
 | engine-dense, hf-dense     | the gated model, the same function            | the full gated memory        |
+| engine-int8-short, -dense  | the gated model, linear layers in int8        | the short, the full memory   |
 | ct2-float32, ct2-int8      | the base model on the same weights, ungated   | all encodings                |
 
 CTranslate2 can be handed neither gates nor a short memory. With every gate open the gated model is the base model, so
@@ -29,7 +30,10 @@ from l0drop.models.adopt import adopt_parameters
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.sparsify import sparsify
 
-SYSTEMS = ("engine-short", "engine-dense", "hf-short", "hf-dense", "ct2-float32", "ct2-int8")
+SYSTEMS = (
+    "engine-short", "engine-dense", "engine-int8-short", "engine-int8-dense", "hf-short", "hf-dense", "ct2-float32",
+    "ct2-int8",
+)  # fmt: skip
 Tokens = list[list[int]]
 
 
@@ -84,22 +88,25 @@ class System:
         raise NotImplementedError
 
     def weight_bytes(self) -> int:
-        """Bytes of the weights, each counted once."""
+        """Bytes of the weights, each counted once, and of packed copies."""
         return sum({p.data_ptr(): p.nbytes for p in self.model.parameters()}.values())
 
 
 class EngineSystem(System):
     """Our engine."""
 
-    def __init__(self, model: L0DropModel, dense: bool, **generation: Any) -> None:
+    def __init__(self, model: L0DropModel, dense: bool, int8: bool = False, **generation: Any) -> None:
         super().__init__(model, **generation)
-        self.dense, self.engine = dense, Engine(model)
+        self.dense, self.engine = dense, Engine(model, dtype="int8" if int8 else None)
 
     def encode(self, batch: Batch) -> Any:
         return self.engine.encode(batch.input_ids, batch.attention_mask, hints=batch.hints, dense=self.dense)
 
     def decode(self, memory: Any, **changes: Any) -> Tokens:
         return cut(self.engine.decode(memory, **{**self.generation, **changes}).sequences, self.model)
+
+    def weight_bytes(self) -> int:
+        return super().weight_bytes() + self.engine.copied_bytes
 
     def cross_bytes(self, batch: Batch) -> int | None:
         self.generate(batch, **_BRIEF)
@@ -201,10 +208,12 @@ def build_system(name: str, model: L0DropModel, threads: int = 1, **generation: 
     """The system of that name (see `SYSTEMS`) on a model whose generation_config is `plain_generation`'s."""
     if name not in SYSTEMS:
         raise ValueError(f"systems: expected some of {', '.join(SYSTEMS)}, got {name!r}")
-    kind, _, which = name.partition("-")
+    kind, *_, which = name.split("-")
     if kind == "ct2":
         return CTranslate2System(model, which, threads, **generation)
-    return (EngineSystem if kind == "engine" else HuggingFaceSystem)(model, which == "dense", **generation)
+    if kind == "hf":
+        return HuggingFaceSystem(model, which == "dense", **generation)
+    return EngineSystem(model, which == "dense", "int8" in name, **generation)
 
 
 def plain_generation(model: PreTrainedModel) -> None:

@@ -148,7 +148,7 @@ def _decode(
         pieces if model.is_gated else None,
         sum(source.cut > 0 for source in encoded),
         one_line(model.decode([_nothing(model)], settings)[0].text) if empty_source else None,
-        {**settings, "dtype": str(model.model.dtype).removeprefix("torch."), **provenance(model.model.device)},
+        {**settings, "dtype": model.dtype, **provenance(model.model.device)},
     )
 
 

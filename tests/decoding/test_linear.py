@@ -7,7 +7,7 @@ from torch import nn
 
 from l0drop import Engine, L0DropConfig, sparsify
 from l0drop.decoding import linear as linear_module
-from l0drop.decoding.linear import Int8Linear, Linears, PackedLinear, int8_engines, make_linear, stamp_of
+from l0drop.decoding.linear import Int8Linear, Linears, PackedLinear, chosen_kind, int8_engines, make_linear, stamp_of
 from tests.models import zoo
 
 ON_CPU = [family for family in zoo.FAMILIES if family != "led"]
@@ -51,6 +51,23 @@ def test_int8_is_the_product_of_what_was_rounded(engine):
     assert float((made(x) - F.linear(x, weight, added)).abs().max()) < 0.1 * float(exact.std())
 
 
+@pytest.mark.skipif(len(int8_engines()) < 2, reason="this torch has one int8 engine")
+def test_large_calls_go_to_the_other_engine(monkeypatch):
+    few, many = int8_engines()[:2]
+    weight, added = layer()
+    made, alone = Int8Linear(weight, added, few, many), Int8Linear(weight, added, many)
+    monkeypatch.setattr(linear_module, "MANY", 24 * 5)
+    used = []
+    monkeypatch.setattr(
+        linear_module.torch.ops.quantized, "linear_dynamic", lambda x, packed, reduce: used.append(packed) or x
+    )
+    made(torch.randn(4, 40))
+    made(torch.randn(1, 5, 40))
+    assert used == [made.few, made.many]
+    assert made.few is not made.many
+    assert alone.few is alone.many
+
+
 def test_an_output_without_weights_stays_finite():
     weight, added = layer()
     weight[3] = 0
@@ -61,26 +78,39 @@ def test_an_output_without_weights_stays_finite():
 
 
 def test_the_quicker_is_taken(monkeypatch):
-    weight, added = layer(512, 512)
-    for packed_takes, expected in ((1.0, PackedLinear), (3.0, type(None))):
-        linear_module._packing_pays.cache_clear()
-        monkeypatch.setattr(
-            linear_module, "_seconds", lambda f, into, p=packed_takes: p if isinstance(f, PackedLinear) else 2.0
-        )
-        assert type(make_linear("auto", weight, added)) is expected
-    linear_module._packing_pays.cache_clear()
+    model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 512), nn.Linear(8, 8))
+    for packed_takes, expected in ((1.0, "packed"), (2.1, "packed"), (3.0, "plain")):
+        seconds = {"packed": packed_takes, "plain": 2.0}
+        monkeypatch.setattr(linear_module, "_measured", lambda kind, *size, known=seconds: known[kind])
+        assert chosen_kind("auto", model) == expected
+    engines = ["fbgemm", "onednn"]
+    monkeypatch.setattr(linear_module, "int8_engines", lambda: engines)
+    monkeypatch.setattr(linear_module, "_measured", lambda kind, *_: {"int8-fbgemm": 2.0, "int8-onednn": 1.0}[kind])
+    assert chosen_kind("int8", model) == "int8-onednn-onednn"
+    monkeypatch.setattr(
+        linear_module,
+        "_measured",
+        lambda kind, out, into, threads, outputs: 1.0 if (kind == "int8-fbgemm") == (outputs is None) else 2.0,
+    )
+    assert chosen_kind("int8", model) == "int8-fbgemm-onednn"
+    assert chosen_kind("int8-fbgemm", model) == "int8-fbgemm"
 
 
-def test_what_cannot_be_packed_stays_plain():
-    weight, added = layer(512, 512)
-    assert make_linear("plain", weight, added) is None
-    assert make_linear("auto", weight.double(), added.double()) is None
-    assert make_linear("auto", *layer()) is None  # too small to matter
+def test_what_is_small_or_cannot_be_packed_stays_plain():
+    assert chosen_kind("auto", nn.Linear(8, 8)) == "plain"
+    assert chosen_kind("auto", nn.Linear(512, 512).double()) == "plain"
+    assert make_linear("plain", *layer()) is None
+    assert make_linear("packed", layer()[0].double(), None) is None
+
+
+def test_a_measurement_takes_time():
+    assert linear_module._measured("packed", 256, 256, 1) > 0
+    assert linear_module._measured("plain", 256, 256, 1) > 0
 
 
 def test_bad_kinds_are_named(monkeypatch):
     model = zoo.build("marian").float()
-    with pytest.raises(ValueError, match=r"^linears: expected one of auto, plain, packed, int8, got 'fast'"):
+    with pytest.raises(ValueError, match=r"^linears: expected auto, plain or packed, got 'fast'"):
         Engine(model, linears="fast")
     with pytest.raises(ValueError, match=r"^dtype: expected int8 or None, got 'int4'"):
         Engine(model, dtype="int4")
@@ -112,7 +142,7 @@ def test_packed_engine_is_the_plain_one(family):
 
 @pytest.mark.parametrize("family", ON_CPU)
 def test_int8_engine_is_near_the_plain_one(family):
-    model, batch = model_of(family), zoo.ragged_batch()
+    model, batch = zoo.build(family).float(), zoo.ragged_batch()
     inputs = (batch["input_ids"], batch["attention_mask"])
     engine = Engine(model, dtype="int8")
     plain = Engine(model, linears="plain").encode(*inputs, dense=True).memory.states

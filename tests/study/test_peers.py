@@ -85,7 +85,7 @@ def test_bad_words_are_bad_everywhere():
 def test_all_systems_agree(gated, search):
     batch, generation = batch_of(), SEARCHES[search]
     tokens = {
-        name: build_system(name, gated, **generation).generate(batch) for name in peers.SYSTEMS if name != "ct2-int8"
+        name: build_system(name, gated, **generation).generate(batch) for name in peers.SYSTEMS if "int8" not in name
     }
     for name in ("engine-short", "engine-dense", "hf-short"):
         assert tokens[name] == tokens["hf-dense"], name
@@ -115,13 +115,19 @@ def test_int8_weights_are_smaller(gated):
     shared = sum(p.nbytes for p in gated.parameters())
     assert sizes["engine-short"] == shared, "tied weights are one parameter, and counted once"
     assert sizes["ct2-int8"] < 0.5 * sizes["ct2-float32"]
+    rounded = build_system("engine-int8-short", gated, **NATURAL)
+    rounded.generate(batch_of())
+    assert shared < rounded.weight_bytes() < 1.8 * shared, "copies of 8 bits, at most for two engines"
 
 
 def test_the_cross_attention_cache_is_as_small_as_the_memory(gated):
     """Measured on the caches that were allocated: generate holds beams × N rows, the engine the longest memory's."""
     batch = batch_of()
     sentences, source = batch.input_ids.shape
-    sizes = {name: build_system(name, gated, **NATURAL).cross_bytes(batch) for name in peers.SYSTEMS[:4]}
+    sizes = {
+        name: build_system(name, gated, **NATURAL).cross_bytes(batch)
+        for name in ("engine-short", "engine-dense", "hf-short", "hf-dense")
+    }
     row = 2 * gated.config.decoder_layers * gated.config.d_model * 4  # keys and values of one position, float32
     assert sizes["hf-dense"] == sentences * 4 * source * row
     longest = gated.get_encoder()(**batch.encoder_inputs).last_hidden_state.shape[1]
