@@ -45,16 +45,20 @@ def analyze(
     output: Annotated[
         Path | None, typer.Option(help="Folder for analysis.json and figures/; left out, the run's own.")
     ] = None,
+    brief: Annotated[bool, typer.Option("--brief", help="Of a sweep, no point in full.")] = False,
     threads: Threads = None,
 ) -> None:
-    """Measure what sparse runs drop, where attention goes, and what closing other gates costs; draw it."""
+    """Measure what sparse runs drop, where attention goes, and what closing other gates costs; draw it.
+
+    Of a sweep, what all its points drop and how their encoders attend, and one of them in full: the one that drops
+    nearest to half, if several do.
+    """
     import torch
 
     from l0drop.decoding.folder import places
-    from l0drop.study.analysis.parts import RESULT, analyze_sweep, write
     from l0drop.study.analysis.parts import analyze as analyze_run
+    from l0drop.study.analysis.parts import analyze_sweep, typical_point
     from l0drop.study.analysis.subject import Reading, opened
-    from l0drop.study.figures import draw_all
     from l0drop.training.assemble import quiet_libraries
 
     if threads is not None:
@@ -76,15 +80,30 @@ def analyze(
             else:
                 with opened(folder, reading, baseline=baseline, entmax=entmax) as subject:
                     result = analyze_run(subject, only, show or [], bar)
-        write(result, place / RESULT)
-        drawn = draw_all(place)
-        for table in tables(result):
-            console.print(table)
-        for part, why in result.get("left_out", {}).items():
-            log.print(f"[yellow]left out: {part}[/] ({escape(why)})", highlight=False)
-        if why := result.get("missing", {}).get("baseline"):
-            log.print(f"[yellow]nothing was compared with a baseline[/] ({escape(why)})", highlight=False)
-        log.print(f"{place / RESULT}, and {len(drawn)} figures in {place / 'figures'}")
+        _published(result, place)
+        if is_sweep and not brief:
+            point = Path(folder) / typical_point(result)
+            log.print(f"{point} in full, for the report (l0drop analyze RUN does the others)")
+            with bars() as bar, opened(str(point), reading, baseline=baseline) as subject:
+                result = analyze_run(subject, bar=bar)
+            _published(result, point if output is None else output / point.name)
+
+
+def _published(result: dict[str, Any], place: Path) -> None:
+    """Write an analysis and its figures, and show its tables."""
+    from l0drop.study.analysis.parts import RESULT, write
+    from l0drop.study.figures import draw_all
+
+    place.mkdir(parents=True, exist_ok=True)
+    write(result, place / RESULT)
+    drawn = draw_all(place)
+    for table in tables(result):
+        console.print(table)
+    for part, why in result.get("left_out", {}).items():
+        log.print(f"[yellow]left out: {part}[/] ({escape(why)})", highlight=False)
+    if why := result.get("missing", {}).get("baseline"):
+        log.print(f"[yellow]nothing was compared with a baseline[/] ({escape(why)})", highlight=False)
+    log.print(f"{place / RESULT}, and {len(drawn)} figures in {place / 'figures'}")
 
 
 @contextmanager

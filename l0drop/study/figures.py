@@ -167,11 +167,11 @@ def quality(sweep: Mapping[str, Any]) -> Drawing:
             value = "" if point["value"] is None else f" {point['value']:g}"
             axes.annotate(
                 f"{sign.get(point['kind'], point['kind'])}{value}",
-                (point["sparsity"], point[split]["score"]["value"]), xytext=(5, 5), textcoords="offset points",
-                ha="left", fontsize=7.5,
+                (point["sparsity"], point[split]["score"]["value"]), xytext=(-5, -11), textcoords="offset points",
+                ha="right", fontsize=7.5,
             )  # fmt: skip
         axes.set(xlabel="sparsity", ylabel=score["name"])
-        axes.margins(x=0.08, y=0.18)
+        axes.margins(x=0.16, y=0.18)
         _percent(axes.xaxis)
         axes.legend(loc="best")
     caption = (

@@ -1,6 +1,7 @@
 """`l0drop analyze` as a user calls it."""
 
 import json
+import shutil
 
 import pytest
 from typer.testing import CliRunner
@@ -34,16 +35,22 @@ def test_parts_that_are_left_out_are_named(baseline, tmp_path) -> None:
 
 
 def test_a_sweep(runs, tmp_path) -> None:
-    (tmp_path / "mask").symlink_to(runs / "mask", target_is_directory=True)
+    shutil.copytree(runs / "mask", tmp_path / "mask")
     score = {"score": {"name": "BLEU", "value": 10.0, "signature": "s"}, "sentences": 24}
     point = {"run": "mask", "kind": "lambda", "value": 0.3, "sparsity": 0.5, "test": score}
     start = {"run": "base", "test": score}
     summary = {"name": "s", "gating": "mask", "points": [point], "baseline": start, "reference": start}
     (tmp_path / "sweep.json").write_text(json.dumps(summary), encoding="utf-8")
-    done = invoke(tmp_path, "--sentences", 4, "--threads", 1)
+    done = invoke(tmp_path, "--sentences", 4, "--threads", 1, "--brief")
     assert done.exit_code == 0, done.output
     assert len(json.loads((tmp_path / "analysis.json").read_text(encoding="utf-8"))["points"]) == 1
     assert {"quality.svg", "groups.svg", "entropy.svg"} <= {file.name for file in (tmp_path / "figures").iterdir()}
+    assert not (tmp_path / "mask" / "analysis.json").exists(), "--brief"
+    done = invoke(tmp_path, "--sentences", 4, "--threads", 1)
+    assert done.exit_code == 0, done.output
+    in_full = json.loads((tmp_path / "mask" / "analysis.json").read_text(encoding="utf-8"))
+    assert in_full.keys() >= {"mass", "maps", "interventions", "words"}
+    assert "attention-mass.svg" in {file.name for file in (tmp_path / "mask" / "figures").iterdir()}
     refused = invoke(tmp_path, "--only", "mass")
     assert "--only, --show, --entmax: are for single runs" in str(refused.exception)
 

@@ -231,5 +231,11 @@ def analyze_sweep(
     return {"sweep": str(folder), "points": points, **shared}
 
 
+def typical_point(analysis: dict[str, Any]) -> str:
+    """The run of an analysed sweep to look at in full: of those with a learned gate, the one nearest to half."""
+    points = [point for point in analysis["points"] if point["kind"] in ("lambda", "target")] or analysis["points"]
+    return str(min(points, key=lambda point: abs(point["sparsity"] - 0.5))["run"])
+
+
 def write(result: dict[str, Any], file: Path) -> None:
     write_whole(file, json.dumps(result, indent=1, ensure_ascii=False) + "\n")

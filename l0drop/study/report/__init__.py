@@ -9,7 +9,7 @@ markdown.py   Markdown, the short form
 from pathlib import Path
 
 from l0drop.data.whole import write_whole
-from l0drop.study.figures import draw_all
+from l0drop.study.figures import Drawing, draw_all
 from l0drop.study.report.findings import gather
 from l0drop.study.report.markdown import markdown
 from l0drop.study.report.page import page
@@ -23,7 +23,11 @@ def write_report(folder: Path, margin: float | None = None) -> list[Path]:
     `margin` judges the differences anew; left out, that of the evaluation.
     """
     findings = gather(folder, margin)
-    files = {HTML: page(findings, draw_all(findings.analysed)), MARKDOWN: markdown(findings)}
+    drawings: dict[str, Drawing] = {}
+    for place in findings.analysed:  # what a sweep shows of all its points, then what one of them shows besides
+        for drawing in draw_all(place):
+            drawings.setdefault(drawing.name, drawing)
+    files = {HTML: page(findings, list(drawings.values())), MARKDOWN: markdown(findings)}
     for name, content in files.items():
         write_whole(folder / name, content)
     return [folder / name for name in files]

@@ -56,12 +56,12 @@ class Row:
 class Findings:
     """Everything a report shows, but for the figures.
 
-    analysed: the folder whose figures are shown. text: what was scored. compared_with: what the differences are to.
+    analysed: the folders whose figures are shown. text: what was scored. compared_with: what the differences are to.
     shown: the row whose evaluation and examples are shown in full. missing: what could not be said, and the command
     that changes that.
     """
 
-    analysed: Path
+    analysed: list[Path]
     name: str
     kind: Kind
     metric: str
@@ -205,7 +205,10 @@ def _complete(
     if evaluation is not None:
         scores += evaluation["runs"][0]["system"]["scores"].values()
     examples = _read(shown.folder / EXAMPLES) if shown is not None and shown.folder is not None else None
-    analysed = folder / "sparse" if kind == "demo" else folder
+    analysed = [folder / "sparse" if kind == "demo" else folder]
+    if kind == "sweep":  # and one point by itself, the one that is shown if it was
+        points = sorted(runs, key=lambda row: (row is not shown, -_sparsity(row)))
+        analysed += [row.folder for row in points if row.folder and (row.folder / "analysis.json").is_file()][:1]
     return Findings(
         analysed=analysed,
         name=name,
@@ -221,7 +224,7 @@ def _complete(
         signatures={score["name"]: score["signature"] for score in scores},
         recipe=recipe,
         provenance=_provenance(metrics, evaluation),
-        missing=_missing(analysed, runs, judged, command),
+        missing=_missing(analysed[0], runs, judged, command),
     )
 
 

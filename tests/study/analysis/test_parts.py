@@ -14,7 +14,7 @@ from l0drop.decoding.folder import load_model
 from l0drop.study.analysis.annotate import looks_english
 from l0drop.study.analysis.attention import Attention
 from l0drop.study.analysis.dropped import DroppedStudy
-from l0drop.study.analysis.parts import EARLY, NEEDS, SHORT, Pass, analyze, analyze_sweep
+from l0drop.study.analysis.parts import EARLY, NEEDS, SHORT, Pass, analyze, analyze_sweep, typical_point
 from l0drop.study.analysis.subject import Reading, impossible, opened
 from l0drop.study.analysis.timing import decoder_time, timed
 from tests.models import zoo
@@ -244,6 +244,10 @@ def test_a_sweep(runs, tmp_path) -> None:
         alone = analyze(subject, ["groups"])
     assert result["points"][1]["groups"] == alone["groups"]
     assert result["text"]["sentences"] == 5
+    rates = {"a": ("target", 0.3), "b": ("target", 0.6), "pos": ("pos", 0.5)}
+    points = [{"run": run, "kind": kind, "sparsity": sparsity} for run, (kind, sparsity) in rates.items()]
+    assert typical_point({"points": points}) == "b"
+    assert typical_point({"points": points[2:]}) == "pos"
     (tmp_path / "sweep.json").write_text(json.dumps({**summary, "points": []}), encoding="utf-8")
     with pytest.raises(ValueError, match="sweep.json: no point of this sweep is finished"):
         analyze_sweep(tmp_path, Reading(), say=lambda text: None)

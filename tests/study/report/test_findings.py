@@ -26,6 +26,16 @@ def test_the_sparsest_non_inferior_point_is_recommended(tmp_path: Path) -> None:
     assert "not measured" in text[2]
 
 
+def test_a_sweep_shows_the_figures_of_one_point_too(tmp_path: Path) -> None:
+    folder = folders.sweep(tmp_path)
+    assert gather(folder).analysed == [folder]
+    folders.put(folder / "target-0.8" / "analysis.json", {})
+    assert gather(folder).analysed == [folder, folder / "target-0.8"]
+    folders.put(folder / "target-0.5" / "analysis.json", {})
+    assert gather(folder).shown.name == "target-0.5"
+    assert gather(folder).analysed == [folder, folder / "target-0.5"], "the one whose examples are shown"
+
+
 def test_another_margin_judges_anew(tmp_path: Path) -> None:
     folders.sweep(tmp_path)
     strict = gather(tmp_path, margin=0.01)
@@ -120,7 +130,7 @@ def test_the_demo(tmp_path: Path) -> None:
     assert [(row.name, row.role) for row in found.rows] == [
         ("baseline", "baseline"), ("trained-on", "reference"), ("sparse", "sparse"),
     ]  # fmt: skip
-    assert found.analysed == tmp_path / "sparse"
+    assert found.analysed == [tmp_path / "sparse"]
     assert "takes 67% of" in summary(found)[2]
     folders.evaluated(tmp_path / "sparse", GOOD, GOOD, 0.43)
     found = gather(tmp_path)
