@@ -386,6 +386,9 @@ class Transformer(Section):
     activation_dropout: Rate = 0.1
     positions: Count = 1024
     """The longest source or target it can take."""
+    depth_scaled: Flag | None = None
+    """Start the weights of the l-th layer smaller by √l (Zhang, Titov and Sennrich, 2019), without which deep models
+    stay long on a plateau; left out, where a side has more than 2 layers."""
 
     @_rule
     def _heads_divide_the_width(self) -> Faults:
@@ -540,6 +543,10 @@ class Train(Section):
     """Attention for ragged batches, and a loss that never holds all logits; left out, on a GPU."""
     compile: Flag = False
     """Compile layers and gate, which takes a minute at the start and pays on a GPU."""
+    capture: Flag | None = None
+    """Capture whole steps as CUDA graphs, one per shape of a batch; left out, on one GPU with `fast`."""
+    length_multiple: Count | None = None
+    """Pad both sides of a step to one length, a multiple of this: few shapes; left out, 4 where steps are captured."""
     save_every: Count = 1000
     eval_every: Count = 1000
     log_every: Count = 100

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from l0drop.core.gates import Gates
+from l0drop.core.gates import Gates, unseen
 from l0drop.core.memory import Gating
 
 GateAt = Callable[[Tensor], Tensor]
@@ -38,7 +38,7 @@ class Dial:
             raise ValueError(f"dial: choose one of keep, max_memory and shift, got {' and '.join(turned)}")
         if self.keep is not None:
             shares = torch.as_tensor(self.keep)
-            if not bool(((shares > 0) & (shares <= 1)).all()):
+            if not unseen(shares) and not bool(((shares > 0) & (shares <= 1)).all()):
                 raise ValueError(f"keep: expected a share in (0, 1], got {self.keep}")
         if self.max_memory is not None and (int(self.max_memory) != self.max_memory or self.max_memory < 1):
             raise ValueError(f"max_memory: expected a whole number of rows, at least 1, got {self.max_memory}")

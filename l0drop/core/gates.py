@@ -21,6 +21,11 @@ LIMIT = math.log(100)
 """In training gates are sampled from log α within ±ln 100, where Louizos et al.'s own code keeps it."""
 
 
+def unseen(tensor: Tensor) -> bool:
+    """Whether values cannot be looked at now: it would break the graph that is being made."""
+    return torch.compiler.is_compiling() or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
 class Gates(NamedTuple):
     """One decision per source position, whoever made it: the learned gate, a rule, a random baseline.
 
@@ -41,8 +46,8 @@ class Gates(NamedTuple):
                     f"Gates.{name}: expected shape {tuple(mask_BN.shape)}, one number per source position, "
                     f"got {tuple(tensor.shape)}"
                 )
-        if torch.compiler.is_compiling():
-            return  # looking at values would break the graph; the eager run of the same gate has looked
+        if unseen(mask_BN):
+            return  # the eager run of the same gate has looked
         for name, tensor in (("values", self.values), ("open_probability", self.open_probability)):
             if tensor is not None and not bool(((tensor >= 0) & (tensor <= 1)).all()):
                 raise ValueError(f"Gates.{name}: must lie in [0, 1]; clamp what the gate's forward returns")

@@ -7,6 +7,9 @@ learns from does not depend on the machines it runs on.
 A step of long sentences holds few of them, yet each micro-batch needs one. With M = budget // longest sentence, a step
 that was filled has at least M sentences, and the last one of a pool shares with the one before it, which leaves
 both at least (M + 1) // 2. Nothing is dropped, nothing repeated.
+
+With `multiple`, batches have few shapes: lengths count as rounded up, both sides of a step are padded to one length,
+and steps are filled from the longest sentence down, so that the rows of a step follow from its length.
 """
 
 from bisect import bisect_right
@@ -26,6 +29,7 @@ class Step:
 
     `micro_batches[rank][i]` has the indices that process `rank` handles in its i-th micro-batch; `mine` are those of
     this process. Token counts are of real tokens; `padded_tokens` is rows × longest side, summed over micro-batches.
+    `length` is what both sides are to be padded to, None for each to its own longest sentence.
     """
 
     epoch: int
@@ -36,13 +40,14 @@ class Step:
     source_tokens: int
     target_tokens: int
     padded_tokens: int
+    length: int | None = None
 
 
 class TokenBatches:
     """An endless, repeatable sequence of steps over a corpus, each of at most `budget` padded tokens.
 
     Each epoch shuffles the corpus, sorts pools of `pool` to 2·`pool` sentences by length (the longer side), fills
-    steps from them, and shuffles the steps. `max_sentences` limits the rows of a step.
+    steps from them, and shuffles the steps. `max_sentences` limits the rows of a step. `multiple`: see above.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class TokenBatches:
         processes: int = 1,
         rank: int = 0,
         accumulation: int = 1,
+        multiple: int | None = None,
     ) -> None:
         self._source = np.asarray(source_lengths, dtype=np.int64)
         self._target = np.zeros_like(self._source) if target_lengths is None else np.asarray(target_lengths, np.int64)
@@ -64,7 +70,10 @@ class TokenBatches:
             raise ValueError(f"{len(self._source)} source lengths but {len(self._target)} target lengths")
         if not 0 <= rank < processes:
             raise ValueError(f"rank={rank} is not one of {processes} processes")
-        self._lengths = np.maximum(self._source, self._target)
+        self._lengths, self._multiple = np.maximum(self._source, self._target), multiple
+        if multiple is not None and len(self._lengths):
+            # no longer than the longest: a model may have positions for no more
+            self._lengths = np.minimum(-(-self._lengths // multiple) * multiple, self._lengths.max())
         self._budget, self._seed, self._pool = budget, seed, pool
         self._max_sentences = budget if max_sentences is None else max_sentences
         self._processes, self._rank, self._accumulation = processes, rank, accumulation
@@ -119,6 +128,8 @@ class TokenBatches:
 
     def _cuts(self, lengths: np.ndarray) -> list[int]:
         """Where to cut ascending lengths so that each step is as full as it can be, and none is too small."""
+        if self._multiple is not None:
+            return self._cuts_from_the_longest(lengths)
         cuts = [0]
         while cuts[-1] < len(lengths):
             stop = min(len(lengths), cuts[-1] + self._max_sentences)
@@ -129,10 +140,24 @@ class TokenBatches:
             cuts[-2] = min(cuts[-2], cuts[-1] - last)
         return cuts[1:-1]
 
+    def _cuts_from_the_longest(self, lengths: np.ndarray) -> list[int]:
+        """The same, where the rows of a step follow from its longest sentence; the one of the shortest has the rest."""
+        cuts = [len(lengths)]
+        while cuts[-1] > 0:
+            rows = min(self._max_sentences, self._budget // int(lengths[cuts[-1] - 1]))
+            cuts.append(max(0, cuts[-1] - rows))
+        cuts.reverse()
+        if len(cuts) > 2 and cuts[1] < self._processes * self._accumulation:
+            cuts[1] = cuts[2] // 2
+        return cuts[1:-1]
+
     def _steps(self, epoch: int, plan: list[np.ndarray], start: int) -> Iterator[Step]:
         for position in range(start, len(plan)):
             sentences = plan[position]
-            parts = np.split(sentences, _balanced_cuts(self._lengths[sentences], self._processes * self._accumulation))
+            lengths = self._lengths[sentences]
+            if self._multiple is not None:
+                lengths = np.full_like(lengths, lengths[-1])
+            parts = np.split(sentences, _balanced_cuts(lengths, self._processes * self._accumulation))
             # Processes wait for each other after every micro-batch, so they get neighbours in length.
             micro_batches = tuple(tuple(parts[rank :: self._processes]) for rank in range(self._processes))
             yield Step(
@@ -143,31 +168,38 @@ class TokenBatches:
                 sentences=len(sentences),
                 source_tokens=int(self._source[sentences].sum()),
                 target_tokens=int(self._target[sentences].sum()),
-                padded_tokens=sum(len(part) * int(self._lengths[part[-1]]) for part in parts),
+                padded_tokens=sum(len(part) * int(self._lengths[part[-1]]) for part in parts)
+                if self._multiple is None
+                else len(sentences) * int(lengths[-1]),
+                length=None if self._multiple is None else int(lengths[-1]),
             )
 
 
-def collate(examples: Sequence[Example], pad_id: int, label_pad: int = -100) -> dict[str, Any]:
+def collate(
+    examples: Sequence[Example], pad_id: int, label_pad: int = -100, length: int | None = None
+) -> dict[str, Any]:
     """Pad examples into tensors: input_ids, attention_mask, labels (unless source-only), hints and index.
 
     `hints` is a dict of [B, N] tensors with -1 on padding; `index` [B] says which examples of the corpus these are.
+    `length`: pad both sides to it; left out, each to its own longest.
     """
     sources = [example.source for example in examples]
+    hints = {name: _padded([example.hints[name] for example in examples], -1, length) for name in examples[0].hints}
     batch: dict[str, Any] = {
-        "input_ids": _padded(sources, pad_id),
-        "attention_mask": _padded([np.ones_like(source) for source in sources], 0),
-        "hints": {name: _padded([example.hints[name] for example in examples], -1) for name in examples[0].hints},
+        "input_ids": _padded(sources, pad_id, length),
+        "attention_mask": _padded([np.ones_like(source) for source in sources], 0, length),
+        "hints": hints,
         "index": torch.tensor([example.index for example in examples]),
     }
     targets = [example.target for example in examples if example.target is not None]
     if targets:
         assert len(targets) == len(examples), "a corpus has targets or has none"
-        batch["labels"] = _padded(targets, label_pad)
+        batch["labels"] = _padded(targets, label_pad, length)
     return batch
 
 
-def _padded(rows: Sequence[np.ndarray], padding: int) -> torch.Tensor:
-    padded = np.full((len(rows), max(map(len, rows))), padding, dtype=np.int64)
+def _padded(rows: Sequence[np.ndarray], padding: int, length: int | None = None) -> torch.Tensor:
+    padded = np.full((len(rows), max(map(len, rows)) if length is None else length), padding, dtype=np.int64)
     for row, values in zip(padded, rows, strict=True):
         row[: len(values)] = values
     return torch.from_numpy(padded)

@@ -218,7 +218,11 @@ def _token_ids(section: L0Drop, tokenizers: TokenizerPair) -> Iterator[int]:
 
 
 def new_transformer(recipe: Recipe, tokenizers: TokenizerPair) -> MarianMTModel:
-    """A Marian Transformer with Xavier weights: from scratch it trains better than with Marian's own start."""
+    """A Marian Transformer with Xavier weights: from scratch it trains better than with Marian's own start.
+
+    Deep ones have the weights of their l-th layer divided by √l: what a layer adds to its input is then small beside
+    it, and gradients reach the lower layers through the normalisations in between.
+    """
     sizes = recipe.model.transformer
     assert sizes is not None
     source, target = tokenizers.source, tokenizers.target
@@ -252,7 +256,19 @@ def new_transformer(recipe: Recipe, tokenizers: TokenizerPair) -> MarianMTModel:
                 torch.nn.init.normal_(parameter, 0, sizes.d_model**-0.5)
             else:
                 torch.nn.init.xavier_uniform_(parameter)
+    deep = max(sizes.encoder_layers, sizes.decoder_layers) > 2
+    if deep if sizes.depth_scaled is None else sizes.depth_scaled:
+        for side in (model.get_encoder(), model.get_decoder()):
+            _scale_by_depth(side.layers)
     return _frozen_tables(model)
+
+
+@torch.no_grad()
+def _scale_by_depth(layers: Any) -> None:
+    for number, layer in enumerate(layers, 1):
+        for parameter in layer.parameters():
+            if parameter.dim() == 2:
+                parameter /= number**0.5
 
 
 def _frozen_tables(model: Any) -> Any:

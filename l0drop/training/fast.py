@@ -1,7 +1,8 @@
 """What makes a training step fast on a GPU, around a model that is left as it is.
 
 Each piece is in force inside a `with` and gone after it: layers and gate compiled, the output layer left to
-`fused_loss`. `Early` brings numbers from the GPU without waiting for it.
+`fused_loss`. `Early` brings numbers from the GPU without waiting for it. `captured` has what takes whole steps off the
+program's hands.
 
 Shapes: B sentences, T target positions, R real target tokens of the batch, D model width, V vocabulary.
 """
@@ -17,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from l0drop.core.gates import Gates
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.outputs import L0DropEncoderOutput
-from l0drop.training.fused_loss import linear_cross_entropy_sum
+from l0drop.training.fused_loss import Lesson, linear_cross_entropy_sum, taught_cross_entropy_sum
 
 OPTIONS: dict[str, Any] = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False}
 """Of compiled code: it runs hundreds of kernels a step, and to look at their inputs takes as long as to launch them."""
@@ -153,6 +154,15 @@ class LowPrecision:
         return norm
 
 
+def in_low_precision(model: Any, dtype: torch.dtype) -> None:
+    """Bring the layers' weights of a model that is not trained to low precision, for good."""
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            for module in layer.modules():
+                if isinstance(module, nn.Linear):
+                    module.to(dtype)
+
+
 class _Flat:
     """New tensors of the shapes of others, one behind the other in memory."""
 
@@ -169,11 +179,11 @@ class _Flat:
 class OutputLayer:
     """A model's linear output layer, and what the model adds to its logits, for a loss that makes logits in passing.
 
-    dtype: of the products; None is that of the weights. compiled: see `linear_cross_entropy_sum`.
+    dtype: of the products; None is that of the weights.
     """
 
-    def __init__(self, model: Any, dtype: torch.dtype | None = None, compiled: bool = False) -> None:
-        self.model, self.dtype, self.compiled = model, dtype, compiled
+    def __init__(self, model: Any, dtype: torch.dtype | None = None) -> None:
+        self.model, self.dtype = model, dtype
         self.layer = model.get_output_embeddings()
         if type(self.layer) is not nn.Linear:
             raise ValueError(f"model: its output layer is {type(self.layer).__name__}, not a linear one")
@@ -206,19 +216,47 @@ class OutputLayer:
     def loss(self, states_BTD: Tensor, labels_BT: Tensor, real_R: Tensor, smoothing: float, logits: Tensor) -> Tensor:
         """Label-smoothed cross-entropy, summed over real target tokens.
 
-        real_R: their places in the flattened batch. logits: the model's own, of its first position.
+        real_R: their places in the flattened batch; places of padding among them count nothing. logits: the model's
+        own, of its first position.
         """
-        states_XD = states_BTD.flatten(0, 1)
-        self._compare(states_XD[0], logits.flatten())
         return linear_cross_entropy_sum(
-            states_XD.index_select(0, real_R),
+            self.rows(states_BTD, real_R, logits),
             self.layer.weight,
             labels_BT.flatten().index_select(0, real_R),
             bias_V=self.bias,
             smoothing=smoothing,
             dtype=self.dtype,
-            compiled=self.compiled,
         )
+
+    def taught_loss(
+        self,
+        states_BTD: Tensor,
+        labels_BT: Tensor,
+        real_R: Tensor,
+        smoothing: float,
+        logits: Tensor,
+        lesson: Lesson,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same weighed with the divergence from a teacher, and each of both."""
+        return taught_cross_entropy_sum(
+            self.rows(states_BTD, real_R, logits),
+            self.layer.weight,
+            labels_BT.flatten().index_select(0, real_R),
+            lesson,
+            bias_V=self.bias,
+            smoothing=smoothing,
+            dtype=self.dtype,
+        )
+
+    def lesson(self, states_BTD: Tensor, real_R: Tensor, logits: Tensor, weight: float, temperature: float) -> Lesson:
+        """What this layer, a teacher's, has to say of the same places."""
+        return Lesson(self.rows(states_BTD, real_R, logits), self.layer.weight, self.bias, weight, temperature)
+
+    def rows(self, states_BTD: Tensor, real_R: Tensor, logits: Tensor) -> Tensor:
+        """[R, D], the states at the places of real target tokens."""
+        states_XD = states_BTD.flatten(0, 1)
+        self._compare(states_XD[0], logits.flatten())
+        return states_XD.index_select(0, real_R)
 
     @torch.no_grad()
     def _compare(self, state_D: Tensor, logits_V: Tensor) -> None:
@@ -234,17 +272,21 @@ class OutputLayer:
         self._compared = True
 
 
+def together(numbers: dict[str, Tensor]) -> tuple[list[str], Tensor]:
+    """Their names, and the numbers as one tensor in the first one's precision."""
+    first = next(iter(numbers.values()))
+    # sums of tokens are exact in float32 as long as a step has less than 2^24 of them
+    return list(numbers), torch.stack([number.detach().to(first.dtype) for number in numbers.values()])
+
+
 class Early:
     """Numbers on their way from the GPU: copied behind what computes them, while more work is handed over already."""
 
-    def __init__(self, numbers: dict[str, Tensor]) -> None:
-        self._names = list(numbers)
-        first = next(iter(numbers.values()))
-        # sums of tokens are exact in float32 as long as a step has less than 2^24 of them
-        together = torch.stack([number.detach().to(first.dtype) for number in numbers.values()])
-        self._arrived = torch.cuda.Event() if together.is_cuda else None
-        self._here = torch.empty(together.shape, dtype=together.dtype, pin_memory=together.is_cuda)
-        self._here.copy_(together, non_blocking=True)
+    def __init__(self, names: list[str], numbers: Tensor) -> None:
+        self._names = names
+        self._arrived = torch.cuda.Event() if numbers.is_cuda else None
+        self._here = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=numbers.is_cuda)
+        self._here.copy_(numbers, non_blocking=True)
         if self._arrived is not None:
             self._arrived.record()
 
@@ -278,12 +320,35 @@ class Packed:
         return {name: part.view(shape).clone() for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
 
+class StaticGradients:
+    """Gradients that stay where they are: each backward pass adds to them, and `zero` brings them back to 0."""
+
+    def __init__(self, model: Any, low_precision: LowPrecision | None) -> None:
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        own = trained if low_precision is None else low_precision.others
+        flat = _Flat(own)
+        for parameter, part in zip(own, flat.parts, strict=True):
+            parameter.grad = part
+        self.wholes = [flat.whole]
+        if low_precision is not None:
+            for (weight, _), part in zip(low_precision.trained, low_precision.gradients.parts, strict=True):
+                weight.grad = part
+            self.wholes.append(low_precision.gradients.whole)
+
+    def zero(self) -> None:
+        for whole in self.wholes:
+            whole.zero_()
+
+
 @contextmanager
-def quick_zero_grad(model: Any) -> Iterator[None]:
+def quick_zero_grad(model: Any, gradients: StaticGradients | None = None) -> Iterator[None]:
     """Inside, `model.zero_grad()` knows the parameters, which otherwise it looks for in every module at every step."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def zero_grad(set_to_none: bool = True) -> None:
+        if gradients is not None:
+            gradients.zero()
+            return
         for parameter in parameters:
             parameter.grad = None
 

@@ -1,12 +1,12 @@
 """The output layer and its loss in one step, some rows at a time: all logits never stand in memory at once.
 
 The forward pass takes each chunk's logits to its share of the gradients and lets go of them; backward only scales what
-is there. Shapes: R rows, one per real target token; D model width; V vocabulary. Everything beside the products is
-computed in float32; float64 stays float64.
+is there. Shapes: R rows, one per target token; D model width; V vocabulary. Rows whose label is negative are padding
+and count nothing. Everything beside the products is computed in float32; float64 stays float64.
 """
 
-import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +16,22 @@ from torch.autograd.function import once_differentiable
 CHUNK_BYTES = 2**30
 """Of one chunk's logits: large enough for full speed on a large GPU, small beside the activations of a step."""
 
-Rows = Callable[[Tensor, Tensor | None, Tensor, float, bool], tuple[Tensor, Tensor | None]]
+Taught = tuple[Tensor, Tensor | None, float, float]
+"""A teacher's logits and what is added to them, the weight of the divergence, and its temperature."""
+Rows = Callable[
+    [Tensor, Tensor | None, Tensor, float, bool, Taught | None], tuple[Tensor, Tensor | None, Tensor | None]
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """What a teacher's output layer makes of the same rows, and what it counts beside the cross-entropy."""
+
+    hidden: Tensor
+    output_weight: Tensor
+    bias: Tensor | None
+    weight: float
+    temperature: float
 
 
 def linear_cross_entropy_sum(
@@ -28,19 +43,51 @@ def linear_cross_entropy_sum(
     smoothing: float = 0.0,
     dtype: torch.dtype | None = None,
     chunk: int | None = None,
-    compiled: bool = False,
 ) -> Tensor:
     """Label-smoothed cross-entropy of `hidden · weightᵀ + bias`, summed; smoothing spreads over the whole vocabulary.
 
     dtype: of the three products, for mixed precision; left out, that of `hidden`. chunk: rows at a time; left out, what
-    fits `CHUNK_BYTES`. compiled: the part between the products as one kernel.
+    fits `CHUNK_BYTES`.
     """
+    return _of_rows(hidden_RD, weight_VD, bias_V, labels_R, smoothing, dtype, chunk, None)[0]
+
+
+def taught_cross_entropy_sum(
+    hidden_RD: Tensor,
+    weight_VD: Tensor,
+    labels_R: Tensor,
+    lesson: Lesson,
+    *,
+    bias_V: Tensor | None = None,
+    smoothing: float = 0.0,
+    dtype: torch.dtype | None = None,
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(cross-entropy + weight · divergence) / (1 + weight), and both without gradient: summed over rows.
+
+    The divergence is KL(teacher ‖ student) at the lesson's temperature, times its square.
+    """
+    return _of_rows(hidden_RD, weight_VD, bias_V, labels_R, smoothing, dtype, chunk, lesson)
+
+
+def _of_rows(
+    hidden_RD: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    labels_R: Tensor,
+    smoothing: float,
+    dtype: torch.dtype | None,
+    chunk: int | None,
+    lesson: Lesson | None,
+) -> tuple[Tensor, Tensor, Tensor]:
     dtype = hidden_RD.dtype if dtype is None else dtype
     if chunk is None:
         parts = -(-len(labels_R) * len(weight_VD) * dtype.itemsize // CHUNK_BYTES)
         chunk = max(1, -(-len(labels_R) // max(1, parts)))
-    rows = _compiled_rows() if compiled else _rows
-    settings = (smoothing, dtype, chunk, rows, torch.is_grad_enabled())
+    rows: Rows = plain_rows
+    if hidden_RD.is_cuda and dtype != torch.float64:
+        from l0drop.training.loss_rows import rows
+    settings = (smoothing, dtype, chunk, rows, lesson, torch.is_grad_enabled())
     return _LinearCrossEntropy.apply(hidden_RD, weight_VD, bias_V, labels_R, *settings)
 
 
@@ -56,20 +103,30 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype: torch.dtype,
         chunk: int,
         rows: Rows,
+        lesson: Lesson | None,
         differentiable: bool,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         of_hidden, of_weight, of_bias = (wanted and differentiable for wanted in ctx.needs_input_grad[:3])
         h_RD, w_VD, wide = hidden_RD.to(dtype), weight_VD.to(dtype), _wide(dtype)
-        total = torch.zeros((), dtype=wide, device=h_RD.device)
+        cross_entropy = torch.zeros((), dtype=wide, device=h_RD.device)
+        divergence = torch.zeros_like(cross_entropy)
         grad_hidden = torch.empty_like(h_RD) if of_hidden else None
         grad_weight = torch.zeros_like(w_VD, dtype=wide) if of_weight else None
         grad_bias = torch.zeros_like(w_VD[:, 0], dtype=wide) if of_bias else None
+        if lesson is not None:
+            taught_RD, taught_VD = lesson.hidden.to(dtype), lesson.output_weight.to(dtype)
         for start in range(0, len(labels_R), chunk):
             part = slice(start, start + chunk)
             logits_RV = h_RD[part] @ w_VD.T
-            loss, grad_RV = rows(logits_RV, bias_V, labels_R[part], smoothing, of_hidden or of_weight or of_bias)
-            del logits_RV
-            total += loss
+            taught = None
+            if lesson is not None:
+                taught = (taught_RD[part] @ taught_VD.T, lesson.bias, lesson.weight, lesson.temperature)
+            needed = of_hidden or of_weight or of_bias
+            loss, apart, grad_RV = rows(logits_RV, bias_V, labels_R[part], smoothing, needed, taught)
+            del logits_RV, taught
+            cross_entropy += loss
+            if apart is not None:
+                divergence += apart
             if grad_RV is None:
                 continue
             if grad_hidden is not None:
@@ -80,43 +137,56 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 grad_bias += grad_RV.sum(0, dtype=wide)
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.dtypes = [None if t is None else t.dtype for t in (hidden_RD, weight_VD, bias_V)]
-        return total
+        alone = cross_entropy.clone()
+        ctx.mark_non_differentiable(alone, divergence)
+        if lesson is not None:
+            cross_entropy = (cross_entropy + lesson.weight * divergence) / (1 + lesson.weight)
+        return cross_entropy, alone, divergence
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, scale: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         gradients = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        return *(None if gradient is None else gradient.to(dtype) * scale for gradient, dtype in gradients), *[None] * 6
+        return *(None if gradient is None else gradient.to(dtype) * scale for gradient, dtype in gradients), *[None] * 7
 
 
-def _rows(
-    logits_RV: Tensor, bias_V: Tensor | None, labels_R: Tensor, smoothing: float, gradient: bool
-) -> tuple[Tensor, Tensor | None]:
-    """The rows' summed loss, (1-s) · (lse - z_gold) + s · (lse - mean z), and its gradient in z."""
-    z_RV = logits_RV.to(_wide(logits_RV.dtype))
-    if bias_V is not None:
-        z_RV = z_RV + bias_V
+def plain_rows(
+    logits_RV: Tensor,
+    bias_V: Tensor | None,
+    labels_R: Tensor,
+    smoothing: float,
+    gradient: bool,
+    taught: Taught | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The rows' summed loss, (1-s) · (lse - z_gold) + s · (lse - mean z), their divergence from what they are taught,
+    and the gradient in z of both, weighted."""
+    z_RV = _with_bias(logits_RV, bias_V)
     share = smoothing / z_RV.shape[1]
+    is_real_R1 = labels_R[:, None] >= 0
     lse_R1 = z_RV.logsumexp(1, keepdim=True)
-    gold_R1 = z_RV.gather(1, labels_R[:, None])
-    loss = (lse_R1 - (1 - smoothing) * gold_R1 - share * z_RV.sum(1, keepdim=True)).sum()
+    gold_R1 = z_RV.gather(1, labels_R[:, None].clamp_min(0))
+    loss_R1 = lse_R1 - (1 - smoothing) * gold_R1 - share * z_RV.sum(1, keepdim=True)
+    loss = torch.where(is_real_R1, loss_R1, 0).sum()
+    divergence = None
+    if taught is not None:
+        taught_RV, taught_bias_V, weight, temperature = taught
+        student_RV = (z_RV / temperature).log_softmax(1)
+        teacher_RV = (_with_bias(taught_RV, taught_bias_V) / temperature).log_softmax(1)
+        apart_R1 = (teacher_RV.exp() * (teacher_RV - student_RV)).sum(1, keepdim=True) * temperature**2
+        divergence = torch.where(is_real_R1, apart_R1, 0).sum()
     if not gradient:
-        return loss, None
+        return loss, divergence, None
     is_gold_RV = torch.arange(z_RV.shape[1], device=z_RV.device) == labels_R[:, None]
     grad_RV = (z_RV - lse_R1).exp() - share
-    return loss, torch.where(is_gold_RV, grad_RV - (1 - smoothing), grad_RV).to(logits_RV.dtype)
+    grad_RV = torch.where(is_gold_RV, grad_RV - (1 - smoothing), grad_RV)
+    if taught is not None:
+        grad_RV = (grad_RV + weight * temperature * (student_RV.exp() - teacher_RV.exp())) / (1 + weight)
+    return loss, divergence, torch.where(is_real_R1, grad_RV, 0).to(logits_RV.dtype)
 
 
-@functools.cache
-def _compiled_rows() -> Rows:
-    compiled = torch.compile(_rows)
-
-    def rows(logits_RV: Tensor, bias_V: Tensor | None, labels_R: Tensor, smoothing: float, gradient: bool) -> Any:
-        for tensor in (logits_RV, labels_R):
-            torch._dynamo.maybe_mark_dynamic(tensor, 0)  # every batch has another number of rows
-        return compiled(logits_RV, bias_V, labels_R, smoothing, gradient)
-
-    return rows
+def _with_bias(logits_RV: Tensor, bias_V: Tensor | None) -> Tensor:
+    z_RV = logits_RV.to(_wide(logits_RV.dtype))
+    return z_RV if bias_V is None else z_RV + bias_V
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,20 @@ from l0drop.data.whole import write_whole
 from l0drop.decoding.corpus import decode_corpus, encoder_inputs, length_batches
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import Evaluate, Recipe
+from l0drop.training.captured import Captured
 from l0drop.training.checkpoints import STAGING, clear_staging, publish
-from l0drop.training.fast import Compiled, Early, LowPrecision, OutputLayer, Packed, quick_zero_grad
+from l0drop.training.fast import (
+    Compiled,
+    Early,
+    LowPrecision,
+    OutputLayer,
+    Packed,
+    StaticGradients,
+    in_low_precision,
+    quick_zero_grad,
+    together,
+)
+from l0drop.training.fused_loss import Lesson
 from l0drop.training.objective import (
     Totals,
     cross_entropy_sum,
@@ -50,6 +63,8 @@ logger = logging.getLogger(__name__)
 
 STATE = "l0drop.json"
 ELASTIC_STREAM = 1 << 20  # a stream of keyed noise that no gate uses
+MULTIPLE = 4
+"""Of which lengths are multiples where steps are captured."""
 
 
 class TrainingError(ValueError):
@@ -70,8 +85,9 @@ class Progress:
 class StepStream(IterableDataset):
     """The micro-batches of this process, from the trainer's present step on.
 
-    `real`, the places of real target tokens in a flattened batch, and `source_tokens`, how many there are, are found
-    here: to know them from the GPU means to wait for it.
+    `real`, the places of real target tokens in a flattened batch, and how many tokens each side has are found here: to
+    know them from the GPU means to wait for it. Where batches have few shapes, `real` has few lengths too: places of
+    padding fill it up.
     """
 
     def __init__(
@@ -89,11 +105,23 @@ class StepStream(IterableDataset):
             for indices in content.mine:
                 if next(numbers) % turns != turn:
                     continue
-                batch = collate([self.corpus[int(i)] for i in indices], self.pad_id)
-                real = (batch["labels"] != -100).flatten().nonzero().flatten()
-                known = {"real": real, "source_tokens": int(batch["attention_mask"].sum())}
+                batch = collate([self.corpus[int(i)] for i in indices], self.pad_id, length=content.length)
+                is_real = (batch["labels"] != -100).flatten()
+                real = is_real.nonzero().flatten()
+                known: dict[str, Any] = {
+                    "target_tokens": len(real),
+                    "source_tokens": int(batch["attention_mask"].sum()),
+                }
+                known["real"] = real if content.length is None else filled_up(real, is_real)
                 totals = Totals(content.target_tokens, content.sentences)
                 yield {**batch, **known, "step": step, "totals": totals}
+
+
+def filled_up(real_R: Tensor, is_real_X: Tensor) -> Tensor:
+    """The places of real tokens, then a place of padding again and again, up to a multiple of an eighth of all."""
+    eighth = -(-len(is_real_X) // 8)
+    missing = min(len(is_real_X), -(-len(real_R) // eighth) * eighth) - len(real_R)
+    return torch.cat([real_R, is_real_X.int().argmin().expand(missing)])
 
 
 class PackedStream(IterableDataset):
@@ -150,7 +178,7 @@ class L0DropTrainer(Trainer):
         self.progress = Progress()
         self._sums: dict[str, float] = {}
         self._log_clock = time.perf_counter()
-        self._seen: dict[str, float] = {}
+        self._in_step = {"dropped": 0.0, "real": 0.0}
         train = recipe.train
         on_gpu = torch.cuda.is_available()
         self.fast = on_gpu if train.fast is None else train.fast
@@ -166,6 +194,25 @@ class L0DropTrainer(Trainer):
         self.remove_callback(PrinterCallback)
         self.add_callback(_Steer(self))
         self.checkpoint_folder = folder / "checkpoints"
+        self.compiled = self._compile() if train.compile else None
+        self.output_layer = self._output_layer(model) if self.fast else None
+        # several processes add up their gradients parameter by parameter, while backward is under way
+        self.alone = self.accelerator.num_processes == 1
+        low = self.fast and self.args.bf16 and self.alone and not self.model.is_gradient_checkpointing
+        self.low_precision = LowPrecision(self.model, torch.bfloat16) if low else None
+        self.taught_by: OutputLayer | None = None
+        if teacher is not None:
+            teacher.to(self.args.device)
+            self.taught_by = self._output_layer(teacher) if self.output_layer is not None else None
+            if self.taught_by is None:
+                self.output_layer = None
+            if low:
+                in_low_precision(teacher, torch.bfloat16)
+        self.compiled_teacher = Compiled(teacher) if teacher is not None and self.compiled is not None else None
+        self.captured, self.gradients = None, None
+        if self._may_capture():
+            self.captured = Captured(self._forward, self._backward)
+            self.gradients = StaticGradients(self.model, self.low_precision)
         self.batches = TokenBatches(
             corpora["train"].source_lengths,
             corpora["train"].target_lengths,
@@ -174,15 +221,8 @@ class L0DropTrainer(Trainer):
             processes=self.accelerator.num_processes,
             rank=self.accelerator.process_index,
             accumulation=train.accumulation,
+            multiple=train.length_multiple or (MULTIPLE if self.captured is not None else None),
         )
-        if teacher is not None:
-            teacher.to(self.args.device)
-        self.compiled = self._compile() if train.compile else None
-        self.output_layer = self._output_layer() if self.fast else None
-        # several processes add up their gradients parameter by parameter, while backward is under way
-        alone = self.accelerator.num_processes == 1
-        low = self.fast and self.args.bf16 and alone and not self.model.is_gradient_checkpointing
-        self.low_precision = LowPrecision(self.model, torch.bfloat16) if low else None
         if self.gated and recipe.l0drop is not None and recipe.l0drop.ramp is not None:
             ramp = recipe.l0drop.ramp
             model.schedule = RampedLambda(float(recipe.l0drop.lambda_ or 0), ramp.start, ramp.end)
@@ -194,21 +234,46 @@ class L0DropTrainer(Trainer):
             return None
         return Compiled(self.model)
 
-    def _output_layer(self) -> OutputLayer | None:
-        if self.teacher is not None:
-            logger.warning("train.fast: a teacher's distribution is compared with all logits, so they are computed")
-            return None
+    def _output_layer(self, model: Any) -> OutputLayer | None:
         try:
-            return OutputLayer(self.model, torch.bfloat16 if self.args.bf16 else None, self.compiled is not None)
+            return OutputLayer(model, torch.bfloat16 if self.args.bf16 else None)
         except ValueError as fault:
             logger.warning("train.fast: all logits are computed, because of the %s", fault)
             return None
+
+    def _may_capture(self) -> bool:
+        """Whether steps are captured; where they cannot be, say why."""
+        asked, on_gpu = self.recipe.train.capture, self.args.device.type == "cuda"
+        if asked is False or (asked is None and not (on_gpu and self.fast)):
+            return False
+        config, section = self.model.config, self.recipe.l0drop
+        obstacles = {
+            "there is no GPU": not on_gpu,
+            "train.fast is off": not self.fast,
+            "there are several processes": not self.alone,
+            "of gradient checkpointing": self.model.is_gradient_checkpointing,
+            "layers are left out at random": any(
+                getattr(config, name, 0) for name in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+            ),
+            "the model's attention looks at its mask": config._attn_implementation != "sdpa",
+            "all logits are computed": self.output_layer is None,
+            "only the learned gate is known not to look at the GPU": section is not None and section.gate != "learned",
+            "of l0drop.always_keep": section is not None and len(section.always_keep) > 0,
+            "of gates between layers": section is not None and section.layerwise,
+        }
+        for reason, holds in obstacles.items():
+            if holds:
+                logger.warning("train.capture: steps are launched one kernel after the other, because %s", reason)
+                return False
+        return True
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         with ExitStack() as stack:
             if self.fast:
                 stack.enter_context(ragged_attention(self.model))
-                stack.enter_context(quick_zero_grad(self.model))
+                stack.enter_context(quick_zero_grad(self.model, self.gradients))
+                if self.teacher is not None:
+                    stack.enter_context(ragged_attention(self.teacher))
             return super().train(*args, **kwargs)
 
     @property
@@ -249,16 +314,32 @@ class L0DropTrainer(Trainer):
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """The step's loss times the number of processes, which average their gradients."""
+        loss, numbers, output = self._loss(model, self._complete(inputs))
+        self._early = Early(*together({"loss": loss, **numbers}))
+        return (loss, output) if return_outputs else loss
+
+    def _complete(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """A batch with what of its loss moves from step to step."""
+        more: dict[str, Any] = {"elastic": False}
+        if self.gated:
+            keys = noise_keys(inputs["index"], inputs["step"], self.recipe.seed)
+            more = {"noise_key": keys, "lambda": self.model.lambda_}
+            more["elastic"] = self.recipe.train.elastic and inputs["step"] % 2 == 1
+        return {**inputs, **more}
+
+    def _loss(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor], Any]:
         train, totals, labels = self.recipe.train, inputs["totals"], inputs["labels"]
         arguments = {name: inputs[name] for name in ("input_ids", "attention_mask")}
         arguments |= decoder_inputs(self.model, labels)
         arguments["use_cache"] = False
         dial: AbstractContextManager[Any] = nullcontext()
         if self.gated:
-            keys = noise_keys(inputs["index"], inputs["step"], self.recipe.seed)
+            keys = inputs["noise_key"]
             arguments |= {"noise_key": keys, "own_loss": True, "hints": inputs["hints"] or None}
-            if train.elastic and inputs["step"] % 2:
+            if inputs["elastic"]:
                 dial = self.model.dial(keep=self._elastic_keep(keys))
+            if self.alone:
+                self.model._seen = None
         with ExitStack() as stack:
             stack.enter_context(dial)
             for path in (self.low_precision, self.compiled):
@@ -266,34 +347,51 @@ class L0DropTrainer(Trainer):
                     stack.enter_context(path.running())
             states = [] if self.output_layer is None else stack.enter_context(self.output_layer.states())
             output = model(**arguments)
+        weight = 0.0 if self.teacher is None or train.teacher is None else train.teacher.weight
         if self.output_layer is None:
-            cross_entropy = cross_entropy_sum(output.logits, labels, train.label_smoothing)
+            loss = cross_entropy = cross_entropy_sum(output.logits, labels, train.label_smoothing)
+            numbers = {"cross_entropy": cross_entropy}
+            if weight and train.teacher is not None:
+                taught = self._taught(arguments).logits
+                divergence = distillation_sum(output.logits, taught, labels, train.teacher.temperature)
+                loss = (loss + weight * divergence) / (1 + weight)
+                numbers["divergence"] = divergence
         else:
-            cross_entropy = self.output_layer.loss(
-                states[0], labels, inputs["real"], train.label_smoothing, output.logits
-            )
-        loss = cross_entropy
-        numbers = {"cross_entropy": cross_entropy}
-        if self.teacher is not None and train.teacher is not None and train.teacher.weight:
-            weight = train.teacher.weight
-            with torch.no_grad():
-                names = [n for n in arguments if n in ("input_ids", "attention_mask", "decoder_input_ids")]
-                taught = self.teacher(**{name: arguments[name] for name in names}).logits
-            divergence = distillation_sum(output.logits, taught, labels, train.teacher.temperature)
-            loss = (loss + weight * divergence) / (1 + weight)
-            numbers["divergence"] = divergence
+            place = (states[0], labels, inputs["real"], train.label_smoothing, output.logits)
+            if weight and self.taught_by is not None:
+                lesson = self._lesson(self.taught_by, arguments, inputs["real"])
+                loss, cross_entropy, divergence = self.output_layer.taught_loss(*place, lesson)
+                numbers = {"cross_entropy": cross_entropy, "divergence": divergence}
+            else:
+                loss = self.output_layer.loss(*place)
+                numbers = {"cross_entropy": loss}
         loss = loss / totals.target_tokens
         if self.gated:
             rows = len(labels)
-            loss = loss + self.model.lambda_ * output.penalty * rows / totals.sentences
+            loss = loss + inputs["lambda"] * output.penalty * rows / totals.sentences
             numbers |= {"penalty": output.penalty, "sparsity": output.sparsity}
-            numbers |= dict(zip(("dropped_in_step", "real_in_step"), self.model._seen, strict=True))
+            numbers |= dict(zip(("dropped", "real"), self.model._seen, strict=True))
             if output.gates.open_probability is not None:
                 padding = inputs["attention_mask"] == 0
                 numbers["open"] = output.gates.open_probability.masked_fill(padding, 0).sum()
-        loss = loss * self.accelerator.num_processes
-        self._early = Early({"loss": loss, **numbers})
-        return (loss, output) if return_outputs else loss
+        return loss * self.accelerator.num_processes, numbers, output
+
+    @torch.no_grad()
+    def _taught(self, arguments: dict[str, Any]) -> Any:
+        names = [n for n in arguments if n in ("input_ids", "attention_mask", "decoder_input_ids")]
+        with ExitStack() as stack:
+            if self.low_precision is not None:
+                stack.enter_context(torch.autocast(self.args.device.type, torch.bfloat16))
+            if self.compiled_teacher is not None:
+                stack.enter_context(self.compiled_teacher.running())
+            return self.teacher(**{name: arguments[name] for name in names}, use_cache=False)
+
+    def _lesson(self, layer: OutputLayer, arguments: dict[str, Any], real: Tensor) -> Lesson:
+        assert self.recipe.train.teacher is not None
+        weight, temperature = self.recipe.train.teacher.weight, self.recipe.train.teacher.temperature
+        with torch.no_grad(), layer.states() as states:
+            output = self._taught(arguments)
+            return layer.lesson(states[0], real, output.logits, weight, temperature)
 
     def _elastic_keep(self, keys: Tensor) -> Tensor:
         low, high = self.recipe.train.elastic_range
@@ -303,31 +401,63 @@ class L0DropTrainer(Trainer):
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         loss = self._step(model, inputs) if self.fast else super().training_step(model, inputs, num_items_in_batch)
         # by now backward is on its way, and what the forward pass has found is here or will be soon
-        self._seen = seen = self._early.read()
+        seen = self._early.read()
         if not math.isfinite(seen["loss"]):
             raise TrainingError(
                 f"the loss is {seen['loss']} at step {self.state.global_step + 1}; the last good checkpoint stands in "
                 f"{self.checkpoint_folder}. Lower train.learning_rate or train.clip, then run the same command again"
             )
         tokens, rows = inputs["source_tokens"], len(inputs["labels"])
-        self._add(cross_entropy=seen["cross_entropy"], target_tokens=len(inputs["real"]), source_tokens=tokens)
+        targets = inputs["target_tokens"]
+        self._add(cross_entropy=seen["cross_entropy"], target_tokens=targets, source_tokens=tokens)
         if "divergence" in seen:
             self._add(divergence=seen["divergence"])
         if self.gated:
             self._add(penalty=seen["penalty"] * rows, sentences=rows)
             self._add(dropped=seen["sparsity"] * tokens, open=seen.get("open", 0.0))
+            for name in self._in_step:
+                self._in_step[name] += seen[name]
         return loss
 
     def _step(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """Forward and backward, without looking at every module."""
         if not model.training:
             model.train()
+        if self.captured is not None:
+            loss, self._early = self._captured_step(self.captured, inputs)
+            return loss
         with self.compute_loss_context_manager():
             loss = self.compute_loss(model, self._prepare_inputs(inputs))
         self.accelerator.backward(loss)
         if self.low_precision is not None:
             self.low_precision.collect()
         return loss.detach()
+
+    def _captured_step(self, captured: Captured, inputs: dict[str, Any]) -> tuple[Tensor, Early]:
+        inputs, totals = self._complete(inputs), inputs["totals"]
+        tensors = {name: inputs[name] for name in ("input_ids", "attention_mask", "labels", "real")}
+        tensors |= {f"hints.{name}": hint for name, hint in inputs["hints"].items()}
+        moving = [float(totals.target_tokens), float(totals.sentences), float(inputs.get("lambda", 0.0))]
+        on_gpu = self.args.device.type == "cuda"
+        tensors["moving"] = torch.tensor(moving, pin_memory=on_gpu).to(self.args.device, non_blocking=True)
+        if self.gated:
+            tensors["noise_key"] = inputs["noise_key"]
+        return captured.step(tensors, inputs["elastic"])
+
+    def _forward(self, tensors: dict[str, Tensor], elastic: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        """What is captured of a forward pass: all that differs between steps comes as a tensor."""
+        tokens, sentences, lambda_ = tensors["moving"].unbind()
+        hints = {name.removeprefix("hints."): t for name, t in tensors.items() if name.startswith("hints.")}
+        totals: Any = SimpleNamespace(target_tokens=tokens, sentences=sentences)
+        inputs = {**tensors, "hints": hints, "totals": totals, "lambda": lambda_, "elastic": elastic}
+        with self.compute_loss_context_manager():
+            loss, numbers, _ = self._loss(self.model_wrapped, inputs)
+        return loss, {"loss": loss, **numbers}
+
+    def _backward(self, loss: Tensor) -> None:
+        loss.backward()
+        if self.low_precision is not None:
+            self.low_precision.collect()
 
     def _clip_grad_norm(self, model: Any) -> Any:
         if self.low_precision is not None:
@@ -352,12 +482,13 @@ class L0DropTrainer(Trainer):
         if target is not None and self.state.global_step % self.recipe.train.steer_every == 0:
             validation = self.measure_gates(self.recipe.evaluate.sentences).sparsity
         self.model.steer(self._sparsity_seen(), validation=validation)
+        self._in_step = dict.fromkeys(self._in_step, 0.0)
 
     def _sparsity_seen(self) -> float | None:
         """Of the step's batches, where this process has seen all of them."""
-        if self.accelerator.num_processes > 1 or not self._seen:
+        if not self.alone or not self._in_step["real"]:
             return None
-        return self._seen["dropped_in_step"] / self._seen["real_in_step"]
+        return self._in_step["dropped"] / self._in_step["real"]
 
     @torch.no_grad()
     def measure_gates(self, sentences: int, split: str = "valid") -> SparsityMeter:

@@ -222,3 +222,57 @@ def test_the_mask_covers_real_tokens_that_look_like_padding() -> None:
 
 def test_collate_without_targets_has_no_labels() -> None:
     assert "labels" not in collate([example(0, [3, 1], None, [0, 0])], pad_id=0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    lengths=corpora(),
+    extra=st.integers(0, 300),
+    processes=st.sampled_from([1, 2, 4]),
+    accumulation=st.sampled_from([1, 2]),
+    max_sentences=st.sampled_from([None, 15, 40]),
+    pool=st.sampled_from([8, 30, 1000]),
+    multiple=st.sampled_from([1, 4, 8]),
+    epoch=st.integers(0, 3),
+)
+def test_with_a_multiple_the_rows_of_a_step_follow_from_its_length(
+    lengths: Lengths,
+    extra: int,
+    processes: int,
+    accumulation: int,
+    max_sentences: int | None,
+    pool: int,
+    multiple: int,
+    epoch: int,
+) -> None:
+    longer = np.maximum(*lengths)
+    parts = processes * accumulation
+    budget = int(longer.max()) * (2 * parts - 1) + extra
+    options = {"processes": processes, "accumulation": accumulation, "pool": pool, "multiple": multiple}
+    if max_sentences is not None:
+        options["max_sentences"] = max_sentences
+    steps = list(batches_of(lengths, budget, **options).steps(epoch))
+    assert sorted(i for step in steps for i in sentences_of(step)) == list(range(len(longer)))
+    odd = 0
+    for step in steps:
+        assert step.length is not None
+        assert step.length % multiple == 0 or step.length == longer.max()
+        longest = int(longer[sentences_of(step)].max())
+        assert longest <= step.length < longest + multiple
+        assert step.sentences * step.length == step.padded_tokens <= budget
+        assert all(len(part) > 0 for part in parts_of(step))
+        assert max(map(len, parts_of(step))) == -(-step.sentences // parts)
+        odd += step.sentences != min(budget // step.length, max_sentences or budget)
+    assert odd <= 2 * max(1, len(longer) // pool)
+
+
+def test_both_sides_are_padded_to_the_length_of_the_step() -> None:
+    examples = [
+        Example(index=i, source=np.arange(2, 2 + n), target=np.arange(5, 5 + m), hints={"tag": np.arange(n)})
+        for i, (n, m) in enumerate([(2, 3), (4, 1)])
+    ]
+    batch = collate(examples, 0, length=8)
+    assert batch["input_ids"].tolist() == [[2, 3, 0, 0, 0, 0, 0, 0], [2, 3, 4, 5, 0, 0, 0, 0]]
+    assert batch["attention_mask"].sum(1).tolist() == [2, 4]
+    assert batch["labels"].tolist() == [[5, 6, 7] + [-100] * 5, [5] + [-100] * 7]
+    assert batch["hints"]["tag"].tolist() == [[0, 1] + [-1] * 6, [0, 1, 2, 3] + [-1] * 4]

@@ -11,7 +11,7 @@ pytest.importorskip("l0drop", reason="needs what l0drop depends on in this Pytho
 from l0drop import L0DropConfig, sparsify
 from l0drop.core import hard_concrete
 from l0drop.training.fast import Compiled, LowPrecision, OutputLayer
-from l0drop.training.fused_loss import linear_cross_entropy_sum
+from l0drop.training.fused_loss import linear_cross_entropy_sum, plain_rows
 from l0drop.training.objective import decoder_inputs, noise_keys
 from l0drop.training.ragged import ragged_attention
 from tests.models import zoo
@@ -87,12 +87,28 @@ def test_the_fused_loss_in_bfloat16():
     logits = hidden.double() @ weight.double().T + bias
     reference = F.cross_entropy(logits, labels, label_smoothing=0.1, reduction="sum")
     expected = torch.autograd.grad(reference, [hidden, weight])
-    for compiled in (False, True):
-        settings = {"bias_V": bias, "smoothing": 0.1, "dtype": torch.bfloat16, "chunk": 1_100, "compiled": compiled}
-        loss = linear_cross_entropy_sum(hidden, weight, labels, **settings)
-        assert distance(loss, reference) < 1e-3
-        for one, other in zip(torch.autograd.grad(loss, [hidden, weight]), expected, strict=True):
-            assert distance(one, other) < 1e-2
+    settings = {"bias_V": bias, "smoothing": 0.1, "dtype": torch.bfloat16, "chunk": 1_100}
+    loss = linear_cross_entropy_sum(hidden, weight, labels, **settings)
+    assert distance(loss, reference) < 1e-3
+    for one, other in zip(torch.autograd.grad(loss, [hidden, weight]), expected, strict=True):
+        assert distance(one, other) < 1e-2
+
+
+@pytest.mark.parametrize("vocabulary", [5_003, 4_096, 900])
+@pytest.mark.parametrize("temperature", [None, 1.0, 2.0])
+def test_the_kernel_between_the_products_is_the_plain_computation(vocabulary, temperature):
+    from l0drop.training.loss_rows import rows
+
+    logits, taught = (torch.randn(300, vocabulary, device="cuda") * 3 for _ in range(2))
+    bias, labels = torch.randn(vocabulary, device="cuda"), torch.randint(vocabulary, (300,), device="cuda")
+    labels[::7] = -100
+    lesson = None if temperature is None else (taught, bias.flip(0), 0.7, temperature)
+    expected = plain_rows(logits.clone(), bias, labels, 0.1, True, lesson)
+    found = rows(logits.clone(), bias, labels, 0.1, True, lesson)
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or distance(one, other) < 1e-5
+    assert rows(logits.clone(), bias, labels, 0.1, False, lesson)[2] is None
 
 
 def test_noise_is_the_same_to_the_bit_on_cpu_gpu_and_compiled():
@@ -144,7 +160,7 @@ def test_the_fast_step_is_as_near_to_float32_as_autocast_is(gating):
     exact, rounded = plain(False), plain(True)
     expected, usual = gradient(exact), gradient(rounded)
     with ragged_attention(model), Compiled(model).running():
-        fast = fast_loss(model, inputs, labels, real, OutputLayer(model, torch.bfloat16, compiled=True))
+        fast = fast_loss(model, inputs, labels, real, OutputLayer(model, torch.bfloat16))
         ours = gradient(fast)
     assert distance(fast, exact) < 1e-2
     assert distance(ours, expected) < 1.5 * distance(usual, expected)
@@ -180,7 +196,7 @@ def test_weights_in_low_precision_are_what_autocast_makes_of_them():
 
 def test_a_gated_step_never_waits_for_the_gpu():
     model, inputs, labels, real = problem("zero")
-    layer, compiled = OutputLayer(model, torch.bfloat16, compiled=True), Compiled(model)
+    layer, compiled = OutputLayer(model, torch.bfloat16), Compiled(model)
     low = LowPrecision(model, torch.bfloat16)
     with ragged_attention(model), low.running(), compiled.running():
         fast_loss(model, inputs, labels, real, layer).backward()  # compiles, and looks at the logits once
@@ -206,6 +222,7 @@ def test_a_run_on_the_gpu_learns_what_a_plain_one_learns(tmp_path):
     losses = {}
     for fast in (False, True):
         settings = {"steps": 40, "precision": "bf16", "accumulation": 2, "fast": fast, "compile": fast}
+        settings["length_multiple"] = 4  # the batches of captured steps
         sparse = {"lambda_": 0.2, "ramp": {"end": 20}}
         values = tiny.recipe(tmp_path, f"fast-{fast}", model=model, l0drop=sparse, train=settings)
         train(parse_recipe(values, "test"), tmp_path / "runs", Console(quiet=True))
@@ -213,3 +230,69 @@ def test_a_run_on_the_gpu_learns_what_a_plain_one_learns(tmp_path):
         losses[fast] = [e["cross_entropy"] for e in map(json.loads, lines) if "loss" in e]
     assert losses[True][-1] < losses[True][0] - 1
     assert losses[True] == pytest.approx(losses[False], rel=0.03)
+
+
+DRY = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("kind", ["plain", "zero", "mask", "weight", "elastic", "taught", "compiled"])
+def test_captured_steps_are_the_steps(kind, precision, tmp_path):
+    """Several epochs of several shapes, so that most steps are replayed; gradients show in their norm at every step."""
+    pytest.importorskip("pydantic", reason="recipes need pydantic")
+    from rich.console import Console
+
+    from l0drop.recipe import parse_recipe
+    from l0drop.training.run import train
+    from tests.training import tiny
+
+    if precision == "fp32" and kind not in ("plain", "zero"):
+        pytest.skip("one gating is enough in float32")
+    sizes = {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "heads": 2, "ffn": 64, "positions": 64, **DRY}
+    base = tiny.recipe(tmp_path, "base", model={"transformer": sizes}, train={"steps": 20})
+    train(parse_recipe(base, "test"), tmp_path / "runs", Console(quiet=True))
+    logs = {}
+    settings = {"steps": 40, "accumulation": 2, "batch_tokens": 1_000, "precision": precision, "length_multiple": 4}
+    more = {"elastic": {"elastic": True}, "taught": {"teacher": {"weight": 0.5}}, "compiled": {"compile": True}}
+    for capture in (False, True):
+        ours = {**settings, **more.get(kind, {}), "capture": capture}
+        values = tiny.sparse(tmp_path, str(tmp_path / "runs" / "base"), f"captured-{capture}", train=ours)
+        values["l0drop"] = None if kind == "plain" else {"target_sparsity": 0.4, "start": 1.0}
+        if kind in ("zero", "mask", "weight"):
+            values["l0drop"]["gating"] = kind
+        train(parse_recipe(values, "test"), tmp_path / "runs", Console(quiet=True))
+        lines = (tmp_path / "runs" / f"captured-{capture}" / "log.jsonl").read_text().splitlines()
+        logs[capture] = [entry for entry in map(json.loads, lines) if "loss" in entry]
+    close = 2e-2 if precision == "bf16" else 2e-3
+    for plain, captured in zip(logs[False], logs[True], strict=True):
+        assert captured["loss"] == pytest.approx(plain["loss"], rel=close)
+        assert captured["grad_norm"] == pytest.approx(plain["grad_norm"], rel=5 * close)
+        if kind == "taught":
+            assert captured["divergence"] == pytest.approx(plain["divergence"], rel=0.1, abs=0.02)
+
+
+def test_a_captured_step_draws_its_dropout_anew_and_sums_gradients():
+    from l0drop.training.captured import Captured
+
+    weight = torch.nn.Parameter(torch.ones(1_000, device="cuda"))
+    weight.grad = torch.zeros_like(weight)
+
+    def forward(inputs, variant):
+        kept = F.dropout(inputs["x"], 0.5)
+        loss = (weight * kept).sum() * (2 if variant else 1)
+        return loss, {"loss": loss, "kept": (kept != 0).sum()}
+
+    captured = Captured(forward, lambda loss: loss.backward())
+    found = []
+    for step in range(6):
+        weight.grad.zero_()
+        x = torch.full((1_000,), float(step + 1), device="cuda")
+        for variant in (False, True):
+            _, early = captured.step({"x": x}, variant)
+            found.append(early.read())
+        # what was kept is 2 x, once in the one variant and twice in the other
+        expected = 2 * (step + 1) * (found[-2]["kept"] + 2 * found[-1]["kept"])
+        assert float(weight.grad.sum()) == pytest.approx(expected, rel=1e-5)
+        assert found[-2]["loss"] == pytest.approx(2 * (step + 1) * found[-2]["kept"], rel=1e-5)
+    assert len(captured.graphs) == 2
+    assert len({numbers["kept"] for numbers in found}) > 6

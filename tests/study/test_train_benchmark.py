@@ -24,7 +24,7 @@ MODEL = {
 }  # fmt: skip
 TINY = Size(
     MODEL, vocabulary=200, sentences=600, batch_tokens=800, precision="fp32", before=1, steps=2, slow_before=1,
-    slow_steps=1, rounds=1, curve_steps=30,
+    epochs_before=0, slow_steps=1, rounds=1, curve_steps=30,
 )  # fmt: skip
 
 

@@ -15,11 +15,11 @@ from l0drop import L0DropConfig, sparsify
 from l0drop.data.batches import TokenBatches
 from l0drop.data.corpus import TokenizedCorpus
 from l0drop.recipe import parse_recipe
-from l0drop.training.fast import Compiled, Early, LowPrecision, OutputLayer, Packed, quick_zero_grad
+from l0drop.training.fast import Compiled, Early, LowPrecision, OutputLayer, Packed, quick_zero_grad, together
 from l0drop.training.objective import decoder_inputs
 from l0drop.training.ragged import NAME, plain_attention, ragged_attention
 from l0drop.training.run import train
-from l0drop.training.trainer import PackedStream, StepStream, unpacked
+from l0drop.training.trainer import PackedStream, StepStream, filled_up, unpacked
 from tests.models import zoo
 from tests.training import tiny
 
@@ -203,7 +203,7 @@ def test_layers_that_are_left_out_have_no_gradient_in_low_precision():
 
 
 def test_early_numbers_are_the_numbers():
-    assert Early({"a": torch.tensor(1.5), "b": torch.tensor(2)}).read() == {"a": 1.5, "b": 2.0}
+    assert Early(*together({"a": torch.tensor(1.5), "b": torch.tensor(2)})).read() == {"a": 1.5, "b": 2.0}
 
 
 def test_packed_tensors_come_out_as_they_went_in():
@@ -254,9 +254,59 @@ def test_a_fast_run_learns_what_a_plain_one_learns(baseline, tmp_path):
             assert fast[name] == pytest.approx(plain[name], rel=1e-3), name
 
 
-def test_a_teacher_needs_all_logits_and_says_so(baseline, tmp_path, caplog):
-    values = tiny.sparse(tmp_path, str(baseline), train={"steps": 2, "fast": True, "teacher": {"weight": 0.5}})
+def test_a_fast_run_learns_from_a_teacher_as_a_plain_one_does(baseline, tmp_path):
+    logs = {}
+    for fast in (False, True):
+        settings = {"steps": 6, "fast": fast, "teacher": {"weight": 0.7, "temperature": 2.0}}
+        logs[fast] = entries(tmp_path, f"taught-{fast}", tiny.sparse(tmp_path, str(baseline), train=settings))
+    for plain, fast in zip(logs[False], logs[True], strict=True):
+        for name in ("loss", "cross_entropy", "divergence", "grad_norm"):
+            assert fast[name] == pytest.approx(plain[name], rel=1e-3), name
+
+
+class Uncaptured:
+    """In place of `Captured` where there is no GPU: the same calls, at once."""
+
+    def __init__(self, forward, backward):
+        self.forward, self.backward = forward, backward
+
+    def step(self, inputs, variant=None):
+        loss, numbers = self.forward({name: tensor.clone() for name, tensor in inputs.items()}, variant)
+        early = Early(*together(numbers))
+        self.backward(loss)
+        return loss.detach(), early
+
+
+@pytest.mark.parametrize("kind", ["plain", "gated", "elastic", "taught"])
+def test_what_is_captured_is_the_whole_step(kind, baseline, tmp_path, monkeypatch):
+    logs = {}
+    settings = {"steps": 8, "accumulation": 2, "batch_tokens": 600, "fast": True, "length_multiple": 4}
+    settings |= {"elastic": {"elastic": True}, "taught": {"teacher": {"weight": 0.5}}}.get(kind, {})
+    for captured in (False, True):
+        values = tiny.sparse(tmp_path, str(baseline), train=settings)
+        if kind == "plain":
+            values["l0drop"] = None
+        if captured:
+            monkeypatch.setattr("l0drop.training.trainer.Captured", Uncaptured)
+            monkeypatch.setattr("l0drop.training.trainer.L0DropTrainer._may_capture", lambda trainer: True)
+        logs[captured] = entries(tmp_path, f"captured-{captured}", values)
+    for plain, captured in zip(logs[False], logs[True], strict=True):
+        for name in {"loss", "cross_entropy", "grad_norm", "penalty", "sparsity", "lambda", "divergence"} & set(plain):
+            assert captured[name] == pytest.approx(plain[name], rel=1e-4), name
+
+
+def test_capturing_says_why_it_does_not(baseline, tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "l0drop"):
-        logged = entries(tmp_path, "taught", values)
-    assert "divergence" in logged[0]
-    assert "train.fast: a teacher's distribution is compared with all logits, so they are computed" in caplog.text
+        entries(tmp_path, "capture", tiny.sparse(tmp_path, str(baseline), train={"steps": 1, "capture": True}))
+    assert "train.capture: steps are launched one kernel after the other, because there is no GPU" in caplog.text
+
+
+def test_places_of_real_tokens_are_filled_up_with_padding():
+    is_real = torch.tensor([1, 1, 1, 0, 1, 0, 0, 0] * 2, dtype=torch.bool)
+    real = is_real.nonzero().flatten()
+    filled = filled_up(real, is_real)
+    assert filled.tolist() == real.tolist()  # 8 of 16 are four eighths
+    is_real[3] = True
+    filled = filled_up(is_real.nonzero().flatten(), is_real)
+    assert filled.tolist() == [0, 1, 2, 3, 4, 8, 9, 10, 12, 5]
+    assert len(filled_up(torch.arange(16), torch.ones(16, dtype=torch.bool))) == 16

@@ -5,7 +5,8 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from l0drop.training.fused_loss import linear_cross_entropy_sum
+from l0drop.training.fused_loss import Lesson, linear_cross_entropy_sum, taught_cross_entropy_sum
+from l0drop.training.objective import distillation_sum
 
 ROWS, WIDTH, VOCABULARY = 13, 8, 11
 
@@ -64,6 +65,42 @@ def test_mixed_precision_stays_near_full_precision():
     for a, b in zip(*gradients, strict=True):
         assert a.dtype == torch.float32
         assert (a - b).norm() < 1e-2 * b.norm()
+
+
+@pytest.mark.parametrize("chunk", [None, 4])
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+def test_a_lesson_is_the_divergence_of_full_logits(chunk, temperature):
+    (hidden, weight, bias), labels = problem()
+    (other, other_weight, other_bias), _ = problem()
+    with torch.no_grad():
+        other, other_weight, other_bias = (t.roll(1, 0) for t in (other, other_weight, other_bias))
+    lesson = Lesson(other, other_weight, other_bias, 0.7, temperature)
+    settings = {"bias_V": bias, "smoothing": 0.1, "chunk": chunk}
+    loss, cross_entropy, divergence = taught_cross_entropy_sum(hidden, weight, labels, lesson, **settings)
+    theirs = plain(hidden, weight, bias, labels, 0.1)
+    taught = (other @ other_weight.T + other_bias)[None]
+    logits = (hidden @ weight.T + bias)[None]
+    apart = distillation_sum(logits.double(), taught, labels[None], temperature)
+    assert float(cross_entropy.detach()) == pytest.approx(float(theirs.detach()), rel=1e-12)
+    assert float(divergence.detach()) == pytest.approx(float(apart.detach()), rel=1e-5)  # theirs is in float32
+    assert float(loss.detach()) == pytest.approx(float((theirs + 0.7 * apart).detach()) / 1.7, rel=1e-5)
+    assert torch.autograd.gradcheck(
+        lambda h, w, b: taught_cross_entropy_sum(h, w, labels, lesson, bias_V=b, smoothing=0.1, chunk=chunk)[0],
+        [hidden, weight, bias],
+    )
+
+
+def test_rows_of_padding_count_nothing():
+    (hidden, weight, bias), labels = problem()
+    real = torch.ones(ROWS, dtype=torch.bool)
+    real[[0, 5, ROWS - 1]] = False
+    settings = {"bias_V": bias, "smoothing": 0.1, "chunk": 4}
+    ours = linear_cross_entropy_sum(hidden, weight, labels.masked_fill(~real, -100), **settings)
+    theirs = linear_cross_entropy_sum(hidden[real], weight, labels[real], **settings)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
+    inputs = [hidden, weight, bias]
+    for a, b in zip(torch.autograd.grad(ours, inputs), torch.autograd.grad(theirs, inputs), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
 class Largest(TorchDispatchMode):
