@@ -36,13 +36,18 @@ _ANCESTRY: ContextVar[Ancestry | None] = ContextVar("ancestry", default=None)
 
 
 @contextmanager
-def among(ancestry: Ancestry | None) -> Iterator[None]:
+def among(known: Ancestry | None) -> Iterator[None]:
     """Inside, self-attention goes by this; None stands for every row attending to all its keys, in order."""
-    token = _ANCESTRY.set(ancestry)
+    token = _ANCESTRY.set(known)
     try:
         yield
     finally:
         _ANCESTRY.reset(token)
+
+
+def ancestry() -> Ancestry | None:
+    """What self-attention goes by now."""
+    return _ANCESTRY.get()
 
 
 def folded_attention(
@@ -62,30 +67,28 @@ def folded_attention(
     R, H, T, D = query.shape
     B = key.shape[0]
     mask = attention_mask
-    ancestry = _ANCESTRY.get() if mask is None else None
-    if ancestry is not None:
-        mask = ancestry.bias
+    known = ancestry() if mask is None else None
+    if known is not None:
+        mask = known.bias
         if position_bias is not None:  # by position, where keys stand in the order they were written
-            position_bias = position_bias[0, :, -1][:, ancestry.position].transpose(0, 1)[:, :, None]
+            position_bias = position_bias[0, :, -1][:, known.position].transpose(0, 1)[:, :, None]
     if position_bias is not None:
         bias = position_bias[:, :, -T:]
         mask = bias if mask is None else bias + mask
     k = R // B
     assert k == 1 or T == 1, "beams are folded into the query positions of one step"
     query_BHqD = query if k == 1 else query.view(B, k, H, D).transpose(1, 2)
-    if query.device.type == "cpu" and query.dtype in (torch.float32, torch.float64):
-        out_BHqD = _attend(query_BHqD, key, value, mask, scaling)
-    else:
-        out_BHqD = F.scaled_dot_product_attention(query_BHqD, key, value, attn_mask=mask, scale=scaling)
-    return out_BHqD.transpose(1, 2).reshape(R, T, H, D), None
+    return attend(query_BHqD, key, value, mask, scaling).transpose(1, 2).reshape(R, T, H, D), None
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
-    """Attention of a few query positions on a CPU: [B, H, q, D].
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    """Attention of a few query positions: [B, H, q, D].
 
-    The product of keys by queries has many rows where that of queries by keys has few; for one to eight queries this
-    takes two thirds of the time of torch's fused attention, which is made for as many queries as keys.
+    On a CPU, the product of keys by queries has many rows where that of queries by keys has few; for one to eight
+    queries this takes two thirds of the time of torch's fused attention, which is made for as many queries as keys.
     """
+    if query.device.type != "cpu" or query.dtype not in (torch.float32, torch.float64):
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
     B, H, q, D = query.shape
     scaled_GqD = (query * (D**-0.5 if scaling is None else scaling)).reshape(B * H, q, D)
     scores_GSq = torch.bmm(key.flatten(0, 1), scaled_GqD.transpose(1, 2))

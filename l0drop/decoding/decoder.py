@@ -1,8 +1,9 @@
-"""A model's decoder as the engine runs it: Hugging Face's forward, with attention, caches and linear layers of ours.
+"""A model's decoder as the engine runs it: Hugging Face's embeddings and what it does around its layers, with layers,
+attention, caches and output layer of ours.
 
-The decoder holds the model's parameters in modules of its own, whose configuration asks for the attention of
-`attention.py`. The output layer is taken out of them: what a model adds to its logits becomes that layer's bias, where
-it costs nothing, instead of another pass over the vocabulary.
+The decoder holds the model's parameters in modules of its own. Layers that `stack.py` does not know stay Hugging
+Face's; their configuration asks for the attention of `attention.py`. The output layer is taken out: what a model adds
+to its logits becomes that layer's bias, where it costs nothing, instead of another pass over the vocabulary.
 
 Shapes: B sentences, R rows, K memory rows, D width, V vocabulary.
 """
@@ -18,6 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from l0drop.decoding.attention import NAME, among
 from l0drop.decoding.caches import DecoderCache
 from l0drop.decoding.linear import Kind, Linears, make_linear
+from l0drop.decoding.stack import Stack, is_known
 from l0drop.models.adopt import adopt_parameters
 from l0drop.models.modeling import L0DropModel
 
@@ -34,16 +36,18 @@ class Decoder:
         self.head = _take_head(self.modules)
         made = make_linear(kind, self.head.weight, self.head.bias)
         self.head = self.head if made is None else made
-        linears = Linears(kind)
-        linears.prepare(self.modules.get_decoder())
-        linears.install()
-        self.copied_bytes = linears.copied_bytes + getattr(self.head, "copied_bytes", 0)
+        decoder: Any = self.modules.get_decoder()
+        layers = decoder.block if hasattr(decoder, "block") else decoder.layers
+        self.layers = len(layers)
+        if is_known(layers):
+            packed: Stack | Linears = Stack(layers, kind)
+            decoder.layers = nn.ModuleList([packed])  # type: ignore[list-item]
+        else:
+            packed = Linears(kind)
+            packed.prepare(decoder)
+            packed.install()
+        self.copied_bytes = packed.copied_bytes + getattr(self.head, "copied_bytes", 0)
         """What packed weights take beside the model's own."""
-
-    @property
-    def layers(self) -> int:
-        decoder = self.modules.get_decoder()
-        return len(decoder.block if hasattr(decoder, "block") else decoder.layers)
 
     def __call__(self, tokens_R1: Tensor, states_BKD: Tensor, bias_B11K: Tensor, cache: DecoderCache) -> Tensor:
         """[R, V]. Rows belong to sentences in order, as many to each as there are beams."""

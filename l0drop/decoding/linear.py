@@ -50,8 +50,9 @@ class PackedLinear(nn.Module):
     def copied_bytes(self) -> int:
         return self.weight.nbytes
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias_O, "none", [], "")
+    def forward(self, x: Tensor, then: str = "none") -> Tensor:
+        """`then` is done to the outputs in passing: none, relu."""
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias_O, then, [], "")
 
 
 class Int8Linear(nn.Module):
@@ -139,7 +140,7 @@ def chosen_kind(wanted: str, model: nn.Module) -> Kind:
         if wanted != "int8":
             return wanted
         kinds = [f"int8-{engine}" for engine in int8_engines()]
-        few, many = _quickest(kinds, model), _quickest(kinds, model, MANY)
+        few, many = _quickest(kinds, model), _quickest(sorted(kinds, key=lambda k: k != "int8-onednn"), model, MANY)
         return few + many.removeprefix("int8")
     if wanted == "packed" and not can_pack(parameter):
         raise ValueError(

@@ -10,6 +10,8 @@ from l0drop import Engine, Gates, L0DropConfig, sparsify
 from l0drop.decoding import caches as caches_module
 from l0drop.decoding import engine as engine_module
 from l0drop.decoding.engine import group_by_rows
+from l0drop.decoding.stack import Stack
+from l0drop.models.entmax import with_entmax
 from tests.models import zoo
 
 GATINGS = ("zero", "mask", "weight")
@@ -90,6 +92,23 @@ def test_same_tokens_in_float32(family, name):
 def test_other_settings_are_generates(changes, beams):
     theirs, ours = both(gated("marian"), zoo.ragged_batch(), num_beams=beams, **changes)
     assert_same(theirs, ours, tie=1e-9)
+
+
+def test_attention_of_another_kind_is_left_to_it():
+    """Sparse attention is neither folded away nor taken for softmax."""
+    pytest.importorskip("entmax")
+    model = with_entmax(zoo.build("bart").double()).eval()
+    theirs, ours = both(model, zoo.ragged_batch(), **SETTINGS["beam 4, early"])
+    assert_same(theirs, ours, tie=1e-9)
+    other = Engine(zoo.build("bart").double()).generate(**_inputs(), max_new_tokens=18, **SETTINGS["beam 4, early"])
+    assert not torch.equal(other.sequences, ours.sequences)
+
+
+@pytest.mark.parametrize("family", zoo.FAMILIES)
+def test_known_layers_run_as_one(family):
+    decoder = Engine(gated(family))._decoder()
+    stacked = any(isinstance(module, Stack) for module in decoder.modules.modules())
+    assert stacked == (family not in ("t5", "mt5", "led"))
 
 
 def test_unset_settings_come_from_the_model():

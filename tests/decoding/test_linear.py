@@ -133,9 +133,12 @@ def test_packed_engine_is_the_plain_one(family):
     plain = Engine(model, linears="plain").generate(batch["input_ids"], batch["attention_mask"], **settings)
     engine = Engine(model, linears="packed")
     packed = engine.generate(batch["input_ids"], batch["attention_mask"], **settings)
+    linears = [m for m in model.modules() if type(m) is nn.Linear and m is not model.get_output_embeddings()]
+    sizes = {m.weight.data_ptr(): m.weight.nbytes for m in linears if "gate" not in str(type(m))}
+    head = model.get_output_embeddings().weight.nbytes
     assert engine._encoder.count > 0
-    assert any(isinstance(module, PackedLinear) for module in engine._decoder().modules.modules())
     assert isinstance(engine._decoder().head, PackedLinear)
+    assert engine.copied_bytes >= 0.9 * (sum(sizes.values()) + head), "all of them are packed"
     assert torch.equal(packed.sequences, plain.sequences)
     torch.testing.assert_close(packed.scores, plain.scores, atol=1e-4, rtol=0)
 
@@ -148,8 +151,9 @@ def test_int8_engine_is_near_the_plain_one(family):
     plain = Engine(model, linears="plain").encode(*inputs, dense=True).memory.states
     rounded = engine.encode(*inputs, dense=True).memory.states
     assert 0 < float((rounded - plain).norm() / plain.norm()) < 0.1
-    assert any(isinstance(module, Int8Linear) for module in engine._decoder().modules.modules())
     engine.generate(*inputs, num_beams=2, max_new_tokens=4)
+    assert isinstance(engine._decoder().head, Int8Linear)
+    assert engine._decoder().copied_bytes > engine._decoder().head.copied_bytes
 
 
 @pytest.mark.parametrize("kind", ["packed", "int8"])

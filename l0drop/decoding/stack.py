@@ -1,0 +1,152 @@
+"""All layers of a decoder as one module, for one new position.
+
+Hugging Face's layers are made for everything one can do with them, and a step of a small batch spends a tenth of its
+time between them. Here is what a step computes and no more. Five families have the same layers, with the norms before
+or behind; T5's stay as they are.
+
+Shapes: B sentences, k beams, R = B·k rows, H heads, K memory rows, D width of the model, d of a head.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.models.bart.modeling_bart import BartDecoderLayer
+from transformers.models.m2m_100.modeling_m2m_100 import M2M100DecoderLayer
+from transformers.models.marian.modeling_marian import MarianDecoderLayer
+from transformers.models.mbart.modeling_mbart import MBartDecoderLayer
+from transformers.models.pegasus.modeling_pegasus import PegasusDecoderLayer
+
+from l0drop.decoding.attention import NAME, ancestry, attend
+from l0drop.decoding.caches import DecoderCache, MemoryLayer, PrefixLayer
+from l0drop.decoding.linear import Kind, PackedLinear, make_linear
+
+NORMS_FIRST = {
+    MarianDecoderLayer: False,
+    BartDecoderLayer: False,
+    MBartDecoderLayer: True,
+    M2M100DecoderLayer: True,
+    PegasusDecoderLayer: True,
+}
+"""The layers that are known here, and whether their norms stand before what they norm."""
+
+Apply = Callable[[Tensor], Tensor]
+
+
+def is_known(layers: nn.ModuleList) -> bool:
+    """Whether these layers are of one of the families, with attention as it comes with them."""
+    if not all(type(layer) in NORMS_FIRST for layer in layers):
+        return False
+    attentions: list[Any] = [m for layer in layers for m in (layer.self_attn, layer.encoder_attn)]
+    return all(attention.config._attn_implementation == NAME for attention in attentions)
+
+
+class Stack(nn.Module):
+    """The layers of a decoder; called by Hugging Face's decoder as if it were one layer."""
+
+    def __init__(self, layers: nn.ModuleList, kind: Kind) -> None:
+        super().__init__()
+        self.steps = [_Layer(layer, kind) for layer in layers]
+
+    @property
+    def copied_bytes(self) -> int:
+        """What packed weights take beside the model's own."""
+        return sum(step.copied_bytes for step in self.steps)
+
+    def forward(
+        self,
+        hidden_R1D: Tensor,
+        _: Any,
+        states_BKD: Tensor,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: DecoderCache | None = None,
+        **__: Any,
+    ) -> Tensor:
+        assert past_key_values is not None
+        known = ancestry()
+        seen = None if known is None else known.bias
+        x_RD = hidden_R1D[:, 0]
+        for step, prefix, memory in zip(self.steps, past_key_values.prefix, past_key_values.memory, strict=True):
+            x_RD = step(x_RD, seen, states_BKD, encoder_attention_mask, prefix, memory)
+        return x_RD[:, None]
+
+
+class _Layer:
+    """One layer: attention to the target so far, attention to the memory, a network."""
+
+    def __init__(self, layer: Any, kind: Kind) -> None:
+        own, cross = layer.self_attn, layer.encoder_attn
+        self.heads, self.scale = own.num_heads, own.scaling
+        self.first = NORMS_FIRST[type(layer)]
+        self.copied_bytes = 0
+        self.query_key_value = self._joined(own, kind)
+        linears = (own.out_proj, cross.q_proj, cross.k_proj, cross.v_proj, cross.out_proj, layer.fc1, layer.fc2)
+        made = [self._made(linear, kind) for linear in linears]
+        self.own_out, self.query, self.key, self.value, self.cross_out, widen, self.narrow = made
+        self.widen = _with_activation(widen, layer.activation_fn)
+        self.own_norm, self.cross_norm, self.last_norm = map(
+            _norm, (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm)
+        )
+
+    def _made(self, linear: nn.Linear, kind: Kind) -> Apply:
+        made = make_linear(kind, linear.weight, linear.bias)
+        self.copied_bytes += 0 if made is None else made.copied_bytes
+        return linear.forward if made is None else made.forward
+
+    def _joined(self, attention: Any, kind: Kind) -> Callable[[Tensor], tuple[Tensor, ...]]:
+        """Query, key and value in one product, where weights are copied anyway."""
+        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+        biases = [part.bias for part in parts]
+        bias = None if biases[0] is None else torch.cat(biases)
+        made = make_linear(kind, torch.cat([part.weight for part in parts]).detach(), bias)
+        if made is None:
+            return lambda x_RD: tuple(part.forward(x_RD) for part in parts)
+        self.copied_bytes += made.copied_bytes
+        return lambda x_RD: made.forward(x_RD).chunk(3, -1)
+
+    def __call__(
+        self,
+        x_RD: Tensor,
+        seen: Tensor | None,
+        states_BKD: Tensor,
+        bias_B11K: Tensor | None,
+        prefix: PrefixLayer,
+        memory: MemoryLayer,
+    ) -> Tensor:
+        first = self.first
+        q_RD, k_RD, v_RD = self.query_key_value(self.own_norm(x_RD) if first else x_RD)
+        keys, values = prefix.update(self._of_rows(k_RD), self._of_rows(v_RD))
+        x_RD = x_RD + self.own_out(self._attended(q_RD, keys, values, seen))
+        x_RD = x_RD if first else self.own_norm(x_RD)
+        q_RD = self.query(self.cross_norm(x_RD) if first else x_RD)
+        if memory.keys is None:
+            memory.update(self._of_sentences(self.key(states_BKD)), self._of_sentences(self.value(states_BKD)))
+        x_RD = x_RD + self.cross_out(self._attended(q_RD, memory.keys, memory.values, bias_B11K))
+        x_RD = x_RD if first else self.cross_norm(x_RD)
+        x_RD = x_RD + self.narrow(self.widen(self.last_norm(x_RD) if first else x_RD))
+        return x_RD if first else self.last_norm(x_RD)
+
+    def _of_rows(self, x_RD: Tensor) -> Tensor:
+        return x_RD.unflatten(-1, (self.heads, -1))[:, :, None]
+
+    def _of_sentences(self, x_BKD: Tensor) -> Tensor:
+        return x_BKD.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def _attended(self, query_RD: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        rows, width = query_RD.shape
+        query_BHkd = query_RD.unflatten(0, (len(key), -1)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return attend(query_BHkd, key, value, mask, self.scale).transpose(1, 2).reshape(rows, width)
+
+
+def _norm(module: nn.LayerNorm) -> Apply:
+    return lambda x: F.layer_norm(x, module.normalized_shape, module.weight, module.bias, module.eps)
+
+
+def _with_activation(linear: Any, activation: Any) -> Apply:
+    if isinstance(activation, nn.ReLU) or activation is F.relu:
+        packed = getattr(linear, "__self__", None)
+        if isinstance(packed, PackedLinear):
+            return lambda x: packed.forward(x, "relu")
+    return lambda x: activation(linear(x))
