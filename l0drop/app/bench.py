@@ -286,3 +286,57 @@ def dial(
         )  # fmt: skip
     table.caption = result["rows"][0]["score"]["signature"]
     _report(result, table, output)
+
+
+@bench.command()
+def predict(
+    model: Annotated[str | None, typer.Argument(help="A run or model folder, or a name on the hub.")] = None,
+    sparsity: Annotated[float | None, typer.Option(help="Share of encodings dropped (0.5 on random weights).")] = None,
+    input_: Annotated[Path | None, typer.Option("--input", help="Text to measure on what the model drops.")] = None,
+    beams: Annotated[int, typer.Option(help="Beams.", min=1)] = 4,
+    target: Annotated[int, typer.Option(help="Tokens to produce.", min=1)] = 64,
+    check: Annotated[bool, typer.Option("--check", help="Measure three other shapes, and compare.")] = False,
+    rounds: Rounds = 3,
+    threads: Threads = 1,
+    output: Output = None,
+) -> None:
+    """From which source length on the short memory pays on this machine, and how much, from a few measured points.
+
+    Without MODEL for a Transformer base with random weights.
+    """
+    from l0drop.study.predict import PAYS, Question
+    from l0drop.study.predict import predict as measure
+
+    question = Question(model, sparsity, input_, beams, target)
+    _start(threads)
+    result = measure(question, rounds, check, progress=log.print)
+    dropped = f"{result['sparsity']:.1%} dropped, {target} tokens to produce, beam {beams}"
+    table = Table(title=f"Dense/short, predicted: {dropped}", caption_justify="left")
+    table.add_column("source", justify="right")
+    cells: dict[int, list[str]] = {}
+    for row in result["table"]:
+        cells.setdefault(row["source"], []).extend(f"{row['speed_up'][phase]:.2f}" for phase in ("decode", "both"))
+    for batch in result["pays_from"]:
+        table.add_column(f"batch {batch}\ndecode", justify="right")
+        table.add_column("\nboth", justify="right")
+    for source, times in cells.items():
+        table.add_row(str(source), *times)
+    pays = []
+    for batch, found in result["pays_from"].items():
+        decode, both = (str(tokens or f"more than {result['longest_source']}") for tokens in found.values())
+        pays.append(f"at batch {batch} from {decode} source tokens on ({both} with encoding)")
+    table.caption = f"It brings {PAYS - 1:.0%} or more {'; '.join(pays)}."
+    if check:
+        title = "Shapes that were not fitted: measured CPU seconds (error of the prediction)"
+        checked = Table(title=title, box=None, padding=(0, 2, 0, 0))
+        for column in ("batch", "source", "dropped", "encode", "dense", "short", "dense/short"):
+            checked.add_column(column, justify="right")
+        for row in result["check"]:
+            shape, times = row["shape"], row["speed_up"]
+            checked.add_row(
+                str(shape["batch"]), str(shape["source"]), f"{shape['dropped']:.0%}",
+                *(f"{_brief(row['measured'][phase])} ({error:+.0%})" for phase, error in row["error"].items()),
+                f"{times['measured']:.2f} ({times['predicted'] / times['measured'] - 1:+.0%})",
+            )  # fmt: skip
+        console.print(checked)
+    _report(result, table, output)
