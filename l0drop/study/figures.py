@@ -163,13 +163,16 @@ def quality(sweep: Mapping[str, Any]) -> Drawing:
             if split in sweep[name]:
                 axes.axhline(sweep[name][split]["score"]["value"], color=colour, linestyle=dashes, label=label)
         sign = {"lambda": "λ", "target": "target"}
-        for point in points if len(points) <= 8 else points[:: -(-len(points) // 8)]:
+        for point in [*(learned if len(learned) <= 8 else learned[:: -(-len(learned) // 8)]), *rules]:
             value = "" if point["value"] is None else f" {point['value']:g}"
             axes.annotate(
                 f"{sign.get(point['kind'], point['kind'])}{value}",
-                (point["sparsity"], point[split]["score"]["value"]), xytext=(-5, -11), textcoords="offset points",
-                ha="right", fontsize=7.5,
-            )  # fmt: skip
+                (point["sparsity"], point[split]["score"]["value"]),
+                xytext=(6, -3) if point in rules else (-5, -11),
+                textcoords="offset points",
+                ha="left" if point in rules else "right",
+                fontsize=7.5,
+            )
         axes.set(xlabel="sparsity", ylabel=score["name"])
         axes.margins(x=0.16, y=0.18)
         _percent(axes.xaxis)
@@ -310,7 +313,7 @@ def groups(analysis: Mapping[str, Any]) -> Drawing:
     """Sparsity by group: as bars for one run, against the overall sparsity for a sweep."""
     if "points" not in analysis:
         return _group_bars(analysis)
-    points = sorted((p for p in analysis["points"] if "groups" in p), key=lambda point: point["sparsity"])
+    points = _along(analysis, "groups")
     if not points:
         raise ValueError(f"groups: none of the points has them ({_why_left_out(analysis, 'groups')})")
     overall = [point["sparsity"] for point in points]
@@ -362,10 +365,9 @@ def _group_bars(analysis: Mapping[str, Any]) -> Drawing:
 
 def entropy(analysis: Mapping[str, Any]) -> Drawing:
     """Entropy of the encoder's last self-attention at kept and dropped positions, against sparsity for a sweep."""
-    points = [p for p in analysis.get("points", [analysis]) if "entropy" in p]
+    points = _along(analysis, "entropy") if "points" in analysis else [analysis]
     if not points:
         raise ValueError(f"entropy: none of the points has it ({_why_left_out(analysis, 'entropy')})")
-    points.sort(key=lambda point: point["sparsity"])
     series = {"sparse": (BLUE, "o-"), "baseline": (RED, "s--"), "uniform": (GREY, ":")}
     with matplotlib.rc_context(STYLE):
         figure, panels = _axes(2, width=6.6, height=3.0, sharey=True)
@@ -486,6 +488,13 @@ def _measured_on(analysis: Mapping[str, Any]) -> str:
         f"{text['target_tokens']:,} target tokens, target: {text['target']}{sparsity}"
         + (f" ({named})." if named else ".")
     )
+
+
+def _along(analysis: Mapping[str, Any], part: str) -> list[Mapping[str, Any]]:
+    """The points of a sweep that have this part, by sparsity: of learned gates, which differ in it alone. Rules drop
+    each something else, and are no curve; they are drawn where there is nothing but rules."""
+    points = sorted((p for p in analysis["points"] if part in p), key=lambda point: point["sparsity"])
+    return [point for point in points if point["kind"] in ("lambda", "target")] or points
 
 
 def _why_left_out(analysis: Mapping[str, Any], part: str) -> str:

@@ -244,6 +244,15 @@ def test_a_folder(analysis, sweep, bench, tmp_path) -> None:
     assert len(made) == len(files)
 
 
+def test_rules_are_no_part_of_the_curves(swept) -> None:
+    rule = {**swept["points"][0], "run": "pos", "kind": "pos", "value": None, "sparsity": 0.99}
+    learned = [point for point in swept["points"] if point["kind"] in ("lambda", "target")]
+    for draw in (figures.groups, figures.entropy):
+        with_rule = draw({**swept, "points": [*learned, rule]})
+        assert with_rule.svg == draw({**swept, "points": learned}).svg
+        assert draw({**swept, "points": [rule]}).svg != with_rule.svg
+
+
 def test_a_sweeps_analysis_in_a_folder(swept, tmp_path) -> None:
     (tmp_path / "analysis.json").write_text(json.dumps(swept), encoding="utf-8")
     assert [drawing.name for drawing in figures.draw_all(tmp_path)] == ["hard-concrete", "groups", "entropy"]
