@@ -26,6 +26,9 @@ MIN_WEIGHTS = 1 << 16
 ROWS = (4, 40)
 """Rows to measure a layer with: one sentence by four beams, and ten."""
 
+WIDE = 4096
+"""Wider layers, of outputs, are measured in part: to make one takes longer than to measure it."""
+
 MANY = 1 << 20
 """From so many numbers that a call makes on, it is of the kind that makes many."""
 
@@ -185,24 +188,25 @@ def _quickest(kinds: list[Kind], model: nn.Module, outputs: int | None = None) -
 
 @functools.lru_cache
 def _measured(kind: Kind, out: int, into: int, threads: int, outputs: int | None = None) -> float:
-    """Seconds of a layer of this size."""
-    weight, bias = torch.randn(out, into), torch.randn(out)
+    """Seconds of a layer of this size; of a wide one, by the time of a part of it."""
+    part = min(out, WIDE)
+    weight, bias = torch.randn(part, into), torch.randn(part)
     layer = make_linear(kind, weight, bias) or (lambda x: F.linear(x, weight, bias))
-    return _seconds(layer, into, ROWS if outputs is None else (-(-outputs // out),))
+    return out / part * _seconds(layer, into, ROWS if outputs is None else (-(-outputs // part),))
 
 
 def _seconds(layer: Callable[[Tensor], Tensor], into: int, row_counts: Sequence[int]) -> float:
-    """What a call takes, over several row counts; the least of a few, because others use the machine too."""
+    """What a call takes of the processor, over several row counts; the least of a few: others use the machine too."""
     total = 0.0
     with torch.inference_mode():
         for rows in row_counts:
             x = torch.randn(rows, into)
             layer(x)
             times = []
-            for _ in range(5):
-                start = time.perf_counter()
+            for _ in range(7):
+                start = time.process_time()
                 layer(x)
-                times.append(time.perf_counter() - start)
+                times.append(time.process_time() - start)
             total += min(times)
     return total
 
