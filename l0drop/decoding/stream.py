@@ -21,7 +21,7 @@ from torch import distributed
 from l0drop.decoding.lines import Lines
 from l0drop.decoding.partial import Output, Progress
 from l0drop.decoding.results import Result
-from l0drop.decoding.text import BATCH_TOKENS, Source, TextModel, batches
+from l0drop.decoding.text import BATCH_TOKENS, Source, TextModel
 
 WINDOW = 2048
 """Lines read, sorted and written at a time."""
@@ -213,7 +213,7 @@ def _share(
         )
 
     try:
-        for batch in batches(sources, job.batch_tokens)[processes.rank :: processes.count]:
+        for batch in model.batches(sources, job.batch_tokens)[processes.rank :: processes.count]:
             began = time.perf_counter()
             results = model.decode([sources[place] for place in batch], settings, halved)
             seconds = time.perf_counter() - began

@@ -34,8 +34,10 @@ from l0drop.models.adopt import adopt_parameters
 from l0drop.models.families import family_of
 from l0drop.models.modeling import L0DropModel
 
-BATCH_TOKENS = 4096
+BATCH_TOKENS = 8192
 """Padded source tokens decoded at once."""
+LEAST_TOKENS = 128
+"""On a CPU a shorter sentence counts as so long: more than 64 at once gain nothing, and leave the caches."""
 MAX_SOURCE = 1024
 """Longest source, where neither the model's positions nor its tokenizer set a limit."""
 MAX_NEW_TOKENS = 256
@@ -129,7 +131,7 @@ class TextModel:
             )
         settings = self.settings(target_lang, generation)
         results = [Result("") for _ in sources]
-        for batch in batches(sources, batch_tokens):
+        for batch in self.batches(sources, batch_tokens):
             for place, result in zip(batch, self.decode([sources[i] for i in batch], settings), strict=True):
                 results[place] = result
         return results
@@ -170,6 +172,10 @@ class TextModel:
             attentions=attentions_LHTN,
             zero_row=attentions_LHTK[..., index_K < 0].sum(-1),
         )
+
+    def batches(self, sources: Sequence[Source], batch_tokens: int) -> list[list[int]]:
+        """Places of the sources that are not blank, in batches to decode at once; the longest first."""
+        return batches(sources, batch_tokens, LEAST_TOKENS if self.model.device.type == "cpu" else 1)
 
     # --- the steps, for streams ----------------------------------------------------------------------------------
 
@@ -399,10 +405,13 @@ def load(
     return TextModel(name, model, tokenizers, defaults, prefix, annotator, int8)
 
 
-def batches(sources: Sequence[Source], batch_tokens: int) -> list[list[int]]:
-    """Places of the sources that are not blank, in batches of at most so many padded tokens; the longest first."""
+def batches(sources: Sequence[Source], batch_tokens: int, least: int = 1) -> list[list[int]]:
+    """Places of the sources that are not blank, in batches of at most so many padded tokens; the longest first.
+
+    `least`: what a source counts as at least, in tokens.
+    """
     full = np.array([place for place, source in enumerate(sources) if not source.is_blank], dtype=np.int64)
-    lengths = np.array([len(sources[place].ids) for place in full], dtype=np.int64)
+    lengths = np.array([max(least, len(sources[place].ids)) for place in full], dtype=np.int64)
     return [full[chosen].tolist() for chosen in length_batches(lengths, batch_tokens)]
 
 

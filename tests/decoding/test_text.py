@@ -13,7 +13,7 @@ from rich.console import Console
 import l0drop
 from l0drop import Gate, Gates, load, register_gate
 from l0drop.decoding.folder import fingerprint
-from l0drop.decoding.text import MAX_NEW_TOKENS, OutOfMemoryError, TextModel
+from l0drop.decoding.text import LEAST_TOKENS, MAX_NEW_TOKENS, OutOfMemoryError, TextModel, batches
 from l0drop.recipe import parse_recipe
 from l0drop.training.run import train
 from tests.decoding import folders
@@ -79,6 +79,12 @@ def test_a_text_does_not_depend_on_its_batch(model: TextModel) -> None:
     alone = model.generate(texts, batch_tokens=1, **SETTINGS)
     assert [result.text for result in together] == [result.text for result in alone]
     assert [result.kept for result in together] == [result.kept for result in alone]
+
+
+def test_short_sentences_count_as_longer_on_a_cpu(model: TextModel) -> None:
+    sources = model.encode(["the dog ."] * 10)
+    assert [len(batch) for batch in model.batches(sources, 3 * LEAST_TOKENS)] == [3, 3, 3, 1]
+    assert [len(batch) for batch in batches(sources, 3 * LEAST_TOKENS)] == [10]
 
 
 def test_the_dial_reaches_the_engine(model: TextModel) -> None:
@@ -328,6 +334,19 @@ def test_dtypes(sparse_folder: Path) -> None:
 
 
 # --- rules -------------------------------------------------------------------------------------------------------
+
+
+def test_int8_is_near_float32(sparse_folder: Path) -> None:
+    rounded, plain = load(sparse_folder, "cpu", "int8"), load(sparse_folder, "cpu", "float32")
+    assert (rounded.dtype, plain.dtype) == ("int8", "float32")
+    assert rounded.engine.linears.startswith("int8-")
+    settings = {**SETTINGS, "num_beams": 4}
+    ours, theirs = rounded.generate(TEXTS, **settings), plain.generate(TEXTS, **settings)
+    assert [bool(result.text) for result in ours] == [bool(result.text) for result in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.score == (None if other.score is None else pytest.approx(other.score, rel=0.15))
+    with pytest.raises(ValueError, match="^dtype: expected one of float32, bfloat16, float16, float64, int8"):
+        load(sparse_folder, "cpu", "int4")
 
 
 def test_a_rule_gets_its_hints_from_the_text(baseline: Path, tmp_path: Path) -> None:
