@@ -1,4 +1,4 @@
-"""Where the time of a decoding step goes, and how little it could be: the tables of docs/profile.md.
+"""Where the time of a decoding step goes, and how little it could be.
 
     python scripts/profile_step.py --shape cnndm --json profile.json
 

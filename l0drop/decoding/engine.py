@@ -164,8 +164,8 @@ class Engine:
         if gates is not None:
             if not hasattr(self.model.config, "l0drop"):
                 raise ValueError("gates: a plain model has no gating; sparsify it first")
-            given = gates if isinstance(gates, Gates) else Gates(gates)
-            gates = Gates(*(None if t is None else t.to(device) for t in given))  # type: ignore[arg-type]
+            whole = gates if isinstance(gates, Gates) else Gates(gates)
+            gates = Gates(*(None if t is None else t.to(device) for t in whole))  # type: ignore[arg-type]
         if gated and gates is None:
             batch["hints"] = None if hints is None else {name: hint.to(device) for name, hint in hints.items()}
         groups = self._groups_to_encode(mask_BN)
@@ -176,11 +176,8 @@ class Engine:
             for group in groups:
                 chosen = torch.tensor(group, device=device)
                 longest = int(_lengths(mask_BN[chosen]).max())
-
-                def part(value: Any, chosen: Tensor = chosen, longest: int = longest) -> Any:
-                    return _part(value, chosen, longest)
-
-                parts.append(self._encode(part(batch), part(mask_BN), part(gates), part(turned), dense))
+                some, mask, own, dial = (_part(value, chosen, longest) for value in (batch, mask_BN, gates, turned))
+                parts.append(self._encode(some, mask, own, dial, dense))
         return _joined(parts, groups, mask_BN.shape[1])
 
     def _encode(

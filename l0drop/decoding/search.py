@@ -374,14 +374,6 @@ def sample_step(
     return result, candidates.beam
 
 
-def settled(tokens_BkT: Tensor, known: int, length: int) -> int:
-    """How many of the first `length` tokens all beams of a sentence share, in every sentence. It never shrinks, so the
-    first `known` are not looked at. What these beams' caches hold there is the same and need not be reordered."""
-    window = tokens_BkT[:, :, known:length]
-    agree = (window == window[:, :1]).all(1).all(0)
-    return known + int(agree.int().cumprod(0).sum())
-
-
 def _stops_when_full(search: Search) -> bool:
     return search.early_stopping is True or search.beams == 1
 

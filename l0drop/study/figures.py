@@ -55,6 +55,8 @@ STYLE: dict[Any, Any] = {
 # A file that is opened or linked by itself has no page to take its colour from; inside a page, :root is not the figure.
 OWN_PAGE = "@media(prefers-color-scheme:dark){svg:root{color:#ddd;background:#1b1b1b}}"
 INDEX = "figures.json"
+LEARNED = ("lambda", "target")
+"""Kinds of a sweep's points whose gate is learned; the others are rules."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ def quality(sweep: Mapping[str, Any]) -> Drawing:
     score = points[0][split]["score"]
     with matplotlib.rc_context(STYLE):
         figure, (axes,) = _axes()
-        learned = [point for point in points if point["kind"] in ("lambda", "target")]
+        learned = [point for point in points if point["kind"] in LEARNED]
         rules = [point for point in points if point not in learned]
         for shown, style, colour, label in ((learned, "o-", BLUE, "learned gate"), (rules, "D", GOLD, "gate by rule")):
             if shown:
@@ -494,7 +496,7 @@ def _along(analysis: Mapping[str, Any], part: str) -> list[Mapping[str, Any]]:
     """The points of a sweep that have this part, by sparsity: of learned gates, which differ in it alone. Rules drop
     each something else, and are no curve; they are drawn where there is nothing but rules."""
     points = sorted((p for p in analysis["points"] if part in p), key=lambda point: point["sparsity"])
-    return [point for point in points if point["kind"] in ("lambda", "target")] or points
+    return [point for point in points if point["kind"] in LEARNED] or points
 
 
 def _why_left_out(analysis: Mapping[str, Any], part: str) -> str:

@@ -271,13 +271,6 @@ def test_every_sentence_closes_at_the_limit():
     assert closes(a_search(), -0.1, [], length=9)
 
 
-def test_settled_prefix():
-    t = torch.tensor([[[1, 5, 6, 7], [1, 5, 6, 8]], [[1, 5, 5, 5], [1, 5, 4, 5]]])
-    assert s.settled(t, 0, 4) == 2
-    assert s.settled(t[:1], 1, 4) == 3
-    assert s.settled(t, 2, 2) == 2
-
-
 # --- whole searches ----------------------------------------------------------------------------------------------
 
 

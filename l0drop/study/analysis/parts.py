@@ -28,6 +28,7 @@ from l0drop.study.analysis.material import Material, inputs_of
 from l0drop.study.analysis.source_use import source_use
 from l0drop.study.analysis.subject import Reading, Subject, opened
 from l0drop.study.analysis.timing import decoder_time
+from l0drop.study.figures import LEARNED
 
 NEEDS: dict[str, tuple[str, ...]] = {
     "mass": (),
@@ -233,7 +234,7 @@ def analyze_sweep(
 
 def typical_point(analysis: dict[str, Any]) -> str:
     """The run of an analysed sweep to look at in full: of those with a learned gate, the one nearest to half."""
-    points = [point for point in analysis["points"] if point["kind"] in ("lambda", "target")] or analysis["points"]
+    points = [point for point in analysis["points"] if point["kind"] in LEARNED] or analysis["points"]
     return str(min(points, key=lambda point: abs(point["sparsity"] - 0.5))["run"])
 
 

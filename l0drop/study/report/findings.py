@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from l0drop.study.figures import LEARNED
+
 EVALUATION = Path("evaluation", "metrics.json")
 EXAMPLES = Path("evaluation", "examples.json")
-LEARNED = ("lambda", "target")
-"""Kinds of a sweep's points whose gate is learned; the others are rules."""
 SOFTWARE = ("l0drop", "commit", "torch", "transformers", "python", "device", "threads")
 
 Kind = Literal["run", "sweep", "demo"]
