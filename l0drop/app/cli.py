@@ -40,8 +40,25 @@ def main() -> None:
     """
     try:
         app()
+    except SystemExit as end:
+        if not end.code:
+            _leave_group()
+        raise
     except (ValueError, OSError) as error:
         if os.environ.get("L0DROP_TRACEBACK"):
             raise
         Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         sys.exit(2)
+
+
+def _leave_group() -> None:
+    """Leave the process group that `torchrun` made, while Python still runs.
+
+    Its threads drop their last tensors only then; dropped while the interpreter ends, they abort the process. After
+    an error it is not waited for: a peer may never come.
+    """
+    if "torch" in sys.modules:
+        from torch import distributed
+
+        if distributed.is_available() and distributed.is_initialized():
+            distributed.destroy_process_group()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from torch import distributed
 
 from l0drop import load
 from l0drop.app.cli import main
@@ -299,6 +300,15 @@ def test_two_processes_write_the_same_file(l0drop: Any, folder: Path, tmp_path: 
     assert two.returncode == 0, two.stderr[-3000:]
     assert (tmp_path / "two.txt").read_bytes() == (tmp_path / "one.txt").read_bytes()
     assert json.loads((tmp_path / "two.json").read_text())["processes"] == 2
+
+
+def test_a_command_leaves_the_process_group_it_was_in(l0drop: Any, folder: Path, tmp_path: Path) -> None:
+    """Left to the end of the interpreter, the group's threads abort a process that has done all its work."""
+    source = tmp_path / "in.txt"
+    source.write_bytes(text_of(3))
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    assert l0drop("translate", folder, *QUICK, "-i", source, "-o", tmp_path / "out.txt").code == 0
+    assert not distributed.is_initialized()
 
 
 # --- the whole of it ---------------------------------------------------------------------------------------------
