@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from l0drop.app.runs import Threads
+from l0drop.app.runs import Dtype, Threads
 
 if TYPE_CHECKING:
     from l0drop.study.systems import System
@@ -74,6 +74,12 @@ def evaluate(
         Path | None, typer.Option(help="The folder to write; left out, evaluation/ in the first MODEL's folder.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="Such as cpu or cuda; left out, a GPU where there is one.")] = None,
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option(
+            help="What MODEL decodes in, and not the baseline: int8 beside the same model shows what it costs."
+        ),
+    ] = None,
     threads: Threads = None,
 ) -> None:
     """Score a model's outputs, and say whether they are as good as a baseline's."""
@@ -92,9 +98,9 @@ def evaluate(
     if is_sweep:
         if len(models) > 1 or baseline or output is not None:
             raise ValueError(f"{models[0]}: is a sweep; each point is compared with its {REFERENCE}, in its own folder")
-        groups = [([run], [System(models[0] / REFERENCE)]) for run in _points(models[0] / SUMMARY)]
+        groups = [([run], [System(models[0] / REFERENCE)]) for run in _points(models[0] / SUMMARY, dtype)]
     else:
-        groups = [([System(path) for path in models], [System(path) for path in baseline or ()])]
+        groups = [([System(path, dtype) for path in models], [System(path) for path in baseline or ()])]
     first = groups[0][0][0]
     folders = [_output(systems[0], output) for systems, _ in groups]
     if (source is None) != (reference is None):
@@ -124,7 +130,7 @@ def evaluate(
         **judging | {name: value for name, value in asked.items() if value is not None}, margin=margin,
         documents=documents, languages=_languages(languages), controls=controls, resamples=resamples,
     )  # fmt: skip
-    known: dict[Path, Judged] = {}
+    known: dict[System, Judged] = {}
     for (systems, baselines), folder in zip(groups, folders, strict=True):
         with decoding(len(text.sources)) as progress:
             metrics, files = run_evaluation(
@@ -145,7 +151,7 @@ def evaluate(
         log.print(f"done: {folder / 'metrics.json'}", markup=False)
 
 
-def _points(summary: Path) -> "list[System]":
+def _points(summary: Path, dtype: str | None) -> "list[System]":
     import json
 
     from l0drop.study.systems import System
@@ -153,7 +159,7 @@ def _points(summary: Path) -> "list[System]":
     points = json.loads(summary.read_text(encoding="utf-8"))["points"]
     if not points:
         raise ValueError(f"{summary}: no point of this sweep is finished")
-    return [System(summary.parent / point["run"]) for point in points]
+    return [System(summary.parent / point["run"], dtype) for point in points]
 
 
 def _output(system: "System", output: Path | None) -> Path:
@@ -212,7 +218,10 @@ def scores_table(metrics: dict[str, Any]) -> Table:
 def tail_table(metrics: dict[str, Any]) -> Table:
     """Tail risk of the first system against its baseline."""
     tail = metrics["runs"][0]["tail"]
-    table = Table(title="tail risk")
+    same = metrics["runs"][0]["same_outputs"]
+    table = Table(
+        title="tail risk", caption=f"{same} of {metrics['scored']} outputs are the baseline's, letter by letter"
+    )
     for column in ("", "system", "baseline", "reference"):
         table.add_column(column, justify="left" if not column else "right")
     chrf = tail["chrf"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,16 @@ Overrides = Annotated[
 ]
 Runs = Annotated[Path, typer.Option(help="Where run folders are.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; left out, as many as torch takes.", min=1)]
+
+
+class Dtype(StrEnum):
+    """What a model decodes in."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+    float64 = "float64"
+    int8 = "int8"
 
 
 def prepare(recipe: RecipeFile, set_: Overrides = None, runs: Runs = Path("runs")) -> None:

@@ -17,6 +17,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from l0drop.app.runs import Dtype
+
 if TYPE_CHECKING:
     from l0drop.decoding.lines import Lines
     from l0drop.decoding.stream import Job, Totals
@@ -28,14 +30,6 @@ log = Console(stderr=True)
 class Errors(StrEnum):
     STRICT = "strict"
     REPLACE = "replace"
-
-
-class Dtype(StrEnum):
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-    float64 = "float64"
-    int8 = "int8"
 
 
 def translate(

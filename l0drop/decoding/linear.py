@@ -128,6 +128,7 @@ def _has_vnni() -> bool:
 def make_linear(kind: Kind, weight_OI: Tensor, bias_O: Tensor | None) -> PackedLinear | Int8Linear | None:
     """A layer of this kind for these weights; None where the plain one is to stay."""
     if kind.startswith("int8-"):
+        _check_int8(kind, weight_OI)  # the model may have moved since the kind was chosen
         return Int8Linear(weight_OI, bias_O, *kind.split("-")[1:])
     if kind == "packed" and can_pack(weight_OI):
         return PackedLinear(weight_OI, bias_O)

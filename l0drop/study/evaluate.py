@@ -136,7 +136,7 @@ def evaluate(
     *,
     device: str | None = None,
     progress: Callable[[System], Progress] | None = None,
-    known: dict[Path, Judged] | None = None,
+    known: dict[System, Judged] | None = None,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """What metrics.json says, and the other files by their names.
 
@@ -152,16 +152,16 @@ def evaluate(
         raise ValueError("documents: there is one document only; a blank line on both sides ends a document")
     known = {} if known is None else known
     for system in sorted((*systems, *baselines), key=lambda system: system.is_model):  # files are soon found wanting
-        if system.path not in known:
+        if system not in known:
             outputs = outputs_of(
                 system, text.sources, generation, device=device, empty_source=judging.controls,
                 progress=progress(system) if progress and system.is_model else None,
             )  # fmt: skip
-            known[system.path] = judge(system, outputs, text, judging)
-    pairs = [(known[system.path], known[baseline.path]) for system, baseline in zip(systems, baselines, strict=False)]
+            known[system] = judge(system, outputs, text, judging)
+    pairs = [(known[system], known[baseline]) for system, baseline in zip(systems, baselines, strict=False)]
     runs, files = [], {}
     for number, system in enumerate(systems, 1):
-        ours = known[system.path]
+        ours = known[system]
         ending = f"-{number}" if len(systems) > 1 else ""
         files[f"hypotheses{ending}.txt"] = "".join(line + "\n" for line in ours.outputs.texts)
         run: dict[str, Any] = {"hypotheses": f"hypotheses{ending}.txt", "system": ours.as_json()}
@@ -237,7 +237,8 @@ def control_scores(
 
 
 def against(ours: Judged, theirs: Judged, text: EvaluationText, judging: Judging) -> dict[str, Any]:
-    """Differences with their verdicts, and the tail risk, of one system and its baseline."""
+    """Differences with their verdicts, equal outputs, and the tail risk, of one system and its baseline."""
+    outputs, outputs_baseline = text.of_scored(ours.outputs.texts), text.of_scored(theirs.outputs.texts)
     differences = {
         metric: significance.compare(
             *_units((ours.statistics[metric], theirs.statistics[metric]), text, judging), judging.margin,
@@ -247,12 +248,13 @@ def against(ours: Judged, theirs: Judged, text: EvaluationText, judging: Judging
     }  # fmt: skip
     sentences, sentences_baseline = (significance.sentence_chrf(judged.statistics["chrf"]) for judged in (ours, theirs))
     tail = tail_risk(
-        text.of_scored(text.sources), text.of_scored(text.references), text.of_scored(ours.outputs.texts),
-        text.of_scored(theirs.outputs.texts), sentences, sentences_baseline, judging.languages,
+        text.of_scored(text.sources), text.of_scored(text.references), outputs, outputs_baseline, sentences,
+        sentences_baseline, judging.languages,
     )  # fmt: skip
     for entry in tail["chrf"]["worst"]:
         entry["line"] = text.scored[entry.pop("place")] + 1
-    return {"differences": differences, "tail": tail}
+    same = sum(mine == other for mine, other in zip(outputs, outputs_baseline, strict=True))
+    return {"differences": differences, "same_outputs": same, "tail": tail}
 
 
 def over_seeds(pairs: Sequence[tuple[Judged, Judged]], text: EvaluationText, judging: Judging) -> dict[str, Any]:

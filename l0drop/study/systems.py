@@ -59,11 +59,17 @@ class Outputs:
 
 @dataclass(frozen=True)
 class System:
-    """A run folder, a model folder, a name on the Hugging Face hub, or a text file of outputs."""
+    """A run folder, a model folder, a name on the Hugging Face hub, or a text file of outputs.
+
+    dtype: what a model decodes in, as in `load`; left out, that of its weights.
+    """
 
     path: Path
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
+        if self.dtype is not None and not self.is_model:
+            raise ValueError(f"dtype: {self.path} is a file of outputs, nothing is decoded")
         if not self.path.exists() and self.path.parent != Path() and self.path.parent.is_dir():
             raise CorpusError(f"{self.path}: there is no model folder and no file of outputs")
         if self.is_model:
@@ -128,7 +134,7 @@ def _decode(
     empty_source: bool,
     progress: Progress | None,
 ) -> Outputs:
-    model = load(system.path, device)
+    model = load(system.path, device, system.dtype)
     recipe = system.recipe
     settings = model.settings(None, generation)
     encoded = model.encode(sources, max_source=None if recipe is None else recipe.data.max_source)

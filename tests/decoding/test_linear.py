@@ -156,6 +156,14 @@ def test_int8_engine_is_near_the_plain_one(family):
     assert engine._decoder().copied_bytes > engine._decoder().head.copied_bytes
 
 
+def test_a_model_cast_after_its_engine_was_made():
+    model, batch = zoo.build("marian").float(), zoo.ragged_batch()
+    engine = Engine(model, dtype="int8")
+    model.double()
+    with pytest.raises(ValueError, match=r"^dtype: int8 starts from float32"):
+        engine.generate(batch["input_ids"], batch["attention_mask"], num_beams=2, max_new_tokens=4)
+
+
 @pytest.mark.parametrize("kind", ["packed", "int8"])
 def test_weights_that_change_are_packed_again(kind):
     model, batch = model_of("marian"), zoo.ragged_batch()

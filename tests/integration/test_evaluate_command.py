@@ -11,6 +11,7 @@ from rich.console import Console
 
 from l0drop.app import cli
 from l0drop.data import metrics
+from l0drop.decoding.linear import int8_engines
 from l0drop.recipe import parse_recipe
 from l0drop.training.run import train
 from tests.training import tiny
@@ -103,6 +104,20 @@ def test_the_test_text_of_the_recipe_gives_the_score_of_the_training(sparse: Pat
     assert found["sparsity"] == pytest.approx(trained["sparsity"])
 
 
+@pytest.mark.skipif(not int8_engines(), reason="this torch has no int8")
+def test_int8_beside_the_same_model(sparse: Path, text: dict[str, Path], tmp_path: Path, l0drop: Command) -> None:
+    out = tmp_path / "out"
+    both = ["--source", text["source"], "--reference", text["target"], "--output", out]
+    code, said = l0drop("evaluate", sparse, "--dtype", "int8", "--baseline", sparse, *both)
+    assert code == 0, said
+    run = json.loads((out / "metrics.json").read_text())["runs"][0]
+    assert (run["system"]["decoding"]["dtype"], run["baseline"]["decoding"]["dtype"]) == ("int8", "float32")
+    pairs = zip(lines_of(out / "hypotheses.txt"), lines_of(out / "baseline.txt"), strict=True)
+    same = sum(ours == theirs for ours, theirs in pairs if ours or theirs)
+    assert run["same_outputs"] == same
+    assert f"{same} of 24 outputs are the baseline's" in said
+
+
 def test_files_of_several_seeds(text: dict[str, Path], tmp_path: Path, l0drop: Command) -> None:
     arguments = ["--source", text["source"], "--reference", text["target"], "--output", tmp_path / "out"]
     baselines = ["--baseline", text["target"], "--baseline", text["outputs"]]
@@ -160,6 +175,7 @@ def test_wrong_input_is_named_with_exit_code_2(
         "nowhere to write": ([outputs, *both], ["--output is needed"]),
         "into a run": ([baseline, *both, "--output", baseline], ["is a run"]),
         "no margin": ([outputs, *both, "--baseline", outputs, "--margin", 0, *out], ["margin=0"]),
+        "dtype of a file": ([outputs, *both, "--dtype", "int8", *out], ["dtype", "outputs.txt is a file of outputs"]),
         "bad languages": ([outputs, *both, "--languages", "de", *out], ["--languages de", "en-de"]),
         "baselines": ([outputs, outputs, *both, "--baseline", outputs, *out], ["2 systems but 1 baselines"]),
     }  # fmt: skip
