@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from transformers import AutoModelForSeq2SeqLM
 
@@ -24,7 +25,8 @@ def dial_curve(run: Path, keeps: Sequence[float], progress: Callable[[str], None
     recipe = load_recipe(run / "recipe.yaml")
     _, tokenizers, corpora = prepare(recipe, run.parent, Console(quiet=True))
     split = "test" if "test" in corpora else "valid"
-    model = AutoModelForSeq2SeqLM.from_pretrained(run / "model").eval()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = AutoModelForSeq2SeqLM.from_pretrained(run / "model").to(device).eval()
     if not isinstance(model, L0DropModel):
         raise ValueError(f"{run}: this model has no gate, so there is no dial to turn")
     texts = references(recipe, tokenizers, split)

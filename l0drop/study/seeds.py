@@ -1,0 +1,130 @@
+"""Several systems, each trained with several seeds: run them side by side, gather what they say, compare.
+
+Every run is an ordinary one, named SYSTEM-sSEED. Each system is compared with the one called `on`, the baseline trained
+on, seed by seed, with intervals over seeds and sentences.
+"""
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from l0drop.recipe import Recipe, load_recipe
+from l0drop.study.children import side_by_side
+from l0drop.study.significance import compare_over_seeds
+from l0drop.study.significance import statistics as statistics_of
+from l0drop.study.sweep import is_finished
+from l0drop.training.assemble import build_tokenizers, references
+from l0drop.training.run import open_run, prepare
+
+ON = "on"
+"""The baseline trained on: what every system is compared with."""
+TITLES = {"base": "baseline", ON: "baseline trained on"}
+SAID = ("steps", "lambda", "calibration", "valid", "test")
+"""Taken over from a run's `metrics.json`."""
+PROVENANCE = ("commit", "device", "torch", "transformers", "python", "threads")
+
+
+def text_in(folder: Path, source: str, target: str) -> list[str]:
+    """Overrides that put a recipe's corpora into a folder: train, valid and test, ending in the two languages."""
+    values = []
+    for split in ("train", "valid", "test"):
+        for side, ending in (("source", source), ("target", target)):
+            found = sorted(folder.glob(f"{split}.{ending}*"))
+            if not found:
+                raise ValueError(f"{folder}: no {split}.{ending}")
+            values.append(f"data.{split}.{side}={found[0]}")
+    return values
+
+
+def train_all(recipes: Sequence[Recipe], runs: Path, parallel: int, threads: int | None, console: Console) -> None:
+    """Train what is missing of these, so many at a time; their text is prepared before, once for all that share it."""
+    for recipe in recipes:
+        open_run(recipe, runs)
+    missing = [recipe for recipe in recipes if not is_finished(runs, recipe.name)]
+    first: dict[str, Recipe] = {}
+    for recipe in missing:
+        if recipe.model.init is None:  # what starts from another run reads that run's text
+            leader = first.setdefault(_text_of(recipe), recipe)
+            if leader is recipe:
+                prepare(recipe, runs, console)
+            else:
+                _share(runs / leader.name, runs / recipe.name)
+    for name in side_by_side(missing, runs, parallel, threads, console, lambda name, seconds: None):
+        console.print(f"{name} is done")
+
+
+def _text_of(recipe: Recipe) -> str:
+    return json.dumps([recipe.data.model_dump(mode="json"), recipe.tokenizer.model_dump(mode="json")], sort_keys=True)
+
+
+def _share(leader: Path, follower: Path) -> None:
+    for part in ("tokenizer", "data"):
+        if not (follower / part).exists():
+            (follower / part).symlink_to(Path("..", leader.name, part), target_is_directory=True)
+
+
+def gather(runs: Path, names: Iterable[str], what: str, margin: float) -> dict[str, Any]:
+    """What the finished ones of these runs say, by system, and how each differs from the baseline trained on.
+
+    margin: the loss of BLEU that is small enough to accept. No text of the data is in it.
+    """
+    systems: dict[str, dict[str, Any]] = {}
+    outputs: dict[str, list[Any]] = {}
+    truth: list[str] = []
+    for name in (name for name in names if is_finished(runs, name)):
+        folder, system = runs / name, name.rpartition("-s")[0]
+        metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+        recipe = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))
+        if not truth:
+            read = load_recipe(folder / "recipe.yaml")
+            truth = references(read, build_tokenizers(read, folder, lambda text: None), "test")
+        about = {key: recipe.pop(key) for key in ("name", "seed", "about")}
+        provenance = {key: metrics[key] for key in PROVENANCE}
+        # of one seed: the others differ in seed, name and model.init
+        entry = systems.setdefault(system, {"recipe": recipe, "provenance": provenance, "runs": []})
+        log = map(json.loads, (folder / "log.jsonl").read_text(encoding="utf-8").splitlines())
+        run = {"seed": about["seed"], "train_seconds": [e["train_runtime"] for e in log if "train_runtime" in e][-1]}
+        run |= {key: metrics[key] for key in SAID if key in metrics}
+        if (folder / "dial.json").exists():
+            run["dial"] = json.loads((folder / "dial.json").read_text(encoding="utf-8"))["rows"]
+        entry["runs"].append(run)
+        lines = (folder / "outputs" / "test.txt").read_text(encoding="utf-8").splitlines()
+        outputs.setdefault(system, []).append((about["seed"], statistics_of("bleu", lines, truth)))
+    references_by_seed = dict(outputs.get(ON, []))
+    for system, found in outputs.items():
+        pairs = [(ours, references_by_seed[seed]) for seed, ours in found if seed in references_by_seed]
+        if system != ON and len(pairs) > 1:
+            systems[system]["against_on"] = compare_over_seeds(pairs, margin).as_json()
+    return {"what": what, "systems": systems}
+
+
+def table(found: Mapping[str, Any], titles: Mapping[str, str] = TITLES) -> str:
+    """Markdown: every system of at least two seeds, with its difference to the baseline trained on."""
+    (margin,) = {system["against_on"]["margin"] for system in found["systems"].values() if "against_on" in system}
+    lines = [
+        "| system | seeds | sparsity, test | BLEU, valid | BLEU, test | against the baseline trained on | bound | "
+        f"non-inferior (-{margin:g}) |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, system in found["systems"].items():
+        runs = system["runs"]
+        if len(runs) < 2:
+            continue
+        sparsity = [100 * run["test"].get("sparsity", 0.0) for run in runs]
+        scores = {split: [run[split]["score"]["value"] for run in runs] for split in ("valid", "test")}
+        row = [titles.get(name, name.replace("-", " at ")), str(len(runs))]
+        row.append(f"{statistics.mean(sparsity):.1f}%" if max(sparsity) else "-")
+        row += [f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}" for values in scores.values()]
+        if (against := system.get("against_on")) is not None:
+            low, high = against["interval"]
+            row.append(f"{against['difference']:+.2f} [{low:+.2f}, {high:+.2f}]")
+            row += [f"{against['lower']:+.2f}", "yes" if against["non_inferior"] else "no"]
+        else:
+            row += ["-"] * 3
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)
