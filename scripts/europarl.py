@@ -1,0 +1,247 @@
+"""The paper's claims on Europarl English-German sentences: seeds, a sweep, rules, layers, from scratch, rivals.
+
+    python scripts/europarl.py --data data/europarl --runs runs/europarl --parallel 3 --set train.compile=true
+
+The folder holds train, valid and test, as .en and .de (.gz and .xz are unpacked). Everything is an ordinary run of
+`recipes/europarl-base.yaml` and `recipes/europarl-target50.yaml` under --runs, named SYSTEM-sSEED, so it goes on where
+it stopped. --parts chooses:
+
+    seeds      baselines, the baselines trained on, also taught, and `zero` at 0.5, with every seed
+    sweep      `zero` at six sparsities and `mask` at three, seed 1, in runs/europarl/sweep with analysis and figures
+    rules      the four rules of the paper, and beside each a learned and a random gate at its rate
+    layers     gates between the encoder's layers, `zero` and `mask`
+    scratch    dropping from the start, for as many steps as a baseline and its fine-tuning
+    curve      what more data and another configuration bring: half of the text, less dropout
+    rivals     dense and sparse at beam 1, 2 and 4 and a decoder of one layer: BLEU against seconds of one CPU thread
+
+`results.json` gathers what the runs say, `rivals.json` the rivals. With --tables FILE, print the tables of such a file
+and do nothing else.
+"""
+
+import argparse
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from l0drop.data.metrics import bleu
+from l0drop.data.text import read_lines
+from l0drop.data.whole import write_whole
+from l0drop.decoding.text import load
+from l0drop.provenance import provenance
+from l0drop.recipe import Recipe, load_recipe
+from l0drop.study.analysis.parts import RESULT, analyze, analyze_sweep, typical_point
+from l0drop.study.analysis.parts import write as write_analysis
+from l0drop.study.analysis.subject import Reading, opened
+from l0drop.study.benchmark import interleaved
+from l0drop.study.figures import draw_all
+from l0drop.study.seeds import TITLES, gather, table, text_in, train_all
+from l0drop.study.sweep import UNGATED, rule_point, target_point, write_summary
+from l0drop.training.assemble import quiet_libraries
+
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+PARTS = ("seeds", "sweep", "rules", "layers", "scratch", "curve", "rivals")
+RULES = ("pos", "freq", "inv_freq", "group")
+ZERO, MASK = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7), (0.3, 0.5, 0.7)
+BEAMS = (1, 2, 4)
+MARGIN = 0.5
+"""The loss of BLEU that is small enough to accept."""
+UNTAUGHT = "train.teacher=null"
+WHAT = "Europarl English-German sentences, cased BLEU"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--runs", type=Path, default=Path("runs/europarl"))
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--parallel", type=int, default=1, help="runs at a time")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of each")
+    parser.add_argument("--set", action="append", default=[], help="a.b=value, for every run")
+    parser.add_argument("--baseline", action="append", default=[], help="a.b=value, for what starts anew")
+    parser.add_argument("--fine-tune", action="append", default=[], help="a.b=value, for what follows a baseline")
+    parser.add_argument("--timed", type=int, default=128, help="sentences that the rivals are timed on")
+    parser.add_argument("--tables", type=Path, metavar="FILE", help="print the tables of a results.json")
+    arguments = parser.parse_args()
+    if arguments.tables is not None:
+        print(table(json.loads(arguments.tables.read_text(encoding="utf-8")), TITLES_HERE))
+        return
+    if arguments.data is None:
+        parser.error("--data: say where the text is")
+    study = Study(arguments)
+    parts = set(arguments.parts)
+    study.train(study.anew(parts))
+    study.train(study.following(parts))
+    if "rules" in parts:
+        study.train(study.at_the_rates_of_rules())
+    study.gather()
+    if "rivals" in parts:
+        study.rivals(arguments.timed)
+    if "sweep" in parts:
+        study.analyze()
+
+
+TITLES_HERE = {
+    **TITLES,
+    "on-taught": "baseline trained on, taught",
+    "scratch": "zero at 0.5, from scratch",
+    "layers-zero": "zero at 0.5, between layers too",
+    "layers-mask": "mask at 0.5, between layers too",
+    "half": "baseline on half of the text",
+    "less-dropout": "baseline with dropout 0.1",
+    "one-layer": "decoder of one layer",
+}
+
+
+class Study:
+    """All runs of one folder, by what they start from."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.runs: Path = arguments.runs
+        self.seeds = range(1, arguments.seeds + 1)
+        self.parallel, self.threads = arguments.parallel, arguments.threads
+        self.data: Path = arguments.data
+        self.common = [*text_in(arguments.data, "en", "de"), *arguments.set]
+        self.of_baselines, self.of_following = arguments.baseline, arguments.fine_tune
+        self.console = Console(stderr=True)
+        self.recipes: dict[str, Recipe] = {}
+        quiet_libraries()
+
+    def train(self, recipes: list[Recipe]) -> None:
+        self.recipes |= {recipe.name: recipe for recipe in recipes}
+        train_all(recipes, self.runs, self.parallel, self.threads, self.console)
+
+    def new(self, name: str, seed: int, *overrides: str) -> Recipe:
+        values = [*self.common, *self.of_baselines, *overrides, f"seed={seed}", f"name={name}-s{seed}"]
+        return load_recipe(RECIPES / "europarl-base.yaml", values)
+
+    def tuned(self, name: str, seed: int, *overrides: str) -> Recipe:
+        start = [*self.common, *self.of_following, f"model.init={self.runs / f'base-s{seed}'}"]
+        return load_recipe(
+            RECIPES / "europarl-target50.yaml", [*start, *overrides, f"seed={seed}", f"name={name}-s{seed}"]
+        )
+
+    def anew(self, parts: set[str]) -> list[Recipe]:
+        """What starts from random weights."""
+        seeds = self.seeds if "seeds" in parts else self.seeds[:1]
+        recipes = [self.new("base", seed) for seed in seeds]
+        if "scratch" in parts:
+            steps = recipes[0].train.steps + self.tuned("on", 1).train.steps
+            dropping = ("l0drop={target_sparsity: 0.5, start: 1.0}", "train.steer_every=50")
+            recipes.append(self.new("scratch", 1, *dropping, f"train.steps={steps}"))
+        if "curve" in parts:
+            recipes += [self.new("less-dropout", 1, "model.transformer.dropout=0.1"), self.new("half", 1, *self.half())]
+        if "rivals" in parts:
+            recipes.append(self.new("one-layer", 1, "model.transformer.decoder_layers=1"))
+        return recipes
+
+    def half(self) -> list[str]:
+        """The first half of the training text, as files of its own; its documents are in no order."""
+        values = []
+        for side, ending in (("source", "en"), ("target", "de")):
+            (whole,) = (value.partition("=")[2] for value in self.common if value.startswith(f"data.train.{side}="))
+            lines = list(read_lines(whole))
+            file = self.runs / f"half.{ending}"
+            if not file.exists():
+                write_whole(file, "".join(f"{line}\n" for line in lines[: len(lines) // 2]))
+            values.append(f"data.train.{side}={file}")
+        return values
+
+    def following(self, parts: set[str]) -> list[Recipe]:
+        """What starts from a baseline; rules first, which take longest."""
+        recipes = []
+        if "rules" in parts:
+            recipes += [self.tuned(rule, 1, *rule_point(rule, "--parts").overrides) for rule in RULES]
+        if "layers" in parts:
+            for gating in ("zero", "mask"):
+                between = (f"l0drop.gating={gating}", "l0drop.layerwise=true")
+                recipes.append(self.tuned(f"layers-{gating}", 1, *between))
+        seeds = self.seeds if "seeds" in parts else self.seeds[:1]
+        recipes += [self.tuned("on", seed, *UNGATED, UNTAUGHT) for seed in seeds]
+        if "seeds" in parts:
+            recipes += [self.tuned("on-taught", seed, *UNGATED) for seed in seeds]
+        recipes += [self.tuned("zero-0.5", seed) for seed in seeds]
+        if "sweep" in parts:
+            points = [("zero", target) for target in ZERO if target != 0.5] + [("mask", target) for target in MASK]
+            for gating, target in points:
+                values = (f"l0drop.gating={gating}", f"l0drop.target_sparsity={target}")
+                recipes.append(self.tuned(f"{gating}-{target:g}", 1, *values))
+        return recipes
+
+    def at_the_rates_of_rules(self) -> list[Recipe]:
+        """A learned and a random gate for each rule, at the rate that it has on the validation text."""
+        recipes = []
+        for rule in RULES:
+            metrics = json.loads((self.runs / f"{rule}-s1" / "metrics.json").read_text(encoding="utf-8"))
+            rate = round(metrics["valid"]["sparsity"], 3)
+            recipes.append(self.tuned(f"learned-as-{rule}", 1, f"l0drop.target_sparsity={rate}"))
+            recipes.append(self.tuned(f"random-as-{rule}", 1, *rule_point(f"random:{rate}", "--parts").overrides))
+        return recipes
+
+    def gather(self) -> None:
+        found = gather(self.runs, self.recipes, WHAT, MARGIN)
+        write_whole(self.runs / "results.json", json.dumps(found, indent=1) + "\n")
+        if any("against_on" in system for system in found["systems"].values()):
+            self.console.print(table(found, TITLES_HERE), highlight=False, markup=False)
+
+    def rivals(self, timed: int) -> None:
+        """Quality on all test text, and time of one CPU thread on its first sentences, of what costs about as much."""
+        sources, truth = (
+            [line for line in read_lines(value.partition("=")[2]) if line.strip()]
+            for side in ("source", "target")
+            for value in self.common
+            if value.startswith(f"data.test.{side}=")
+        )
+        systems = [(name, beams) for name in ("on-s1", "zero-0.5-s1", "zero-0.4-s1", "one-layer-s1") for beams in BEAMS]
+        systems = [(name, beams) for name, beams in systems if (self.runs / name / "metrics.json").exists()]
+        settings: dict[str, Any] = {"length_penalty": 0.6, "max_new_tokens": 128}
+        scores = {}
+        for name, beams in systems:
+            texts = load(self.runs / name).generate(sources, num_beams=beams, **settings)
+            scores[name, beams] = bleu([result.text for result in texts], truth)
+        torch.set_num_threads(1)
+        models = {name: load(self.runs / name, "cpu") for name, _ in systems}
+        few = sources[:timed]
+        calls = {
+            f"{name} {beams}": partial(models[name].generate, few, num_beams=beams, **settings)
+            for name, beams in systems
+        }
+        timings = interleaved(dict(calls), rounds=3)
+        rows = [
+            {
+                "run": name,
+                "beams": beams,
+                "score": scores[name, beams].as_json(),
+                "cpu_seconds": timings[f"{name} {beams}"].cpu,
+                "sentences": timed,
+            }
+            for name, beams in systems
+        ]
+        found = {"what": WHAT, "rows": rows, **provenance()}
+        write_whole(self.runs / "rivals.json", json.dumps(found, indent=1) + "\n")
+
+    def analyze(self) -> None:
+        """The sweep in the form that `l0drop analyze` and `l0drop report` read, analysed, with its figures."""
+        folder = self.runs / "sweep"
+        points = [target_point(target) for target in ZERO]
+        for name, run in {"reference": "on-s1", **{p.name: f"zero-{p.value:g}-s1" for p in points}}.items():
+            link = folder / name
+            link.parent.mkdir(exist_ok=True)
+            if not link.is_symlink():
+                link.symlink_to(Path("..", run), target_is_directory=True)
+        write_summary(folder, self.tuned("sweep", 1), points)
+        swept = analyze_sweep(folder, Reading())
+        write_analysis(swept, folder / RESULT)
+        point = folder / typical_point(swept)
+        with opened(str(point), Reading()) as subject:
+            write_analysis(analyze(subject), point / RESULT)
+        draw_all(folder)
+        draw_all(point)
+
+
+if __name__ == "__main__":
+    main()
