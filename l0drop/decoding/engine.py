@@ -10,8 +10,8 @@ The decoder's forward is Hugging Face's own (`decoder.py`).
 Shapes: B sentences, N source positions, K memory rows, k beams, R = B·k rows, T tokens, V vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,8 @@ from l0drop.core.memory import Memory, compress, full, keep_one
 from l0drop.decoding.caches import DecoderCache
 from l0drop.decoding.decoder import Decoder
 from l0drop.decoding.grouping import cheapest_groups
-from l0drop.decoding.linear import Linears, chosen_kind, stamp_of
+from l0drop.decoding.half_attention import half_attention
+from l0drop.decoding.linear import HALF, Linears, chosen_kind, stamp_of
 from l0drop.decoding.search import Hypotheses, Search, beam_step, sample_step, start
 from l0drop.decoding.settings import resolve
 from l0drop.models.controls import evaluating, real_tokens
@@ -210,12 +211,14 @@ class Engine:
     def _base_encoder(self) -> Any:
         return getattr(self.model, "base_class", type(self.model)).get_encoder(self.model)
 
-    def _packed_encoder(self) -> AbstractContextManager[None]:
-        """Inside, the encoder's linear layers are those of this engine."""
+    @contextmanager
+    def _packed_encoder(self) -> Iterator[None]:
+        """Inside, the encoder's linear layers, and in int8 its attention, are those of this engine."""
         if self._encoder is None or self._encoder.kind != self.linears:
             self._encoder = Linears(self.linears)
         self._encoder.prepare(self._base_encoder())
-        return self._encoder.running()
+        with self._encoder.running(), half_attention(self.model) if self.linears.endswith(HALF) else nullcontext():
+            yield
 
     def _groups_to_encode(self, mask_BN: Tensor) -> list[list[int]]:
         """Sentences to encode together, so that short ones are not padded to the longest; on a CPU alone, where time

@@ -17,8 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from l0drop.decoding import half_attention
+
 Kind = str
-"""Of linear layers: `plain`, `packed`, or `int8-FEW-MANY`, after torch's engines for few and for many outputs."""
+"""Of linear layers: `plain`, `packed`, or `int8-FEW-MANY`, after torch's engines for few and for many outputs, with
+`-bf16` behind it where the encoder's attention is in bfloat16 (`half_attention`)."""
+
+HALF = "bf16"
 
 MIN_WEIGHTS = 1 << 16
 """Smaller layers are not measured: their time goes into the call, not into the product."""
@@ -129,7 +134,7 @@ def make_linear(kind: Kind, weight_OI: Tensor, bias_O: Tensor | None) -> PackedL
     """A layer of this kind for these weights; None where the plain one is to stay."""
     if kind.startswith("int8-"):
         _check_int8(kind, weight_OI)  # the model may have moved since the kind was chosen
-        return Int8Linear(weight_OI, bias_O, *kind.split("-")[1:])
+        return Int8Linear(weight_OI, bias_O, *int8_parts(kind))
     if kind == "packed" and can_pack(weight_OI):
         return PackedLinear(weight_OI, bias_O)
     return None
@@ -145,7 +150,8 @@ def chosen_kind(wanted: str, model: nn.Module) -> Kind:
             return wanted
         kinds = [f"int8-{engine}" for engine in int8_engines()]
         few, many = _quickest(kinds, model), _quickest(sorted(kinds, key=lambda k: k != "int8-onednn"), model, MANY)
-        return few + many.removeprefix("int8")
+        halves = f"-{HALF}" if half_attention.pays(torch.get_num_threads()) else ""
+        return few + many.removeprefix("int8") + halves
     if wanted == "packed" and not can_pack(parameter):
         raise ValueError(
             "linears: packed needs a float32 model on a CPU and a torch with oneDNN; "
@@ -158,6 +164,11 @@ def chosen_kind(wanted: str, model: nn.Module) -> Kind:
     return wanted
 
 
+def int8_parts(kind: Kind) -> list[str]:
+    """The engines that an int8 kind names."""
+    return [part for part in kind.split("-")[1:] if part != HALF]
+
+
 def _check_int8(wanted: str, parameter: Tensor) -> None:
     if not int8_engines():
         raise ValueError("dtype: this torch has no int8 linear layers (torch.ops.quantized.linear_dynamic)")
@@ -165,7 +176,7 @@ def _check_int8(wanted: str, parameter: Tensor) -> None:
         raise ValueError(f"dtype: int8 is for a CPU; the model is on {parameter.device}")
     if parameter.dtype != torch.float32:
         raise ValueError(f"dtype: int8 starts from float32 weights; the model has {parameter.dtype}")
-    if set(wanted.split("-")[1:]) - {*int8_engines()}:
+    if set(int8_parts(wanted)) - {*int8_engines()}:
         raise ValueError(f"linears: {wanted} is not in this torch; it has {', '.join(int8_engines())}")
 
 

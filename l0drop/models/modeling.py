@@ -184,7 +184,7 @@ class L0DropModel(Controls, PreTrainedModel):
     ) -> L0DropEncoderOutput:
         """Run the encoder with the gates between its layers, if there are any, then the gate."""
         implementation = self._attention_implementation
-        if implementation not in ("sdpa", "eager", "ragged"):  # the last is l0drop.training.ragged
+        if implementation not in ("sdpa", "eager", "ragged", "half"):  # the last two: training.ragged, half_attention
             raise ValueError(
                 f"attn_implementation: {implementation!r} cannot add a bias to cross-attention; load the model with "
                 'attn_implementation="sdpa" or "eager"'

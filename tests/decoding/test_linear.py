@@ -86,6 +86,7 @@ def test_the_quicker_is_taken(monkeypatch):
     engines = ["fbgemm", "onednn"]
     monkeypatch.setattr(linear_module, "int8_engines", lambda: engines)
     monkeypatch.setattr(linear_module, "_measured", lambda kind, *_: {"int8-fbgemm": 2.0, "int8-onednn": 1.0}[kind])
+    monkeypatch.setattr(linear_module.half_attention, "pays", lambda threads: False)
     assert chosen_kind("int8", model) == "int8-onednn-onednn"
     monkeypatch.setattr(
         linear_module,
@@ -93,6 +94,9 @@ def test_the_quicker_is_taken(monkeypatch):
         lambda kind, out, into, threads, outputs: 1.0 if (kind == "int8-fbgemm") == (outputs is None) else 2.0,
     )
     assert chosen_kind("int8", model) == "int8-fbgemm-onednn"
+    monkeypatch.setattr(linear_module.half_attention, "pays", lambda threads: True)
+    assert chosen_kind("int8", model) == "int8-fbgemm-onednn-bf16"
+    assert chosen_kind("int8-fbgemm-onednn-bf16", model) == "int8-fbgemm-onednn-bf16"
     assert chosen_kind("int8-fbgemm", model) == "int8-fbgemm"
 
 

@@ -1,0 +1,115 @@
+"""The encoder's attention in bfloat16, for an engine whose linear layers are rounded to int8 anyway.
+
+On 2,000 tokens most of an encoder's time is attention, which int8 linear layers leave as it is. Processors with
+bfloat16 products multiply twice as fast in them, but torch's attention on a CPU does not use them; plain products do.
+Whether they pay is measured. Scores, weights and outputs are rounded to bfloat16; sums inside a product, and softmax,
+are not.
+
+Shapes: B sentences, H heads, T queries, S keys, D width of a head.
+"""
+
+import functools
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+NAME = "half"
+"""Of this attention, where Hugging Face asks for an implementation's name."""
+
+FROM = 512
+"""Keys from which on it is used; below, torch's attention is as fast."""
+
+ROWS = 256
+"""Queries at a time: their scores should stay in the cache."""
+
+CLEARLY = 0.7
+"""What a product in bfloat16 has to take, at most, of the time in float32."""
+
+
+@contextmanager
+def half_attention(model: Any) -> Iterator[None]:
+    """Inside, a model with `sdpa` attention encodes long sources with the attention of this module."""
+    if model.config._attn_implementation != "sdpa":
+        yield
+        return
+    model.set_attn_implementation(NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation("sdpa")
+
+
+@functools.lru_cache
+def pays(threads: int) -> bool:
+    """Whether products in bfloat16 are clearly faster than in float32 here."""
+    q_TD, k_SD = torch.randn(ROWS, 64), torch.randn(1024, 64)
+    return _seconds(q_TD.bfloat16(), k_SD.bfloat16()) < CLEARLY * _seconds(q_TD, k_SD)
+
+
+def _seconds(q_TD: Tensor, k_SD: Tensor) -> float:
+    times = []
+    with torch.inference_mode():
+        for _ in range(8):
+            start = time.process_time()
+            for _ in range(4):
+                torch.mm(q_TD, k_SD.T)
+            times.append(time.process_time() - start)
+    return min(times)
+
+
+def _attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Products in bfloat16 where the source is long, torch's attention elsewhere."""
+    causal = attention_mask is None and (module.is_causal if is_causal is None else is_causal)
+    per_key = attention_mask is None or (attention_mask.is_floating_point() and attention_mask.shape[1:3] == (1, 1))
+    if key.shape[2] < FROM or causal or dropout or not per_key or kwargs.get("position_bias") is not None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs
+        )
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    bias_BS = None if attention_mask is None else attention_mask[:, 0, 0].bfloat16()
+    return _in_halves(query * scale, key, value, bias_BS).to(query.dtype), None
+
+
+def _in_halves(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, bias_BS: Tensor | None) -> Tensor:
+    """[B, T, H, D], in bfloat16."""
+    batch, heads, queries, width = q_BHTD.shape
+    q, k, v = (x.to(torch.bfloat16, memory_format=torch.contiguous_format) for x in (q_BHTD, k_BHSD, v_BHSD))
+    out_BTHD = q.new_empty(batch, queries, heads, width)
+    for b in range(batch):
+        for h in range(heads):
+            for first in range(0, queries, ROWS):
+                scores_TS = torch.mm(q[b, h, first : first + ROWS], k[b, h].T)
+                if bias_BS is not None:
+                    scores_TS += bias_BS[b]
+                out_BTHD[b, first : first + ROWS, h] = torch.mm(scores_TS.softmax(-1), v[b, h])
+    return out_BTHD
+
+
+def _mask(
+    *, attention_mask: Tensor | None = None, allow_is_causal_skip: bool = False, dtype: Any = None, **kwargs: Any
+) -> Tensor | None:
+    """[B, 1, 1, S], -inf on padding, to be added to scores; None where nothing is padded."""
+    if attention_mask is None or allow_is_causal_skip or bool(attention_mask.all()):
+        return None
+    bias_BS = torch.zeros(attention_mask.shape, dtype=dtype, device=attention_mask.device)
+    return bias_BS.masked_fill(~attention_mask, -torch.inf)[:, None, None]
+
+
+AttentionInterface.register(NAME, _attention)
+AttentionMaskInterface.register(NAME, _mask)

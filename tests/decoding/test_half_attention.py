@@ -1,0 +1,73 @@
+"""The encoder's attention in bfloat16 against the same in float64."""
+
+import pytest
+import torch
+
+from l0drop import Engine
+from l0drop.decoding import half_attention as module
+from tests.models import zoo
+
+
+def slow_attention(q, k, v, bias_BS):
+    """[B, T, H, D] in float64, score by score."""
+    q, k, v = (x.double() for x in (q, k, v))
+    scores = torch.einsum("bhtd,bhsd->bhts", q, k)
+    if bias_BS is not None:
+        scores = scores + bias_BS.double()[:, None, None]
+    return torch.einsum("bhts,bhsd->bthd", scores.softmax(-1), v)
+
+
+@pytest.mark.parametrize(("queries", "padding"), [(300, 0), (300, 40), (7, 3)])
+def test_it_is_attention_rounded_to_bfloat16(queries, padding):
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(2, 3, queries, 8, generator=generator) for _ in range(3))
+    q = q * 8**-0.5
+    bias = torch.zeros(2, queries)
+    if padding:
+        bias[1, -padding:] = -torch.inf
+    found = module._in_halves(q, k, v, bias.bfloat16() if padding else None).double()
+    slow = slow_attention(q, k, v, bias if padding else None)
+    assert float((found - slow).norm() / slow.norm()) < 0.01
+    if padding:
+        v[1, :, -padding:] = 100.0
+        assert torch.equal(module._in_halves(q, k, v, bias.bfloat16()).double(), found), "padding has no weight"
+
+
+@pytest.mark.parametrize("family", ["marian", "bart", "t5"])
+def test_an_int8_engine_encodes_long_sources_with_it(family, monkeypatch):
+    """With the mask that Hugging Face hands over; T5's biases take torch's attention."""
+    calls = []
+    real = module._in_halves
+    monkeypatch.setattr(module, "_in_halves", lambda *arguments: calls.append(1) or real(*arguments))
+    monkeypatch.setattr(module, "FROM", 4)
+    model, batch = zoo.build(family).float(), zoo.ragged_batch()
+    inputs = batch["input_ids"], batch["attention_mask"]
+    engine = Engine(model, dtype="int8")
+    engine.linears = engine.linears.removesuffix("-bf16")
+    plain = engine.encode(*inputs, dense=True).memory.states
+    assert not calls
+    engine.linears += "-bf16"
+    halves = engine.encode(*inputs, dense=True).memory.states
+    assert bool(calls) == (family != "t5")
+    real_rows = inputs[1].bool()
+    away = (halves - plain)[real_rows].norm() / plain[real_rows].norm()
+    assert (0 < away < 0.05) if calls else away == 0
+    assert model.config._attn_implementation == "sdpa", "as it was"
+
+
+def test_short_sources_keep_torchs_attention(monkeypatch):
+    monkeypatch.setattr(module, "_in_halves", None)
+    model, batch = zoo.build("marian").float(), zoo.ragged_batch()
+    engine = Engine(model, dtype="int8")
+    engine.linears = f"{engine.linears.removesuffix('-bf16')}-bf16"
+    engine.encode(batch["input_ids"], batch["attention_mask"])
+
+
+def test_whether_it_pays_is_measured(monkeypatch):
+    module.pays.cache_clear()
+    monkeypatch.setattr(module, "_seconds", lambda q, k: 1.0 if q.dtype == torch.bfloat16 else 2.0)
+    assert module.pays(1)
+    module.pays.cache_clear()
+    monkeypatch.setattr(module, "_seconds", lambda q, k: 1.0)
+    assert not module.pays(1)
+    module.pays.cache_clear()
