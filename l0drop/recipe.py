@@ -557,6 +557,8 @@ class Train(Section):
     """Stop after so many evaluations without improvement."""
     steer_every: Count = 100
     """With target_sparsity: steps between two measurements of the sparsity on the validation text."""
+    steer_gain: Positive = 0.05
+    """With target_sparsity: how fast λ follows the error that remains; more for short runs at a high learning rate."""
     report_to: list[Text] = []
     """Experiment trackers, such as tensorboard."""
 

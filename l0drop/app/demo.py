@@ -30,7 +30,7 @@ def demo(
     gating: Annotated[GatingName, typer.Option(help="What a dropped encoding means to the decoder.")] = GatingName.zero,
     target: Annotated[
         float | None,
-        typer.Option(help="Target sparsity; left out, 0.43 for translation, 0.7 for documents.", min=0.05, max=0.95),
+        typer.Option(help="Target sparsity; left out, 0.42 for translation, 0.7 for documents.", min=0.05, max=0.95),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of data and training.", min=0)] = 1,
     folder: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo"),

@@ -89,11 +89,18 @@ class SteeredLambda(LambdaSchedule):
     [0, max_lambda]. What is clipped is the only state that accumulates, so nothing winds up while λ rests at a bound.
     Steps in proportion to λ approach targets that need λ = 0.2 and λ = 20 at a like pace.
 
-    The error is taken against a setpoint that rises linearly from 0 to the target over `ramp` steps. About a third of
-    the training is a good time for that: gates close one kind of word after the other, and the model can follow. In
-    `wait` steps before that λ is 0: a model that has not learnt to read yet would close every gate, for good.
-    What is measured is a moving average over training batches, corrected by its difference to the last validation
-    measurement.
+    The error is taken against a setpoint that rises linearly over `ramp` steps, from 0 to `margin` above the target.
+    About a third of the training is a good time for that: gates close one kind of word after the other, and the model
+    can follow. In `wait` steps before that λ is 0: a model that has not learnt to read yet would close every gate, for
+    good. What is measured is a moving average over training batches, corrected by its difference to the last
+    validation measurement.
+
+    The margin leaves the calibration at the end gates to open, which is harmless. Where it has to close gates that
+    training has left wide open, the model has never seen them closed, and a hundredth of them can cost more than all
+    that training has closed.
+
+    ki is right for gates that close within hundreds of steps. Where they close within tens, at a high learning rate,
+    three times as much brings the sparsity to its setpoint sooner, and leaves the model more time to follow.
     """
 
     moving = ("value", "steps", "average", "offset", "last_error")
@@ -108,13 +115,14 @@ class SteeredLambda(LambdaSchedule):
         smoothing: float = 0.9,
         wait: int = 0,
         ramp: int = 300,
+        margin: float = 0.01,
         scale: float = 0.2,
         max_lambda: float = 50.0,
     ) -> None:
         if not 0 < target < 1:
             raise ValueError(f"target_sparsity: expected a share in (0, 1), got {target}")
         self.target, self.kp, self.ki, self.smoothing = target, kp, ki, smoothing
-        self.wait, self.ramp, self.scale, self.max_lambda = wait, ramp, scale, max_lambda
+        self.wait, self.ramp, self.margin, self.scale, self.max_lambda = wait, ramp, margin, scale, max_lambda
         self.start = start
         self.value = 0.0 if wait else start
         self.steps = 0
@@ -125,7 +133,8 @@ class SteeredLambda(LambdaSchedule):
     @property
     def setpoint(self) -> float:
         """Where the sparsity should be at the present step."""
-        return self.target * min(1.0, max(0, self.steps - self.wait) / self.ramp) if self.ramp else self.target
+        share = min(1.0, max(0, self.steps - self.wait) / self.ramp) if self.ramp else 1.0
+        return share * (self.target + min(self.margin, (1 - self.target) / 2))
 
     @property
     def measured(self) -> float | None:

@@ -5,7 +5,7 @@ runs/demo/  baseline/  trained-on/  sparse/  metrics.json  sentences.svg  report
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -30,13 +30,15 @@ from l0drop.study.analysis.parts import RESULT, analyze
 from l0drop.study.analysis.parts import write as write_analysis
 from l0drop.study.analysis.subject import Reading, opened
 from l0drop.study.benchmark import interleaved, ratio
+from l0drop.study.children import side_by_side
 from l0drop.study.evaluate import Judging, evaluate, read_test_text
 from l0drop.study.evaluate import write as write_evaluation
 from l0drop.study.figures import draw_all
 from l0drop.study.picture import sentences_svg
 from l0drop.study.report import write_report
+from l0drop.study.sweep import is_finished
 from l0drop.study.systems import System
-from l0drop.training.run import prepare, train
+from l0drop.training.run import open_run, prepare, train
 from l0drop.training.trainer import decoding, scored
 
 CLASSES = ("content", "function", "punctuation", "rest", "later pieces of words", "end of sentence")
@@ -82,14 +84,14 @@ TASKS = {
         name="translation",
         metric="bleu",
         toy={"small": True},
-        pairs=(40_000, 200, 400),
+        pairs=(40_000, 400, 400),
         longest=(48, 48),
         vocabulary=500,
         layers=(2, 1),
-        steps=(1_300, 1_000),
+        steps=(1_500, 900),
         warmup=200,
         batch_tokens=1_500,
-        target=0.43,
+        target=0.42,
     ),
     "documents": Task(
         name="summarization",
@@ -129,7 +131,7 @@ def demo_recipes(task: str, gating: str, target: float, seed: int, folder: Path)
     quiet = {"save_every": 10_000, "eval_every": 10_000, "log_every": 100, "batch_tokens": own.batch_tokens}
     start = {"steps": own.steps[0], "learning_rate": 4e-3, "warmup": own.warmup, **quiet}
     more = {"steps": own.steps[1], "learning_rate": 2e-3, "schedule": "linear", "warmup": 20, **quiet}
-    more["steer_every"] = own.steps[1] // 10
+    more |= {"steer_every": own.steps[1] // 30, "steer_gain": 0.15}
     init = {"init": str(folder / "baseline")}
     gate = {"gating": gating, "target_sparsity": target, "start": 1.0}
     new = {"tokenizer": {"vocab_size": own.vocabulary}, "model": {"transformer": {**sizes, **dropouts}}, "train": start}
@@ -146,16 +148,14 @@ def run_demo(
     """Train the three models, decode, measure; returns what is written to metrics.json."""
     target = TASKS[task].target if target is None else target
     recipes = demo_recipes(task, gating, target, seed, folder)
-    titles = {
-        "baseline": "1/5  training a small baseline",
-        "trained-on": "2/5  training it on without a gate, for the fair comparison",
-        "sparse": f"3/5  fine-tuning it to a sparsity of {target:.0%} with gating {gating}",
-    }
-    results = {}
-    for name, recipe in recipes.items():
-        say(titles[name])
-        results[name] = train(recipe, folder, console)
-    say("4/5  decoding on the short and on the dense memory")
+    say("1/4  training a small baseline")
+    train(recipes["baseline"], folder, console)
+    say(
+        f"2/4  fine-tuning it to a sparsity of {target:.0%} with gating {gating}; beside it, training on without a gate"
+    )
+    train_both([recipes["trained-on"], recipes["sparse"]], folder, console)
+    results = {name: train(recipe, folder, Console(quiet=True)) for name, recipe in recipes.items()}
+    say("3/4  decoding on the short and on the dense memory")
     recipe = recipes["sparse"]
     model = AutoModelForSeq2SeqLM.from_pretrained(folder / "sparse" / "model")
     _, tokenizers, corpora = prepare(recipe, folder, Console(quiet=True))
@@ -213,9 +213,22 @@ def run_demo(
     metrics["sentences"] = [[asdict(word) for word in sentence[:60]] for sentence in shown]
     write_whole(folder / "sentences.svg", sentences_svg([drawn(sentence) for sentence in shown]))
     write_whole(folder / "metrics.json", json.dumps(metrics, indent=1, ensure_ascii=False) + "\n")
-    say("5/5  looking at what was dropped, and writing the report")
+    say("4/4  looking at what was dropped, and writing the report")
     write_demo_report(folder, recipe)
     return metrics
+
+
+def train_both(recipes: Sequence[Recipe], folder: Path, console: Console) -> None:
+    """Two models this small gain little from a second thread each, and much from training at the same time."""
+    if torch.get_num_threads() == 1:
+        for recipe in recipes:
+            train(recipe, folder, console)
+        return
+    for recipe in recipes:
+        open_run(recipe, folder)
+    todo = [recipe for recipe in recipes if not is_finished(folder, recipe.name)]
+    for _ in side_by_side(todo, folder, 2, torch.get_num_threads() // 2, console, lambda name, seconds: None):
+        pass
 
 
 SHOWN = ("mass", "maps", "gates", "groups", "words", "places", "entropy")

@@ -106,7 +106,8 @@ def _train(recipe: Recipe, runs: Path, console: Console) -> dict[str, Any]:
     if recipe.l0drop is not None and recipe.l0drop.target_sparsity is not None:
         rise = round(RISE * recipe.train.steps)
         wait = rise if recipe.model.transformer is not None else 0
-        model.schedule = SteeredLambda(recipe.l0drop.target_sparsity, wait=wait, ramp=rise)
+        target, gain = recipe.l0drop.target_sparsity, recipe.train.steer_gain
+        model.schedule = SteeredLambda(target, ki=gain, wait=wait, ramp=rise)
     interruption, bar = Interruption(), Bar(recipe.name, console)
     trainer = L0DropTrainer(
         recipe, model, corpora, valid, tokenizers, folder, teacher, [LogFile(folder / "log.jsonl"), bar, interruption]

@@ -70,7 +70,8 @@ def test_controller_reaches_and_holds_the_target(
     for _ in range(2500):
         controller.step(plant.step(controller.value))
         history.append(plant.sparsity)
-    assert max(abs(s - target) for s in history[-1000:]) < 0.02
+    assert controller.setpoint == pytest.approx(target + controller.margin)
+    assert max(abs(s - controller.setpoint) for s in history[-1000:]) < 0.02
 
 
 class StickyPlant:
@@ -102,8 +103,8 @@ def test_controller_closes_little_more_than_it_should_where_gates_stay_closed(ta
     for _ in range(1000):
         controller.step(plant.step(controller.value))
         history.append(plant.sparsity)
-    assert max(history) < target + 0.08
-    assert history[-1] == pytest.approx(target, abs=0.04)
+    assert max(history) < controller.setpoint + 0.08
+    assert history[-1] == pytest.approx(controller.setpoint, abs=0.04)
 
 
 def test_controller_waits_until_a_new_model_can_read() -> None:
@@ -114,7 +115,7 @@ def test_controller_waits_until_a_new_model_can_read() -> None:
     assert controller.step(0.0) > 0
     for _ in range(5):
         controller.step(0.0)
-    assert controller.setpoint == pytest.approx(0.25)
+    assert controller.setpoint == pytest.approx(0.5 * (0.5 + controller.margin))
 
 
 def test_controller_corrects_training_batches_by_validation() -> None:
@@ -123,7 +124,7 @@ def test_controller_corrects_training_batches_by_validation() -> None:
     for step in range(2500):
         seen = plant.step(controller.value)
         controller.step(max(0.0, seen - 0.07), validation=plant.sparsity if step % 100 == 99 else None)
-    assert plant.sparsity == pytest.approx(0.5, abs=0.02)
+    assert plant.sparsity == pytest.approx(controller.setpoint, abs=0.02)
 
 
 def test_controller_does_not_wind_up_while_lambda_is_at_its_bound() -> None:

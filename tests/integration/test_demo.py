@@ -34,7 +34,7 @@ def test_a_short_demo_writes_what_it_promises(task: str, tmp_path: Path, monkeyp
     monkeypatch.setattr(demo, "demo_recipes", short)
     titles: list[str] = []
     metrics = demo.run_demo(tmp_path, task, "weight", 0.45, 1, Console(quiet=True), titles.append)
-    assert len(titles) == 5
+    assert len(titles) == 4
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "trained-on" in page
     assert "<svg" in page
