@@ -22,7 +22,7 @@ from l0drop.core.gates import Gates
 from l0drop.core.memory import Memory, compress, full, keep_one
 from l0drop.decoding.caches import DecoderCache
 from l0drop.decoding.decoder import Decoder
-from l0drop.decoding.grouping import cheapest_groups
+from l0drop.decoding.grouping import cheapest_groups, within
 from l0drop.decoding.half_attention import half_attention
 from l0drop.decoding.linear import HALF, Linears, chosen_kind, stamp_of
 from l0drop.decoding.search import Hypotheses, Search, beam_step, sample_step, start
@@ -37,6 +37,9 @@ LEAVE_AT = 0.75
 
 ENCODE_COST = 1.5e8
 """What encoding a group of sentences costs beside its tokens, in multiplications of a weight by a token's number."""
+
+ENCODE_TOKENS = 2048
+"""Tokens to encode together at most, unless one sentence has more: what they make should stay in the caches."""
 
 GROUP_COST = 5.0
 ROW_COST = 1 / 1_000
@@ -221,8 +224,8 @@ class Engine:
             yield
 
     def _groups_to_encode(self, mask_BN: Tensor) -> list[list[int]]:
-        """Sentences to encode together, so that short ones are not padded to the longest; on a CPU alone, where time
-        goes by tokens."""
+        """Sentences to encode together, so that short ones are not padded to the longest, and no group is larger than
+        the caches like; on a CPU alone, where time goes by tokens."""
         everything = [list(range(len(mask_BN)))]
         dial = getattr(self.model, "_dial", None)
         if mask_BN.device.type != "cpu" or self.through_generate or torch.is_tensor(getattr(dial, "keep", None)):
@@ -231,7 +234,8 @@ class Engine:
         overhead = ENCODE_COST / max(1, weights)
         lengths = _lengths(mask_BN).tolist()
         groups = cheapest_groups(lengths, lambda members, longest: overhead + members * longest)
-        return groups if len(groups) > 1 else everything
+        parts = [part for group in groups for part in within(group, ENCODE_TOKENS // max(1, lengths[group[0]]))]
+        return parts if len(parts) > 1 else everything
 
     # --- decoding ------------------------------------------------------------------------------------------------
 

@@ -24,3 +24,9 @@ def cheapest_groups(sizes: Sequence[int], cost: Callable[[int, int], float]) -> 
         groups.append(order[first:end])
         end = first
     return groups[::-1]
+
+
+def within(group: Sequence[int], most: int) -> list[list[int]]:
+    """The group in parts of at most so many members, and at least one, as equal as can be."""
+    parts = -(-len(group) // max(1, most))
+    return [list(group[len(group) * i // parts : len(group) * (i + 1) // parts]) for i in range(parts)]

@@ -266,14 +266,15 @@ def test_groups_cost_the_least():
 
 
 @pytest.mark.parametrize("family", [*zoo.FAMILIES, "layerwise"])
-@pytest.mark.parametrize("dense", [False, True])
-def test_encoding_in_groups_changes_nothing(monkeypatch, family, dense):
+@pytest.mark.parametrize(("dense", "most", "groups"), [(False, 2048, 4), (True, 2048, 4), (False, 30, 5), (True, 3, 6)])
+def test_encoding_in_groups_changes_nothing(monkeypatch, family, dense, most, groups):
     model = gated("marian", "mask", layerwise=True) if family == "layerwise" else gated(family)
     batch = zoo.ragged_batch(lengths=(24, 5, 9, 24, 5, 17), seed=3)
     together = Engine(model).encode(**_inputs(batch), dense=dense)
     monkeypatch.setattr(engine_module, "ENCODE_COST", 0.0)
+    monkeypatch.setattr(engine_module, "ENCODE_TOKENS", most)
     engine = Engine(model)
-    assert len(engine._groups_to_encode(batch["attention_mask"].bool())) == (1 if family == "led" else 4)
+    assert len(engine._groups_to_encode(batch["attention_mask"].bool())) == (1 if family == "led" else groups)
     apart = engine.encode(**_inputs(batch), dense=dense)
     real = batch["attention_mask"].bool()
     assert torch.equal(apart.kept, together.kept)
