@@ -104,7 +104,6 @@ class Study:
         self.runs: Path = arguments.runs
         self.seeds = range(1, arguments.seeds + 1)
         self.parallel, self.threads = arguments.parallel, arguments.threads
-        self.data: Path = arguments.data
         self.common = [*text_in(arguments.data, "en", "de"), *arguments.set]
         self.of_baselines, self.of_following = arguments.baseline, arguments.fine_tune
         self.console = Console(stderr=True)

@@ -96,11 +96,10 @@ class SteeredLambda(LambdaSchedule):
     validation measurement.
 
     The margin leaves the calibration at the end gates to open, which is harmless. Where it has to close gates that
-    training has left wide open, the model has never seen them closed, and a hundredth of them can cost more than all
-    that training has closed.
+    training has left wide open, the model has never seen them closed, and even a hundredth of them can be too many.
 
-    ki is right for gates that close within hundreds of steps. Where they close within tens, at a high learning rate,
-    three times as much brings the sparsity to its setpoint sooner, and leaves the model more time to follow.
+    ki is for gates that close within hundreds of steps. Where they close within tens, at a high learning rate, more of
+    it brings the sparsity to its setpoint sooner, and leaves the model more time to follow.
     """
 
     moving = ("value", "steps", "average", "offset", "last_error")

@@ -105,7 +105,10 @@ def gather(runs: Path, names: Iterable[str], what: str, margin: float) -> dict[s
 
 def table(found: Mapping[str, Any], titles: Mapping[str, str] = TITLES) -> str:
     """Markdown: every system of at least two seeds, with its difference to the baseline trained on."""
-    (margin,) = {system["against_on"]["margin"] for system in found["systems"].values() if "against_on" in system}
+    margins = {system["against_on"]["margin"] for system in found["systems"].values() if "against_on" in system}
+    if len(margins) != 1:
+        raise ValueError(f"no table: systems should be compared with {ON!r}, over two seeds or more and at one margin")
+    (margin,) = margins
     lines = [
         "| system | seeds | sparsity, test | BLEU, valid | BLEU, test | against the baseline trained on | bound | "
         f"non-inferior (-{margin:g}) |",

@@ -41,6 +41,11 @@ def test_results_gather_runs_by_system_and_compare_them_with_the_baseline_of_the
     assert "| zero at 0.5 | 2 | 50.0% | 51.50 ± 0.71 |" in seeds.table({"systems": found})
 
 
+def test_a_table_needs_a_comparison():
+    with pytest.raises(ValueError, match="compared with 'on'"):
+        seeds.table({"systems": {"on": {"runs": []}}})
+
+
 def test_runs_that_read_the_same_text_prepare_it_once(tmp_path, monkeypatch):
     train = {"steps": 2, "save_every": 2, "eval_every": 2}
     recipes = [
