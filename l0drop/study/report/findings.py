@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from l0drop.data.text import file_stamp
 from l0drop.study.figures import LEARNED
 
 EVALUATION = Path("evaluation", "metrics.json")
@@ -133,13 +134,15 @@ def _of_run(folder: Path, metrics: dict[str, Any], margin: float | None) -> Find
         role: Role = "sparse" if "sparsity" in scored else "baseline"
         value, sparsity = scored.get("score", {}).get("value"), scored.get("sparsity")
         rows = [Row(metrics["name"], role, value, sparsity, speed=_speed(folder), folder=folder)]
-    return _complete(folder, "run", metrics["name"], rows, metrics, f"{folder} --baseline RUN", margin)
+    evaluations = {metrics["name"]: evaluation}
+    return _complete(folder, "run", metrics["name"], rows, evaluations, metrics, f"{folder} --baseline RUN", margin)
 
 
 def _of_sweep(folder: Path, margin: float | None) -> Findings:
     sweep = _read(folder / "sweep.json")
     reference, split = sweep["reference"], _split(sweep["reference"])
-    evaluations = {point["run"]: _read(folder / point["run"] / EVALUATION) for point in sweep["points"]}
+    against = folder / reference["run"]
+    evaluations = {point["run"]: _evaluation(folder / point["run"], against) for point in sweep["points"]}
     rows = []
     for point in sweep["points"]:
         name, evaluation = point["run"], evaluations[point["run"]]
@@ -160,12 +163,12 @@ def _of_sweep(folder: Path, margin: float | None) -> Findings:
         first.insert(0, Row(sweep["baseline"]["run"], "baseline", sweep["baseline"][split]["score"]["value"]))
     settings = next(iter(sweep["points"]), reference)
     metrics = {**settings, **{key: sweep[key] for key in SOFTWARE if key in sweep}, split: reference[split]}
-    return _complete(folder, "sweep", sweep["name"], [*first, *rows], metrics, str(folder), margin)
+    return _complete(folder, "sweep", sweep["name"], [*first, *rows], evaluations, metrics, str(folder), margin)
 
 
 def _of_demo(folder: Path, metrics: dict[str, Any], margin: float | None) -> Findings:
     systems = metrics["systems"]
-    evaluation = _read(folder / "sparse" / EVALUATION)
+    evaluation = _evaluation(folder / "sparse", folder / "trained-on")
     judged = _difference(evaluation) if evaluation is not None else None
     where = f"our engine, {_machine(metrics)}"
     rows = [
@@ -184,27 +187,28 @@ def _of_demo(folder: Path, metrics: dict[str, Any], margin: float | None) -> Fin
     ]
     name = f"demo: {metrics['task']}, gating {metrics['gating']}"
     command = f"{folder / 'sparse'} --baseline {folder / 'trained-on'}"
-    return _complete(folder, "demo", name, rows, {**metrics, "test": systems["sparse"]}, command, margin)
+    metrics = {**metrics, "test": systems["sparse"]}
+    return _complete(folder, "demo", name, rows, {"sparse": evaluation}, metrics, command, margin)
 
 
 def _complete(
-    folder: Path, kind: Kind, name: str, rows: list[Row], metrics: dict[str, Any], command: str, margin: float | None
-) -> Findings:
-    """What all have in common; `command` is what `l0drop evaluate` would have to be given."""
+    folder: Path, kind: Kind, name: str, rows: list[Row], evaluations: dict[str, dict[str, Any] | None],
+    metrics: dict[str, Any], command: str, margin: float | None,
+) -> Findings:  # fmt: skip
+    """What all have in common; `evaluations`, of rows by name; `command`: what `l0drop evaluate` is to be given."""
     runs = [row for row in rows if row.folder is not None]
     judged = [row for row in runs if row.lower is not None]
-    evaluations = {row.name: _read(row.folder / EVALUATION) for row in runs if row.folder is not None}
     compared = [found for found in evaluations.values() if found is not None and "tail" in found["runs"][0]]
     at = margin or (compared[0]["judging"]["margin"] if compared else 0.5)
     good = [row for row in judged if row.non_inferior(at)]
     shown = max(good or judged or runs, key=_sparsity, default=None)
-    evaluation = evaluations[shown.name] if shown is not None else None
+    evaluation = evaluations.get(shown.name) if shown is not None else None
     recipes = [place / "recipe.yaml" for place in (folder, *(row.folder for row in runs if row.folder is not None))]
     recipe = next((file.read_text(encoding="utf-8") for file in recipes if file.is_file()), "")
     scores = [metrics[split]["score"] for split in ("valid", "test") if split in metrics]
     if evaluation is not None:
         scores += evaluation["runs"][0]["system"]["scores"].values()
-    examples = _read(shown.folder / EXAMPLES) if shown is not None and shown.folder is not None else None
+    examples = _read(shown.folder / EXAMPLES) if evaluation and shown is not None and shown.folder is not None else None
     analysed = [folder / "sparse" if kind == "demo" else folder]
     if kind == "sweep":  # and one point by itself, the one that is shown if it was
         points = sorted(runs, key=lambda row: (row is not shown, -_sparsity(row)))
@@ -224,13 +228,19 @@ def _complete(
         signatures={score["name"]: score["signature"] for score in scores},
         recipe=recipe,
         provenance=_provenance(metrics, evaluation),
-        missing=_missing(analysed[0], runs, judged, command),
+        missing=_missing(analysed[0], runs, judged, evaluations, command),
     )
 
 
-def _missing(analysed: Path, runs: list[Row], judged: list[Row], command: str) -> list[str]:
+def _missing(
+    analysed: Path, runs: list[Row], judged: list[Row], evaluations: dict[str, dict[str, Any] | None], command: str
+) -> list[str]:
     points = [row for row in runs if row.role in ("sparse", "rule")]
     notes = []
+    for row in points:
+        if row.folder is not None and evaluations.get(row.name) is None and (row.folder / EVALUATION).is_file():
+            other = _read(row.folder / EVALUATION)["runs"][0].get("baseline", {}).get("name", "nothing")
+            notes.append(f"{row.name} was evaluated against {other}, which the differences here are not to.")
     if len(judged) < len(points):
         notes.append(f"{len(judged)} of {len(points)} points are compared with a baseline: l0drop evaluate {command}")
     if points and all(row.speed is None for row in points):
@@ -242,6 +252,23 @@ def _missing(analysed: Path, runs: list[Row], judged: list[Row], command: str) -
 
 
 # --- from the files ---------------------------------------------------------------------------------------------------
+
+
+def _evaluation(run: Path, against: Path) -> dict[str, Any] | None:
+    """The evaluation of a run, if it has been compared with the run `against` or with none, but with no other."""
+    found = _read(run / EVALUATION)
+    if found is None or "tail" not in found["runs"][0]:
+        return found
+    return found if any(_belongs(file, against) for file in found["runs"][0]["baseline"]["files"]) else None
+
+
+def _belongs(file: dict[str, Any], run: Path) -> bool:
+    """Whether a file that was stamped is of this run: its content, or its path where the run no longer has it."""
+    path = Path(file["path"])
+    kept = [place for place in (run / "model" / path.name, run / "outputs" / path.name) if place.is_file()]
+    if not kept:
+        return run.name in path.parts
+    return any(place.stat().st_size == file["size"] and file_stamp(place)["sha256"] == file["sha256"] for place in kept)
 
 
 def _judged(name: str, folder: Path, evaluation: dict[str, Any], role: Role | None = None) -> Row:

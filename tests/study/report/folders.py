@@ -26,15 +26,25 @@ def bleu(texts: list[str]) -> float:
     return metrics.bleu(texts, REFS).value
 
 
-def evaluated(run: Path, ours: list[str], theirs: list[str] | None, sparsity: float | None, **judging: Any) -> None:
-    """An evaluation of outputs; what gates would have dropped is put in."""
-    place = run.parent / f"{run.name}-texts"
+def evaluated(
+    run: Path,
+    ours: list[str],
+    theirs: list[str] | None,
+    sparsity: float | None,
+    against: str = "reference",
+    **judging: Any,
+) -> None:
+    """An evaluation of outputs; `theirs` are those of the run beside it that `against` names.
+
+    What gates would have dropped is put in.
+    """
+    place, baseline = run.parent / f"{run.name}-texts", run.parent / against / "outputs" / "test.txt"
     sources = [f"source {number} {HOSTILE}" for number in range(len(REFS))]
-    texts = {"source": sources, "reference": REFS, "ours": ours, "theirs": theirs or []}
-    for name, side in texts.items():
-        put(place / name, "".join(f"{line}\n" for line in side))
+    texts = {place / "source": sources, place / "reference": REFS, place / "ours": ours, baseline: theirs or []}
+    for file, side in texts.items():
+        put(file, "".join(f"{line}\n" for line in side))
     text = read_files(place / "source", place / "reference")
-    baselines = [System(place / "theirs")] if theirs else []
+    baselines = [System(baseline)] if theirs else []
     found, files = evaluate([System(place / "ours")], baselines, text, Judging(resamples=400, **judging), {})
     if sparsity is not None:
         found["runs"][0]["system"]["sparsity"] = sparsity

@@ -1,5 +1,6 @@
 """What a report finds in folders."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,26 @@ def test_another_margin_judges_anew(tmp_path: Path) -> None:
     assert lenient.recommended.name == "target-0.8"
     with pytest.raises(ReportError, match="margin=0"):
         gather(tmp_path, margin=0)
+
+
+def test_a_comparison_with_something_else_is_no_verdict(tmp_path: Path) -> None:
+    """A point far below the reference, evaluated against something that is worse still."""
+    folders.sweep(tmp_path)
+    folders.evaluated(tmp_path / "target-0.8", folders.OUTPUTS["target-0.8"], BAD, 0.79, against="random-0.8")
+    found = gather(tmp_path)
+    (row,) = (row for row in found.rows if row.name == "target-0.8")
+    assert row.lower is None
+    assert row.difference is not None
+    assert row.difference < -10, "to the reference, as the sweep has it"
+    assert found.recommended is not None
+    assert found.recommended.name == "target-0.5"
+    assert any("target-0.8 was evaluated against" in note and "random-0.8" in note for note in found.missing)
+
+
+def test_an_evaluation_counts_where_the_reference_no_longer_has_its_files(tmp_path: Path) -> None:
+    folders.sweep(tmp_path)
+    shutil.rmtree(tmp_path / "reference" / "outputs")
+    assert gather(tmp_path).recommended == gather(tmp_path).shown is not None
 
 
 def test_nothing_is_recommended_where_nothing_was_compared(tmp_path: Path) -> None:
@@ -132,7 +153,9 @@ def test_the_demo(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert found.analysed == [tmp_path / "sparse"]
     assert "takes 67% of" in summary(found)[2]
-    folders.evaluated(tmp_path / "sparse", GOOD, GOOD, 0.43)
+    folders.evaluated(tmp_path / "sparse", GOOD, BAD, 0.43, against="baseline")
+    assert gather(tmp_path).recommended is None, "compared with the baseline before it was trained on"
+    folders.evaluated(tmp_path / "sparse", GOOD, GOOD, 0.43, against="trained-on")
     found = gather(tmp_path)
     assert found.recommended is not None
     assert found.recommended.name == "sparse"
