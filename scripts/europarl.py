@@ -1,6 +1,6 @@
 """The paper's claims on Europarl English-German sentences: seeds, a sweep, rules, layers, from scratch, rivals.
 
-    python scripts/europarl.py --data data/europarl --runs runs/europarl --parallel 3 --set train.compile=true
+    python scripts/europarl.py --data data/europarl --runs runs/europarl --parallel 4 --set train.compile=true
 
 The folder holds train, valid and test, as .en and .de (.gz and .xz are unpacked). Everything is an ordinary run of
 `recipes/europarl-base.yaml` and `recipes/europarl-target50.yaml` under --runs, named SYSTEM-sSEED, so it goes on where
@@ -38,7 +38,7 @@ from l0drop.study.analysis.parts import write as write_analysis
 from l0drop.study.analysis.subject import Reading, opened
 from l0drop.study.benchmark import interleaved
 from l0drop.study.figures import draw_all
-from l0drop.study.seeds import TITLES, gather, table, text_in, train_all
+from l0drop.study.seeds import TITLES, gather, single_table, table, text_in, train_all
 from l0drop.study.sweep import UNGATED, rule_point, target_point, write_summary
 from l0drop.training.assemble import quiet_libraries
 
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--tables", type=Path, metavar="FILE", help="print the tables of a results.json")
     arguments = parser.parse_args()
     if arguments.tables is not None:
-        print(table(json.loads(arguments.tables.read_text(encoding="utf-8")), TITLES_HERE))
+        print(tables(json.loads(arguments.tables.read_text(encoding="utf-8"))))
         return
     if arguments.data is None:
         parser.error("--data: say where the text is")
@@ -97,6 +97,11 @@ TITLES_HERE = {
     "less-dropout": "baseline with dropout 0.1",
     "one-layer": "decoder of one layer",
 }
+
+
+def tables(found: dict[str, Any]) -> str:
+    """Markdown: the systems of several seeds, then those of one, each against the baseline trained on with its seed."""
+    return f"{table(found, TITLES_HERE)}\n\n{single_table(found, TITLES_HERE)}"
 
 
 class Study:
@@ -187,7 +192,7 @@ class Study:
         found = gather(self.runs, self.recipes, WHAT, MARGIN)
         write_whole(self.runs / "results.json", json.dumps(found, indent=1) + "\n")
         if any("against_on" in system for system in found["systems"].values()):
-            self.console.print(table(found, TITLES_HERE), highlight=False, markup=False)
+            self.console.print(tables(found), highlight=False, markup=False)
 
     def rivals(self, timed: int) -> None:
         """Quality on all test text, and time of one CPU thread on its first sentences, of what costs about as much."""

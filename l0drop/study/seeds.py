@@ -131,3 +131,26 @@ def table(found: Mapping[str, Any], titles: Mapping[str, str] = TITLES) -> str:
             row += ["-"] * 3
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
+
+
+def single_table(found: Mapping[str, Any], titles: Mapping[str, str] = TITLES) -> str:
+    """Markdown: every system of one seed, with its plain difference to the baseline trained on with that seed."""
+    ons = {run["seed"]: run for run in found["systems"][ON]["runs"]}
+    lines = [
+        "| system, one seed | sparsity, test | BLEU, valid | BLEU, test | "
+        "valid, test: against the baseline trained on |",
+        "|---|---|---|---|---|",
+    ]
+    for name, system in found["systems"].items():
+        if len(system["runs"]) != 1:
+            continue
+        (run,) = system["runs"]
+        scores = {split: run[split]["score"]["value"] for split in ("valid", "test")}
+        sparsity = run["test"].get("sparsity")
+        row = [titles.get(name, name.replace("-", " at ")), "-" if sparsity is None else f"{sparsity:.1%}"]
+        row += [f"{value:.2f}" for value in scores.values()]
+        on = ons.get(run["seed"])
+        changes = [] if on is None else [scores[split] - on[split]["score"]["value"] for split in scores]
+        row.append(", ".join(f"{change:+.2f}" for change in changes) or "-")
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)

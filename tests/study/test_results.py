@@ -9,9 +9,8 @@ import pytest
 from tests.snippets import ROOT
 
 
-@pytest.fixture(scope="module")
-def script() -> Any:
-    spec = importlib.util.spec_from_file_location("multi30k", ROOT / "scripts" / "multi30k.py")
+def script(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -19,8 +18,9 @@ def script() -> Any:
     return module
 
 
-def test_the_tables_of_multi30k_are_those_of_its_file(script):
-    found = json.loads((ROOT / "docs" / "results" / "multi30k.json").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("name", ["multi30k", "europarl"])
+def test_the_tables_are_those_of_the_file(name):
+    found = json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text(encoding="utf-8"))
     document = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    for table in script.tables(found).split("\n\n"):
+    for table in script(name).tables(found).split("\n\n"):
         assert table in document

@@ -46,6 +46,20 @@ def test_a_table_needs_a_comparison():
         seeds.table({"systems": {"on": {"runs": []}}})
 
 
+def test_a_single_run_stands_beside_the_baseline_of_its_seed():
+    def scored(seed, value, **more):
+        both = {split: {"score": {"value": value + up}, **more} for split, up in (("valid", 1.0), ("test", 0.0))}
+        return {"seed": seed, **both}
+
+    on = {"runs": [scored(1, 20.0), scored(2, 30.0)]}
+    systems = {"on": on, "zero-0.3": {"runs": [scored(2, 29.5, sparsity=0.314)]}, "half": {"runs": [scored(3, 9.0)]}}
+    lines = seeds.single_table({"systems": systems}).splitlines()
+    assert lines[2:] == [
+        "| zero at 0.3 | 31.4% | 30.50 | 29.50 | -0.50, -0.50 |",
+        "| half | - | 10.00 | 9.00 | - |",
+    ]
+
+
 def test_runs_that_read_the_same_text_prepare_it_once(tmp_path, monkeypatch):
     train = {"steps": 2, "save_every": 2, "eval_every": 2}
     recipes = [
