@@ -559,6 +559,9 @@ class Train(Section):
     """With target_sparsity: steps between two measurements of the sparsity on the validation text."""
     steer_gain: Positive = 0.05
     """With target_sparsity: how fast λ follows the error that remains; more for short runs at a high learning rate."""
+    steer_over: Rate = 0.3
+    """With target_sparsity: the share of the steps in which the sparsity is led up to it; from scratch, as many before
+    that have no λ."""
     report_to: list[Text] = []
     """Experiment trackers, such as tensorboard."""
 
@@ -660,6 +663,11 @@ class Recipe(Section):
     def _a_new_model_teaches_nothing(self) -> Faults:
         if self.train.teacher is not None and self.train.teacher.model == "init" and self.model.transformer is not None:
             yield "train.teacher.model", "init is a copy of model.transformer, which starts at random"
+
+    @_rule
+    def _a_new_model_reaches_its_target(self) -> Faults:
+        if self.model.transformer is not None and 2 * self.train.steer_over >= 1:
+            yield "train.steer_over", f"{self.train.steer_over:g} of the steps without λ and as many to the target: all"
 
     @_rule
     def _elastic_needs_a_learned_gate(self) -> Faults:

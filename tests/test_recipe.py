@@ -290,6 +290,7 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     (SPARSE, {"train.targets": "teacher"}, "train.teacher", "is missing"),
     (SPARSE, {"train.teacher": {"weight": 0}}, "train.teacher.weight", "nothing to do"),
     (SCRATCH, {"train.teacher": {}}, "train.teacher.model", "at random"),
+    (SCRATCH, {"train.steer_over": 0.5}, "train.steer_over", "as many to the target"),
     (SCRATCH, {"train.elastic": True}, "train.elastic", "learned gate"),
     (SPARSE, {"train.elastic": True, "l0drop": {"gate": "pos"}}, "train.elastic", "learned gate"),
     (SPARSE, {"train.elastic_range": [0.5, 0.5]}, "train.elastic_range", "smallest"),

@@ -36,8 +36,6 @@ from l0drop.training.checkpoints import checkpoints, clear_staging
 from l0drop.training.trainer import L0DropTrainer, decoding
 
 RUNS = Path("runs")
-RISE = 0.3
-"""The share of the steps over which the sparsity is led up to its target; from scratch, after as many without λ."""
 
 
 class Interrupted(Exception):  # noqa: N818
@@ -104,7 +102,7 @@ def _train(recipe: Recipe, runs: Path, console: Console) -> dict[str, Any]:
     valid = [] if corpora["valid"].target_lengths is None else references(recipe, tokenizers, "valid")
     model, teacher = build_model(recipe, tokenizers)
     if recipe.l0drop is not None and recipe.l0drop.target_sparsity is not None:
-        rise = round(RISE * recipe.train.steps)
+        rise = round(recipe.train.steer_over * recipe.train.steps)
         wait = rise if recipe.model.transformer is not None else 0
         target, gain = recipe.l0drop.target_sparsity, recipe.train.steer_gain
         model.schedule = SteeredLambda(target, ki=gain, wait=wait, ramp=rise)

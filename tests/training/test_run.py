@@ -60,6 +60,15 @@ def test_fine_tuning_to_a_target(baseline: Path, tmp_path: Path) -> None:
     assert 0 <= metrics["test"]["sparsity"] <= 1
 
 
+@pytest.mark.parametrize(("share", "without"), [(0.1, 1), (0.4, 7)])
+def test_a_new_model_learns_to_read_before_it_drops(tmp_path: Path, share: float, without: int) -> None:
+    dropping = {"target_sparsity": 0.4, "start": 1.0}
+    _, folder = run(tmp_path, tiny.recipe(tmp_path, "new", l0drop=dropping, train={"steer_over": share}))
+    lambdas = [entry["lambda"] for entry in logged(folder) if "loss" in entry]
+    assert lambdas[:without] == [0.0] * without
+    assert lambdas[without] > 0, "what is logged is the λ of the next step"
+
+
 def test_the_model_loads_in_a_fresh_process_and_generates(baseline: Path, tmp_path: Path) -> None:
     _, folder = run(tmp_path, tiny.sparse(tmp_path, str(baseline), train={"steps": 4}))
     program = f"""
