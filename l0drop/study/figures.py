@@ -186,6 +186,55 @@ def quality(sweep: Mapping[str, Any]) -> Drawing:
     return rendered("quality", "Quality against sparsity", caption, figure)
 
 
+_GATINGS = {"zero": ("o", BLUE), "mask": ("s", RED), "weight": ("^", GREEN)}
+
+
+def seeds_and_sparsity(found: Mapping[str, Any], name: str) -> Drawing:
+    """Differences to the baseline trained on against sparsity, by gating, as `study.seeds` gathers them.
+
+    Systems are called GATING-TARGET; others are not drawn. One seed has a hollow mark and no interval.
+    """
+    ons = {run["seed"]: run["test"]["score"]["value"] for run in found["systems"]["on"]["runs"]}
+    margins = {system["against_on"]["margin"] for system in found["systems"].values() if "against_on" in system}
+    with matplotlib.rc_context(STYLE):
+        figure, (axes,) = _axes()
+        gatings = {gating: [name for name in found["systems"] if _is_of(name, gating)] for gating in _GATINGS}
+        gatings = {gating: systems for gating, systems in gatings.items() if systems}
+        for place, (gating, systems) in enumerate(gatings.items()):
+            mark, colour = _GATINGS[gating]
+            label: str | None = gating
+            for content in (found["systems"][system] for system in systems):
+                runs = content["runs"]
+                aside = 0.006 * (place - (len(gatings) - 1) / 2)
+                sparsity = sum(run["test"]["sparsity"] for run in runs) / len(runs) + aside
+                if "against_on" in content:
+                    middle, (low, high) = content["against_on"]["difference"], content["against_on"]["interval"]
+                    spread = [[middle - low], [high - middle]]
+                    axes.errorbar([sparsity], [middle], spread, fmt=mark, color=colour, capsize=2.5, label=label)
+                elif runs[0]["seed"] in ons:
+                    change = runs[0]["test"]["score"]["value"] - ons[runs[0]["seed"]]
+                    axes.plot([sparsity], [change], mark, color=colour, markerfacecolor="none", label=label)
+                else:
+                    continue
+                label = None
+        axes.axhline(0, color=GREY, linestyle="--", label="baseline trained on")
+        for margin in margins:
+            axes.axhline(-margin, color=GREY, linestyle=":", label=f"a loss of {margin:g}")
+        axes.set(xlabel="sparsity", ylabel="difference in BLEU")
+        axes.margins(x=0.12)
+        _percent(axes.xaxis)
+        axes.legend(loc="best")
+    caption = (
+        f"{found['what']}: difference to the baseline trained on, test text. Bars: 95% intervals over seeds and "
+        "sentences; hollow: one seed. Gatings stand a little beside each other, to be told apart."
+    )
+    return rendered(name, "Quality against sparsity over seeds", caption, figure)
+
+
+def _is_of(system: str, gating: str) -> bool:
+    return re.fullmatch(rf"{gating}-[0-9.]+", system) is not None
+
+
 # --- figures 1 and 6: attention mass ----------------------------------------------------------------------------------
 
 _MASS = {

@@ -256,3 +256,24 @@ def test_rules_are_no_part_of_the_curves(swept) -> None:
 def test_a_sweeps_analysis_in_a_folder(swept, tmp_path) -> None:
     (tmp_path / "analysis.json").write_text(json.dumps(swept), encoding="utf-8")
     assert [drawing.name for drawing in figures.draw_all(tmp_path)] == ["hard-concrete", "groups", "entropy"]
+
+
+def test_seeds_stand_beside_the_margin():
+    def runs(values: dict[int, float], sparsity: float | None = None) -> dict:
+        more = {} if sparsity is None else {"sparsity": sparsity}
+        return {"runs": [{"seed": seed, "test": {**score(value), **more}} for seed, value in values.items()]}
+
+    compared = {"against_on": {"difference": -0.2, "interval": [-0.6, 0.1], "margin": 0.5}}
+    systems = {
+        "on": runs({1: 30.0, 2: 31.0}),
+        "zero-0.5": {**runs({1: 29.8, 2: 30.8}, 0.5), **compared},
+        "zero-0.3": runs({2: 30.9}, 0.3),
+        "mask-0.5": runs({9: 20.0}, 0.5),
+        "scratch": runs({1: 12.0}, 0.5),
+    }
+    svg = figures.seeds_and_sparsity({"what": "A <test>", "systems": systems}, "seeds").svg
+    texts = {element.text for element in ET.fromstring(svg).iter(f"{SVG}text")}
+    assert {"zero", "baseline trained on", "a loss of 0.5"} <= texts
+    assert "mask" not in texts, "there is no baseline of its seed"
+    assert "scratch" not in texts
+    assert "A &lt;test&gt;" in svg

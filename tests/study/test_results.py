@@ -1,7 +1,6 @@
-"""What the results say is what their files say."""
+"""What the documents say is what the files of results say."""
 
 import importlib.util
-import json
 from typing import Any
 
 import pytest
@@ -9,8 +8,8 @@ import pytest
 from tests.snippets import ROOT
 
 
-def script(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+def loaded() -> Any:
+    spec = importlib.util.spec_from_file_location("results", ROOT / "scripts" / "results.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -18,9 +17,31 @@ def script(name: str) -> Any:
     return module
 
 
-@pytest.mark.parametrize("name", ["multi30k", "europarl"])
-def test_the_tables_are_those_of_the_file(name):
-    found = json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text(encoding="utf-8"))
-    document = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    for table in script(name).tables(found).split("\n\n"):
-        assert table in document
+results = loaded()
+
+
+@pytest.mark.parametrize("name", results.DOCUMENTS)
+def test_the_tables_of_a_document_are_those_of_their_files(name):
+    document = (ROOT / name).read_text(encoding="utf-8")
+    assert results.filled(document, results.all_tables()) == document, "run python scripts/results.py"
+
+
+def test_every_table_stands_in_a_document():
+    documents = "".join((ROOT / name).read_text(encoding="utf-8") for name in results.DOCUMENTS)
+    assert set(results.all_tables()) == {match[2] for match in results.MARK.finditer(documents)}
+
+
+def test_a_table_is_replaced_and_nothing_else():
+    text = "before\n\n<!-- table: a -->\n\n| old |\n|---|\n| 1 |\n\nafter | not a table |\n<!-- table: b -->\n"
+    new = results.filled(text, {"a": "| new |\n|---|", "b": "| b |"})
+    assert new == ("before\n\n<!-- table: a -->\n\n| new |\n|---|\n\nafter | not a table |\n<!-- table: b -->\n| b |\n")
+    assert results.filled(new, {"a": "| new |\n|---|", "b": "| b |"}) == new
+    with pytest.raises(ValueError, match="no table is called b"):
+        results.filled(text, {"a": ""})
+
+
+def test_speeds_that_were_not_measured_are_left_open():
+    times = [{"phase": "decode", "system": "engine-dense", "by": "engine-short", "times": 1.234}]
+    table = results.speed_table({shape: {"ratios": times} for shape in results.SHAPES})
+    assert "| decode: engine, dense / engine, short | 1.23 | 1.23 | 1.23 |" in table
+    assert "generate, dense / engine, short | - | - | - |" in table

@@ -1,0 +1,128 @@
+"""Write the tables and figures of README.md and docs/ anew, from the JSON in docs/results alone.
+
+    python scripts/results.py
+
+A table stands behind its name, `<!-- table: NAME -->`, and is replaced there; what stands around it is not touched.
+Figures go beside the JSON. With --check, change nothing, and end with 1 if a table would be another.
+"""
+
+import argparse
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from l0drop.data.whole import write_whole
+from l0drop.study.figures import seeds_and_sparsity
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "results"
+DOCUMENTS = ("README.md", "docs/results.md", "docs/speed.md")
+SHAPES = {"mt": "30 tokens (`mt`)", "cnndm": "400 (`cnndm`)", "wikisum": "2,048 (`wikisum`)"}
+RATIOS = {
+    "decode: CTranslate2 float32, dense / engine, dense": ("decode", "ct2-float32", "engine-dense"),
+    "decode: engine, dense / engine, short": ("decode", "engine-dense", "engine-short"),
+    "encode + decode: CTranslate2 float32, dense / engine, short": ("end_to_end", "ct2-float32", "engine-short"),
+    "encode + decode: Hugging Face's generate, dense / engine, short": ("end_to_end", "hf-dense", "engine-short"),
+    "decode, int8: engine, dense / engine, short": ("decode", "engine-int8-dense", "engine-int8-short"),
+    "encode + decode, int8: CTranslate2, dense / engine, short": ("end_to_end", "ct2-int8", "engine-int8-short"),
+}
+"""A row of the table of speeds: phase, system, and by which it is divided."""
+STUDIES = ("multi30k", "europarl")
+MARK = re.compile(r"(<!-- table: (\S+) -->\n+)((?:\|.*\n)*)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    tables, different = all_tables(), []
+    for name in DOCUMENTS:
+        file = ROOT / name
+        old = file.read_text(encoding="utf-8")
+        new = filled(old, tables)
+        if new != old:
+            different.append(name)
+            if not arguments.check:
+                write_whole(file, new)
+    if arguments.check:
+        sys.exit(f"another table: {', '.join(different)}; run python scripts/results.py" if different else 0)
+    for study in STUDIES:
+        drawing = seeds_and_sparsity(_read(study), f"results-{study}")
+        write_whole(RESULTS / f"{study}.svg", drawing.svg)
+    print(f"written: {', '.join(different) or 'no document'}, {', '.join(f'{study}.svg' for study in STUDIES)}")
+
+
+def all_tables() -> dict[str, str]:
+    """Every table by its name."""
+    shapes = {shape: _read(f"decode-{shape}") for shape in SHAPES}
+    found = {"speed": speed_table(shapes)}
+    found |= {f"speed-{shape}": systems_table(shape, result) for shape, result in shapes.items()}
+    for study in STUDIES:
+        for number, table in enumerate(_script(study).tables(_read(study)).split("\n\n"), start=1):
+            found[f"{study}-{number}"] = table
+    return found
+
+
+def filled(document: str, tables: Mapping[str, str]) -> str:
+    """A document with its tables written anew."""
+
+    def table(match: re.Match[str]) -> str:
+        if match[2] not in tables:
+            raise ValueError(f"no table is called {match[2]}; there are {', '.join(tables)}")
+        return f"{match[1]}{tables[match[2]]}\n"
+
+    return MARK.sub(table, document)
+
+
+def speed_table(shapes: Mapping[str, Mapping[str, Any]]) -> str:
+    """How many times as long one system takes as another, at every shape."""
+    lines = [f"| how many times as long, CPU time | {' | '.join(SHAPES.values())} |", "|---" * (1 + len(SHAPES)) + "|"]
+    for label, which in RATIOS.items():
+        lines.append(f"| {label} | {' | '.join(_ratio(shapes[shape], *which) for shape in SHAPES)} |")
+    return "\n".join(lines)
+
+
+def _ratio(result: Mapping[str, Any], phase: str, system: str, by: str) -> str:
+    found = [r["times"] for r in result["ratios"] if (r["phase"], r["system"], r["by"]) == (phase, system, by)]
+    return f"{found[0]:.2f}" if found else "-"
+
+
+def systems_table(shape: str, result: Mapping[str, Any]) -> str:
+    """Seconds, memory and agreement of every system at one shape."""
+    lines = [
+        f"| {shape} | encode | decode | both | peak memory, MiB | cross-attention K/V, MiB | same tokens |",
+        "|---" * 7 + "|",
+    ]
+    for name, system in result["systems"].items():
+        seconds = {phase: found["cpu"] for phase, found in system["median"].items()}
+        times, agreement = system["times_engine_short"], result["agreement"][name]
+        row = [name, f"{seconds['encode']:.2f}"]
+        row += [f"{seconds[phase]:.2f} ({times[phase]:.2f})" for phase in ("decode", "end_to_end")]
+        cache = system["memory"]["cross_cache"]
+        row += [f"{system['memory']['beyond_loaded'] / 2**20:.0f}", "" if cache is None else f"{cache / 2**20:.0f}"]
+        row.append("reference" if agreement is None else f"{agreement['same']} of {result['sentences']}")
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
+def _read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _script(name: str) -> Any:
+    """The script of a study, which knows its tables."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    main()
