@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+import transformers as hf
 
 from l0drop.data.batches import collate
 from l0drop.data.corpus import Example
@@ -60,6 +61,18 @@ class Workload(Protocol):
         """What it takes to build the same workload."""
 
 
+def peaked_base(**changes: Any) -> hf.MarianMTModel:
+    """A Transformer base with random weights whose attention and choice of tokens are peaked, as a trained model's."""
+    base = transformer_base(**{"dropout": 0.0, **changes}).eval()
+    with torch.no_grad():
+        sharpen(base)
+        # of nearly equal hypotheses, rounding would choose
+        base.model.shared.weight.normal_(0, 5 / base.config.d_model**0.5)
+        base.model.shared.weight[base.config.pad_token_id] = 0
+    plain_generation(base)
+    return base
+
+
 @dataclass(frozen=True)
 class RandomModel:
     """One batch of a shape on a Transformer base with random weights, every output of the same length.
@@ -73,13 +86,7 @@ class RandomModel:
 
     def load(self) -> tuple[L0DropModel, list[Batch]]:
         positions = max(4096, self.shape.source, self.shape.target + 1)
-        base = transformer_base(**{"max_position_embeddings": positions, "dropout": 0.0, **self.changes}).eval()
-        with torch.no_grad():
-            sharpen(base)
-            # a peaked distribution over tokens too: of nearly equal hypotheses, rounding would choose
-            base.model.shared.weight.normal_(0, 5 / base.config.d_model**0.5)
-            base.model.shared.weight[base.config.pad_token_id] = 0
-        plain_generation(base)
+        base = peaked_base(**{"max_position_embeddings": positions, **self.changes})
         model = sparsify(base, L0DropConfig(gating="zero")).eval()
         kept = round((1 - self.shape.dropped) * self.shape.source)
         model.gate = Share((kept + 0.01) / self.shape.source)  # a hair more, because it rounds down
