@@ -40,7 +40,10 @@ class _Layer(CacheLayerMixin):
 
 
 class MemoryLayer(_Layer):
-    """Keys and values of the memory, [B, H, S, D]; written at the first step, then read by every beam."""
+    """Keys and values of the memory, [B, H, S, D]; written at the first step, then read by every beam.
+
+    Values may be turned round, in blocks: [B, n, H, D, s], see `attend`.
+    """
 
     keys: Tensor
     values: Tensor
@@ -55,7 +58,12 @@ class MemoryLayer(_Layer):
     def keep(self, sentences: Tensor, rows: int) -> None:
         """Leave these sentences and as many memory rows as the longest of them has."""
         self.keys = self.keys[:, :, :rows].index_select(0, sentences)
-        self.values = self.values[:, :, :rows].index_select(0, sentences)
+        if self.values.dim() == 4:
+            values = self.values[:, :, :rows]
+        else:
+            blocks = -(-rows // self.values.shape[-1])
+            values = self.values[:, :blocks] if blocks > 1 else self.values[:, :1, :, :, :rows]
+        self.values = values.index_select(0, sentences)
 
 
 class PrefixLayer(_Layer):

@@ -19,7 +19,7 @@ from transformers.models.marian.modeling_marian import MarianDecoderLayer
 from transformers.models.mbart.modeling_mbart import MBartDecoderLayer
 from transformers.models.pegasus.modeling_pegasus import PegasusDecoderLayer
 
-from l0drop.decoding.attention import NAME, ancestry, attend
+from l0drop.decoding.attention import NAME, ancestry, attend, turns
 from l0drop.decoding.caches import DecoderCache, MemoryLayer, PrefixLayer
 from l0drop.decoding.linear import Kind, PackedLinear, make_linear
 
@@ -86,6 +86,7 @@ class _Layer:
         made = [self._made(linear, kind) for linear in linears]
         self.own_out, self.query, self.key, self.value, self.cross_out, widen, self.narrow = made
         self.widen = _with_activation(widen, layer.activation_fn)
+        self.value_weights = None if kind.startswith("int8") else (cross.v_proj.weight, cross.v_proj.bias)
         self.own_norm, self.cross_norm, self.last_norm = map(
             _norm, (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm)
         )
@@ -122,7 +123,7 @@ class _Layer:
         x_RD = x_RD if first else self.own_norm(x_RD)
         q_RD = self.query(self.cross_norm(x_RD) if first else x_RD)
         if memory.keys is None:
-            memory.update(self._of_sentences(self.key(states_BKD)), self._of_sentences(self.value(states_BKD)))
+            memory.update(self._of_sentences(self.key(states_BKD)), self._values(states_BKD))
         x_RD = x_RD + self.cross_out(self._attended(q_RD, memory.keys, memory.values, bias_B11K))
         x_RD = x_RD if first else self.cross_norm(x_RD)
         x_RD = x_RD + self.narrow(self.widen(self.last_norm(x_RD) if first else x_RD))
@@ -133,6 +134,19 @@ class _Layer:
 
     def _of_sentences(self, x_BKD: Tensor) -> Tensor:
         return x_BKD.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def _values(self, states_BKD: Tensor) -> Tensor:
+        """Of the memory; turned round where `attend` is quicker with them, by the product that makes them."""
+        keys = states_BKD.shape[1]
+        blocks, size = (0, 0) if self.value_weights is None else turns(states_BKD)
+        if self.value_weights is None or not blocks:
+            return self._of_sentences(self.value(states_BKD))
+        weight_DD, bias_D = self.value_weights
+        padded = F.pad(states_BKD, (0, 0, 0, blocks * size - keys)) if blocks * size > keys else states_BKD
+        turned = torch.matmul(weight_DD, padded.unflatten(1, (blocks, size)).transpose(2, 3))
+        if bias_D is not None:
+            turned += bias_D[:, None]
+        return turned.unflatten(2, (self.heads, -1))
 
     def _attended(self, query_RD: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         rows, width = query_RD.shape

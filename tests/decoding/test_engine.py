@@ -7,6 +7,7 @@ import torch
 from transformers import BartForConditionalGeneration
 
 from l0drop import Engine, Gates, L0DropConfig, sparsify
+from l0drop.decoding import attention as attention_module
 from l0drop.decoding import caches as caches_module
 from l0drop.decoding import engine as engine_module
 from l0drop.decoding.engine import group_by_rows
@@ -102,6 +103,29 @@ def test_attention_of_another_kind_is_left_to_it():
     assert_same(theirs, ours, tie=1e-9)
     other = Engine(zoo.build("bart").double()).generate(**_inputs(), max_new_tokens=18, **SETTINGS["beam 4, early"])
     assert not torch.equal(other.sequences, ours.sequences)
+
+
+@pytest.mark.parametrize("longest", [1, 3, 100])
+@pytest.mark.parametrize("family", ["marian", "bart", "mbart", "m2m100", "pegasus"])
+def test_values_turned_round_change_nothing(family, longest, monkeypatch):
+    """In blocks of every size; sentences that end early leave, and the memory gets shorter."""
+    monkeypatch.setattr(attention_module, "TURNED_FROM", 1)
+    monkeypatch.setattr(attention_module, "LONGEST_BLOCK", longest)
+    monkeypatch.setattr(engine_module, "LEAVE_AT", 1.0)
+    batch = zoo.ragged_batch(lengths=(24, 17, 9, 20, 24, 3, 5, 11), seed=8)
+    kept = []
+    keep = caches_module.MemoryLayer.keep
+
+    def noted(layer, sentences, rows):
+        assert layer.values.dim() == 5
+        keep(layer, sentences, rows)
+        kept.append(rows)
+
+    monkeypatch.setattr(caches_module.MemoryLayer, "keep", noted)
+    for gating in GATINGS:
+        theirs, ours = both(gated(family, gating), batch, **SETTINGS["beam 4, early"])
+        assert_same(theirs, ours, tie=1e-9)
+    assert len(set(kept)) > 1
 
 
 @pytest.mark.parametrize("family", zoo.FAMILIES)
