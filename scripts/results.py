@@ -61,6 +61,7 @@ def all_tables() -> dict[str, str]:
     shapes = {shape: _read(f"decode-{shape}") for shape in SHAPES}
     found = {"speed": speed_table(shapes)}
     found |= {f"speed-{shape}": systems_table(shape, result) for shape, result in shapes.items()}
+    found["ragged"] = ragged_table(_read("decode-ragged"), _read("decode-even"))
     for study in STUDIES:
         for number, table in enumerate(_script(study).tables(_read(study)).split("\n\n"), start=1):
             found[f"{study}-{number}"] = table
@@ -105,6 +106,22 @@ def systems_table(shape: str, result: Mapping[str, Any]) -> str:
         cache = system["memory"]["cross_cache"]
         row += [f"{system['memory']['beyond_loaded'] / 2**20:.0f}", "" if cache is None else f"{cache / 2**20:.0f}"]
         row.append("reference" if agreement is None else f"{agreement['same']} of {result['sentences']}")
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
+def ragged_table(ragged: Mapping[str, Any], even: Mapping[str, Any]) -> str:
+    """Text of many lengths, and beside it a shape in which all are as long as their mean."""
+    lines = [
+        "| system | sentences per second | P50, ms | P99, ms | decode | both | even lengths: decode | both |",
+        "|---" * 8 + "|",
+    ]
+    for name, system in ragged["systems"].items():
+        latency = system["latency_ms"]["cpu"]
+        row = [name, f"{system['sentences_per_second']:.2f}", f"{latency['p50']:.0f}", f"{latency['p99']:.0f}"]
+        for result in (ragged, even):
+            times = result["systems"].get(name, {}).get("times_engine_short", {})
+            row += [f"{times[phase]:.2f}" if phase in times else "-" for phase in ("decode", "end_to_end")]
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
 
