@@ -201,7 +201,9 @@ def _complete(
     compared = [found for found in evaluations.values() if found is not None and "tail" in found["runs"][0]]
     at = margin or (compared[0]["judging"]["margin"] if compared else 0.5)
     good = [row for row in judged if row.non_inferior(at)]
-    shown = max(good or judged or runs, key=_sparsity, default=None)
+    shown = max(good or runs, key=_sparsity, default=None)
+    if judged and not good:
+        shown = max(judged, key=lambda row: row.lower or 0.0)  # the nearest, of which the summary speaks
     evaluation = evaluations.get(shown.name) if shown is not None else None
     recipes = [place / "recipe.yaml" for place in (folder, *(row.folder for row in runs if row.folder is not None))]
     recipe = next((file.read_text(encoding="utf-8") for file in recipes if file.is_file()), "")

@@ -85,7 +85,11 @@ def test_no_point_good_enough_is_said(tmp_path: Path) -> None:
         folders.evaluated(tmp_path / name, BAD, GOOD, 0.3, margin=0.5)
     found = gather(tmp_path, margin=0.5)
     assert found.recommended is None
-    assert summary(found)[1].startswith("None is shown to be non-inferior to reference at a margin of 0.5 BLEU")
+    verdict = summary(found)[1]
+    assert verdict.startswith("None is shown to be non-inferior to reference at a margin of 0.5 BLEU")
+    assert found.shown is not None
+    assert found.shown.lower == max(row.lower for row in found.points if row.lower is not None)
+    assert f"nearest comes {found.shown.name} with" in verdict, "the one whose tail risk and examples are shown"
 
 
 def test_rules_stand_beside_the_learned_gate(tmp_path: Path) -> None:
