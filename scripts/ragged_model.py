@@ -3,8 +3,8 @@
     python scripts/ragged_model.py --output runs/ragged
     l0drop bench decode runs/ragged/model --input runs/ragged/documents.txt --sentences 24 --batch 12
 
-The model is a Transformer base with random weights and a gate that drops 70% of the encodings at random, another share
-of each document; the documents are of 1, 3, 6 and 10 reports by turns, of 40 to 700 words.
+The model is a Transformer base with random weights and a gate that drops 70% of the encodings at random; the
+documents are of 1, 3, 6 and 10 reports by turns, of about 40 to 700 words.
 """
 
 import argparse

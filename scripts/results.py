@@ -3,14 +3,13 @@
     python scripts/results.py
 
 A table stands behind its name, `<!-- table: NAME -->`, and is replaced there; what stands around it is not touched.
-Figures go beside the JSON. With --check, change nothing, and end with 1 if a table would be another.
+Figures go beside the JSON.
 """
 
 import argparse
 import importlib.util
 import json
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,9 +35,7 @@ MARK = re.compile(r"(<!-- table: (\S+) -->\n+)((?:\|.*\n)*)")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    arguments = parser.parse_args()
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     tables, different = all_tables(), []
     for name in DOCUMENTS:
         file = ROOT / name
@@ -46,10 +43,7 @@ def main() -> None:
         new = filled(old, tables)
         if new != old:
             different.append(name)
-            if not arguments.check:
-                write_whole(file, new)
-    if arguments.check:
-        sys.exit(f"another table: {', '.join(different)}; run python scripts/results.py" if different else 0)
+            write_whole(file, new)
     for study in STUDIES:
         drawing = seeds_and_sparsity(_read(study), f"results-{study}")
         write_whole(RESULTS / f"{study}.svg", drawing.svg)
