@@ -4,7 +4,7 @@
 
 The folder holds train, valid and test, as .en and .de (.gz and .xz are unpacked). Everything is an ordinary run of
 `recipes/europarl-base.yaml` and `recipes/europarl-target50.yaml` under --runs, named SYSTEM-sSEED, so it goes on where
-it stopped. --parts chooses:
+it stopped. What is gated is taught by the baseline trained on with its seed. --parts chooses:
 
     seeds      baselines, the baselines trained on and `zero` at nearly half, with every seed; two of the baselines
                trained on and taught too
@@ -12,9 +12,9 @@ it stopped. --parts chooses:
     rules      the four rules of the paper, and beside each a learned and a random gate at its rate
     layers     gates between the encoder's layers, `zero` and `mask`, with what each layer drops
     scratch    dropping from the start, for as many steps as a baseline and its fine-tuning
-    curve      what more data and another configuration bring: half of the text, a vocabulary of 10,000
-    tried      ways of losing less at nearly half: twice the steps, a higher learning rate that falls to 0, the baseline
-               trained on as teacher; each with the baseline trained on in its way
+    curve      what more data and another configuration bring: half of the text, a vocabulary of 4,000
+    tried      other ways to nearly half: twice the steps, or a higher learning rate that falls to 0, each with the
+               baseline trained on in its way; no teacher, or the weaker one that training starts from
     rivals     dense and sparse at beam 1, 2 and 4 and a decoder of one layer: BLEU against seconds of one CPU thread
 
 `results.json` gathers what the runs say, `rivals.json` the rivals. With --tables FILE, print the tables of such a file
@@ -82,8 +82,10 @@ def main() -> None:
     study = Study(arguments)
     parts = set(arguments.parts)
     study.train(study.anew(parts))
+    study.train(study.trained_on(parts))
     study.train(study.following(parts))
-    study.train(study.after_those(parts))
+    if "rules" in parts:
+        study.train(study.at_the_rates_of_rules())
     study.gather()
     if "rivals" in parts:
         study.rivals(arguments.timed)
@@ -100,13 +102,17 @@ TITLES_HERE = {
     "layers-zero": f"zero at {HALF}, between layers too",
     "layers-mask": f"mask at {HALF}, between layers too",
     "half": "baseline on half of the text",
-    "large-vocabulary": "baseline with a vocabulary of 10,000",
+    "small-vocabulary": "baseline with a vocabulary of 4,000",
     "one-layer": "decoder of one layer",
     "on-long": "baseline trained on, twice as long",
     "zero-long": f"zero at {HALF}, twice as long",
     "on-falling": "baseline trained on, 8e-4 falling to 0",
     "zero-falling": f"zero at {HALF}, 8e-4 falling to 0",
-    "zero-taught-by-on": f"zero at {HALF}, taught by the baseline trained on",
+    "zero-untaught": f"zero at {HALF}, not taught",
+    "zero-taught-by-base": f"zero at {HALF}, taught by the baseline",
+    **{rule: f"rule `{rule}`" for rule in RULES},
+    **{f"learned-as-{rule}": f"zero at the rate of `{rule}`" for rule in RULES},
+    **{f"random-as-{rule}": f"random at the rate of `{rule}`" for rule in RULES},
 }
 
 
@@ -138,6 +144,7 @@ class Study:
 
     def tuned(self, name: str, seed: int, *overrides: str) -> Recipe:
         start = [*self.common, f"model.init={self.run_of('base', seed)}", f"l0drop.target_sparsity={HALF}"]
+        start.append(f"train.teacher.model={self.run_of('on', seed)}")
         values = [*start, *self.of_following, *overrides, f"seed={seed}", f"name={name}-s{seed}"]
         return load_recipe(RECIPES / "europarl-target50.yaml", values)
 
@@ -149,11 +156,11 @@ class Study:
         seeds = self.seeds if "seeds" in parts else self.seeds[:1]
         recipes = [self.new("base", seed) for seed in seeds]
         if "scratch" in parts:
-            steps = recipes[0].train.steps + self.tuned("on", 1).train.steps
+            steps = recipes[0].train.steps + self.tuned("scratch", 1).train.steps
             dropping = (f"l0drop={{target_sparsity: {HALF}, start: 1.0}}", "train.steer_every=50")
             recipes.append(self.new("scratch", 1, *dropping, f"train.steps={steps}"))
         if "curve" in parts:
-            recipes.append(self.new("large-vocabulary", 1, "tokenizer.vocab_size=10000"))
+            recipes.append(self.new("small-vocabulary", 1, "tokenizer.vocab_size=4000"))
             recipes.append(self.new("half", 1, *self.half()))
         if "rivals" in parts:
             recipes.append(self.new("one-layer", 1, "model.transformer.decoder_layers=1"))
@@ -171,11 +178,15 @@ class Study:
             values.append(f"data.train.{side}={file}")
         return values
 
-    def following(self, parts: set[str]) -> list[Recipe]:
-        """What starts from a baseline; first what others wait for."""
+    def trained_on(self, parts: set[str]) -> list[Recipe]:
+        """The baselines trained on, with which all is compared, and which teach."""
         seeds = self.seeds if "seeds" in parts else self.seeds[:1]
-        recipes = [self.tuned("on", seed, *UNGATED, UNTAUGHT) for seed in seeds]
-        recipes += [self.tuned(f"zero-{HALF}", seed) for seed in seeds]
+        return [self.tuned("on", seed, *UNGATED, UNTAUGHT) for seed in seeds]
+
+    def following(self, parts: set[str]) -> list[Recipe]:
+        """What starts from a baseline and is taught by it, trained on; first what others wait for."""
+        seeds = self.seeds if "seeds" in parts else self.seeds[:1]
+        recipes = [self.tuned(f"zero-{HALF}", seed) for seed in seeds]
         if "rules" in parts:
             recipes += [self.tuned(rule, 1, *rule_point(rule, "--parts").overrides) for rule in RULES]
         if "sweep" in parts:
@@ -189,18 +200,21 @@ class Study:
                 recipes.append(self.tuned(f"layers-{gating}", 1, *between))
         if "seeds" in parts:
             recipes += [self.tuned("on-taught", seed, *UNGATED) for seed in seeds[:TAUGHT]]
+        if "tried" in parts:
+            recipes += self.other_ways()
         return recipes
 
-    def after_those(self, parts: set[str]) -> list[Recipe]:
-        """What needs to know what others came to: gates at the rates of rules, and a taught one."""
-        recipes = self.at_the_rates_of_rules() if "rules" in parts else []
-        if "tried" in parts:
-            recipes.append(self.tuned("zero-taught-by-on", 1, f"train.teacher.model={self.run_of('on')}"))
-            falling = ("train.learning_rate=8e-4", "train.schedule=linear")
-            longer = (f"train.steps={2 * self.tuned('on', 1).train.steps}",)
-            for name, values in (("falling", falling), ("long", longer)):
-                recipes.append(self.tuned(f"on-{name}", 1, *values, *UNGATED, UNTAUGHT))
-                recipes.append(self.tuned(f"zero-{name}", 1, *values))
+    def other_ways(self) -> list[Recipe]:
+        """Other ways to the same sparsity, each beside the baseline trained on in that way."""
+        recipes = [
+            self.tuned("zero-untaught", 1, UNTAUGHT),
+            self.tuned("zero-taught-by-base", 1, "train.teacher.model=init"),
+        ]
+        falling = ("train.learning_rate=8e-4", "train.schedule=linear")
+        longer = (f"train.steps={2 * recipes[0].train.steps}",)
+        for name, values in (("falling", falling), ("long", longer)):
+            recipes.append(self.tuned(f"on-{name}", 1, *values, *UNGATED, UNTAUGHT))
+            recipes.append(self.tuned(f"zero-{name}", 1, *values))
         return recipes
 
     def at_the_rates_of_rules(self) -> list[Recipe]:
@@ -227,7 +241,9 @@ class Study:
             for value in self.common
             if value.startswith(f"data.test.{side}=")
         )
-        systems = [(name, beams) for name in ("on-s1", f"zero-{HALF}-s1", "zero-0.3-s1", "one-layer-s1") for beams in BEAMS]
+        systems = [
+            (name, beams) for name in ("on-s1", f"zero-{HALF}-s1", "zero-0.3-s1", "one-layer-s1") for beams in BEAMS
+        ]
         systems = [(name, beams) for name, beams in systems if (self.runs / name / "metrics.json").exists()]
         settings: dict[str, Any] = {"length_penalty": 0.6, "max_new_tokens": 128}
         scores = {}

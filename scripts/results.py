@@ -10,12 +10,14 @@ import argparse
 import importlib.util
 import json
 import re
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from l0drop.data.whole import write_whole
 from l0drop.study.figures import seeds_and_sparsity
+from l0drop.study.seeds import single_table
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -30,7 +32,9 @@ RATIOS = {
     "encode + decode, int8: CTranslate2, dense / engine, short": ("end_to_end", "ct2-int8", "engine-int8-short"),
 }
 """A row of the table of speeds: phase, system, and by which it is divided."""
-STUDIES = ("multi30k", "europarl")
+STUDIES = {"multi30k": "Multi30k", "europarl": "Europarl"}
+SMALL = "europarl-small"
+"""One seed of Europarl in another configuration."""
 MARK = re.compile(r"(<!-- table: (\S+) -->\n+)((?:\|.*\n)*)")
 
 
@@ -44,10 +48,11 @@ def main() -> None:
         if new != old:
             different.append(name)
             write_whole(file, new)
-    for study in STUDIES:
+    drawn = (*STUDIES, SMALL)
+    for study in drawn:
         drawing = seeds_and_sparsity(_read(study), f"results-{study}")
         write_whole(RESULTS / f"{study}.svg", drawing.svg)
-    print(f"written: {', '.join(different) or 'no document'}, {', '.join(f'{study}.svg' for study in STUDIES)}")
+    print(f"written: {', '.join(different) or 'no document'}, {', '.join(f'{study}.svg' for study in drawn)}")
 
 
 def all_tables() -> dict[str, str]:
@@ -55,10 +60,12 @@ def all_tables() -> dict[str, str]:
     shapes = {shape: _read(f"decode-{shape}") for shape in SHAPES}
     found = {"speed": speed_table(shapes)}
     found |= {f"speed-{shape}": systems_table(shape, result) for shape, result in shapes.items()}
+    found["quality"] = quality_table({title: _read(study) for study, title in STUDIES.items()})
     found["ragged"] = ragged_table(_read("decode-ragged"), _read("decode-even"))
     for study in STUDIES:
         for number, table in enumerate(_script(study).tables(_read(study)).split("\n\n"), start=1):
             found[f"{study}-{number}"] = table
+    found[SMALL] = single_table(_read(SMALL), _script("europarl").TITLES_HERE)
     return found
 
 
@@ -84,6 +91,36 @@ def speed_table(shapes: Mapping[str, Mapping[str, Any]]) -> str:
 def _ratio(result: Mapping[str, Any], phase: str, system: str, by: str) -> str:
     found = [r["times"] for r in result["ratios"] if (r["phase"], r["system"], r["by"]) == (phase, system, by)]
     return f"{found[0]:.2f}" if found else "-"
+
+
+def quality_table(studies: Mapping[str, Mapping[str, Any]]) -> str:
+    """What several seeds of the paper's gating lose on each task, against the baseline trained on."""
+    lines = [
+        "| task | encodings dropped | BLEU, test | against the baseline trained on as long | "
+        "non-inferior at 0.5 BLEU |",
+        "|---" * 5 + "|",
+    ]
+    for task, found in studies.items():
+        systems = {
+            name: v for name, v in found["systems"].items() if name == "on" or re.fullmatch(r"zero-[0-9.]+", name)
+        }
+        rows = []
+        for system in (system for system in systems.values() if len(system["runs"]) > 1):
+            sparsity, score = (
+                statistics.mean(value(run["test"]) for run in system["runs"])
+                for value in (lambda test: test.get("sparsity", 0.0), lambda test: test["score"]["value"])
+            )
+            row = [task, f"{sparsity:.1%}" if sparsity else "0", f"{score:.2f}"]
+            if (against := system.get("against_on")) is None:
+                row += ["", ""]
+            else:
+                low, high = against["interval"]
+                verdict = "no" if high < -against["margin"] else "not shown"
+                verdict = "yes" if against["non_inferior"] else verdict
+                row += [f"{against['difference']:+.2f} [{low:+.2f}, {high:+.2f}]", verdict]
+            rows.append((sparsity, f"| {' | '.join(row)} |"))
+        lines += [row for _, row in sorted(rows)]
+    return "\n".join(lines)
 
 
 def systems_table(shape: str, result: Mapping[str, Any]) -> str:

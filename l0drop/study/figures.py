@@ -187,12 +187,13 @@ def quality(sweep: Mapping[str, Any]) -> Drawing:
 
 
 _GATINGS = {"zero": ("o", BLUE), "mask": ("s", RED), "weight": ("^", GREEN)}
+_RULES = ("pos", "freq", "inv_freq", "group")
 
 
 def seeds_and_sparsity(found: Mapping[str, Any], name: str) -> Drawing:
     """Differences to the baseline trained on against sparsity, by gating, as `study.seeds` gathers them.
 
-    Systems are called GATING-TARGET; others are not drawn. One seed has a hollow mark and no interval.
+    Systems are called GATING-TARGET, or after a rule; others are not drawn. One seed has a hollow mark and no interval.
     """
     ons = {run["seed"]: run["test"]["score"]["value"] for run in found["systems"]["on"]["runs"]}
     margins = {system["against_on"]["margin"] for system in found["systems"].values() if "against_on" in system}
@@ -217,6 +218,11 @@ def seeds_and_sparsity(found: Mapping[str, Any], name: str) -> Drawing:
                 else:
                     continue
                 label = None
+        for place, rule in enumerate(rule for rule in _RULES if rule in found["systems"]):
+            run = found["systems"][rule]["runs"][0]
+            point = run["test"]["sparsity"], run["test"]["score"]["value"] - ons[run["seed"]]
+            axes.plot(*point, "x", color=GOLD)
+            axes.annotate(f"rule {rule}", point, (5, -12 if place % 2 else 4), textcoords="offset points", size=8)
         axes.axhline(0, color=GREY, linestyle="--", label="baseline trained on")
         for margin in margins:
             axes.axhline(-margin, color=GREY, linestyle=":", label=f"a loss of {margin:g}")

@@ -270,10 +270,11 @@ def test_seeds_stand_beside_the_margin():
         "zero-0.3": runs({2: 30.9}, 0.3),
         "mask-0.5": runs({9: 20.0}, 0.5),
         "scratch": runs({1: 12.0}, 0.5),
+        "freq": runs({1: 29.0}, 0.45),
     }
     svg = figures.seeds_and_sparsity({"what": "A <test>", "systems": systems}, "seeds").svg
     texts = {element.text for element in ET.fromstring(svg).iter(f"{SVG}text")}
-    assert {"zero", "baseline trained on", "a loss of 0.5"} <= texts
+    assert {"zero", "baseline trained on", "a loss of 0.5", "rule freq"} <= texts
     assert "mask" not in texts, "there is no baseline of its seed"
     assert "scratch" not in texts
     assert "A &lt;test&gt;" in svg
