@@ -33,6 +33,8 @@ RATIOS = {
 }
 """A row of the table of speeds: phase, system, and by which it is divided."""
 STUDIES = {"multi30k": "Multi30k", "europarl": "Europarl"}
+SHORTEST = 64
+"""The shortest source that the table of predictions shows; below it, nothing is to be gained."""
 SMALL = "europarl-small"
 """One seed of Europarl in another configuration."""
 MARK = re.compile(r"(<!-- table: (\S+) -->\n+)((?:\|.*\n)*)")
@@ -59,7 +61,9 @@ def all_tables() -> dict[str, str]:
     """Every table by its name."""
     shapes = {shape: _read(f"decode-{shape}") for shape in SHAPES}
     found = {"speed": speed_table(shapes)}
+    found["speed-2-threads"] = threads_table(_read("decode-2-threads")["shapes"])
     found |= {f"speed-{shape}": systems_table(shape, result) for shape, result in shapes.items()}
+    found |= dict(zip(("predict", "predict-check"), predict_tables(_read("predict")), strict=True))
     found["quality"] = quality_table({title: _read(study) for study, title in STUDIES.items()})
     found["ragged"] = ragged_table(_read("decode-ragged"), _read("decode-even"))
     for study in STUDIES:
@@ -91,6 +95,50 @@ def speed_table(shapes: Mapping[str, Mapping[str, Any]]) -> str:
 def _ratio(result: Mapping[str, Any], phase: str, system: str, by: str) -> str:
     found = [r["times"] for r in result["ratios"] if (r["phase"], r["system"], r["by"]) == (phase, system, by)]
     return f"{found[0]:.2f}" if found else "-"
+
+
+def threads_table(shapes: Mapping[str, Mapping[str, Any]]) -> str:
+    """The same of several threads, by the clock too: CPU time counts threads that wait for each other."""
+    lines = [
+        f"| how many times as long: CPU time, wall time | {' | '.join(SHAPES.values())} |",
+        "|---" * (1 + len(SHAPES)) + "|",
+    ]
+    for label, (phase, system, by) in RATIOS.items():
+        row = [label]
+        for shape in SHAPES:
+            systems = shapes[shape]["systems"]
+            if not {system, by} <= set(systems):
+                break
+            walls = [systems[name]["median"][phase]["wall"] for name in (system, by)]
+            row.append(f"{_ratio(shapes[shape], phase, system, by)}, {walls[0] / walls[1]:.2f}")
+        else:
+            lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
+def predict_tables(result: Mapping[str, Any]) -> tuple[str, str]:
+    """What the short memory was predicted to bring, and what was then measured at other shapes."""
+    batches = sorted({cell["batch"] for cell in result["table"]})
+    cells = {(cell["source"], cell["batch"]): cell["speed_up"] for cell in result["table"]}
+    lines = [
+        f"| source tokens | {' | '.join(f'batch {batch}' for batch in batches)} |",
+        "|---" * (1 + len(batches)) + "|",
+    ]
+    for source in sorted({source for source, _ in cells if source >= SHORTEST}):
+        speed_ups = (cells[source, batch] for batch in batches)
+        found = [f"{speed_up['decode']:.2f} ({speed_up['both']:.2f})" for speed_up in speed_ups]
+        lines.append(f"| {source} | {' | '.join(found)} |")
+    checks = [
+        "| batch | source | dropped | decode dense, CPU s | decode short | dense/short | encode |",
+        "|---" * 7 + "|",
+    ]
+    for check in result["check"]:
+        shape, measured, error, ratio = check["shape"], check["measured"], check["error"], check["speed_up"]
+        times = {name: f"{measured[name]:.2f} ({error[name]:+.0%})" for name in measured}
+        times["ratio"] = f"{ratio['measured']:.2f} ({ratio['predicted'] / ratio['measured'] - 1:+.0%})"
+        row = [str(shape["batch"]), str(shape["source"]), f"{shape['dropped']:.0%}"]
+        checks.append(f"| {' | '.join(row + [times[name] for name in ('dense', 'short', 'ratio', 'encode')])} |")
+    return "\n".join(lines), "\n".join(checks)
 
 
 def quality_table(studies: Mapping[str, Mapping[str, Any]]) -> str:
