@@ -45,3 +45,35 @@ def test_speeds_that_were_not_measured_are_left_open():
     table = results.speed_table({shape: {"ratios": times} for shape in results.SHAPES})
     assert "| decode: engine, dense / engine, short | 1.23 | 1.23 | 1.23 |" in table
     assert "generate, dense / engine, short | - | - | - |" in table
+
+
+@pytest.mark.parametrize(
+    ("interval", "non_inferior", "verdict"),
+    [([-0.2, 0.3], True, "yes"), ([-0.9, -0.1], False, "not shown"), ([-1.2, -0.6], False, "no")],
+)
+def test_quality_says_what_several_seeds_show(interval, non_inferior, verdict):
+    def runs(sparsity: float, *scores: float) -> list[dict]:
+        return [{"test": {"sparsity": sparsity, "score": {"value": score}}} for score in scores]
+
+    against = {"difference": -0.25, "interval": interval, "margin": 0.5, "non_inferior": non_inferior}
+    systems = {
+        "zero-0.5": {"runs": runs(0.5, 29.0, 29.5), "against_on": against},
+        "on": {"runs": runs(0.0, 29.0, 30.0)},
+        "zero-0.7": {"runs": runs(0.7, 20.0)},
+    }
+    low, high = interval
+    assert results.quality_table({"A task": {"systems": systems}}).splitlines()[2:] == [
+        "| A task | 0 | 29.50 |  |  |",
+        f"| A task | 50.0% | 29.25 | -0.25 [{low:+.2f}, {high:+.2f}] | {verdict} |",
+    ]
+
+
+def test_speeds_of_several_threads_are_told_by_the_clock_too():
+    times = [{"phase": "decode", "system": "engine-dense", "by": "engine-short", "times": 1.2}]
+    systems = {
+        name: {"median": {"decode": {"wall": wall}}} for name, wall in (("engine-dense", 3), ("engine-short", 2))
+    }
+    table = results.threads_table({shape: {"ratios": times, "systems": systems} for shape in results.SHAPES})
+    assert table.splitlines()[2:] == [
+        "| decode: engine, dense / engine, short | 1.20, 1.50 | 1.20, 1.50 | 1.20, 1.50 |"
+    ]
