@@ -154,17 +154,16 @@ def quality_table(studies: Mapping[str, Mapping[str, Any]]) -> str:
         }
         rows = []
         for system in (system for system in systems.values() if len(system["runs"]) > 1):
-            sparsity, score = (
-                statistics.mean(value(run["test"]) for run in system["runs"])
-                for value in (lambda test: test.get("sparsity", 0.0), lambda test: test["score"]["value"])
-            )
+            tests = [run["test"] for run in system["runs"]]
+            sparsity = statistics.mean(test.get("sparsity", 0.0) for test in tests)
+            score = statistics.mean(test["score"]["value"] for test in tests)
             row = [task, f"{sparsity:.1%}" if sparsity else "0", f"{score:.2f}"]
             if (against := system.get("against_on")) is None:
                 row += ["", ""]
             else:
                 low, high = against["interval"]
-                verdict = "no" if high < -against["margin"] else "not shown"
-                verdict = "yes" if against["non_inferior"] else verdict
+                shown = "no" if high < -against["margin"] else "not shown"
+                verdict = "yes" if against["non_inferior"] else shown
                 row += [f"{against['difference']:+.2f} [{low:+.2f}, {high:+.2f}]", verdict]
             rows.append((sparsity, f"| {' | '.join(row)} |"))
         lines += [row for _, row in sorted(rows)]

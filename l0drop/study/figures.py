@@ -187,7 +187,8 @@ def quality(sweep: Mapping[str, Any]) -> Drawing:
 
 
 _GATINGS = {"zero": ("o", BLUE), "mask": ("s", RED), "weight": ("^", GREEN)}
-_RULES = ("pos", "freq", "inv_freq", "group")
+RULES = ("pos", "freq", "inv_freq", "group")
+"""The rules of the paper, as their gates are called."""
 
 
 def seeds_and_sparsity(found: Mapping[str, Any], name: str) -> Drawing:
@@ -218,8 +219,8 @@ def seeds_and_sparsity(found: Mapping[str, Any], name: str) -> Drawing:
                 else:
                     continue
                 label = None
-        for place, rule in enumerate(rule for rule in _RULES if rule in found["systems"]):
-            run = found["systems"][rule]["runs"][0]
+        ruled = [(rule, found["systems"][rule]["runs"][0]) for rule in RULES if rule in found["systems"]]
+        for place, (rule, run) in enumerate((rule, run) for rule, run in ruled if run["seed"] in ons):
             point = run["test"]["sparsity"], run["test"]["score"]["value"] - ons[run["seed"]]
             axes.plot(*point, "x", color=GOLD)
             axes.annotate(f"rule {rule}", point, (5, -12 if place % 2 else 4), textcoords="offset points", size=8)

@@ -149,7 +149,7 @@ def single_table(found: Mapping[str, Any], titles: Mapping[str, str] = TITLES) -
         sparsity = run["test"].get("sparsity")
         row = [titles.get(name, name.replace("-", " at ")), "-" if sparsity is None else f"{sparsity:.1%}"]
         row += [f"{value:.2f}" for value in scores.values()]
-        on = ons.get(run["seed"])
+        on = ons.get(run["seed"]) if name != ON else None
         changes = [] if on is None else [scores[split] - on[split]["score"]["value"] for split in scores]
         row.append(", ".join(f"{change:+.2f}" for change in changes) or "-")
         lines.append(f"| {' | '.join(row)} |")
