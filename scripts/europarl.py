@@ -4,17 +4,19 @@
 
 The folder holds train, valid and test, as .en and .de (.gz and .xz are unpacked). Everything is an ordinary run of
 `recipes/europarl-base.yaml` and `recipes/europarl-target50.yaml` under --runs, named SYSTEM-sSEED, so it goes on where
-it stopped. What is gated is taught by the baseline trained on with its seed. --parts chooses:
+it stopped. What is gated is taught by the baseline trained on, as --teach says (`l0drop/study/lessons.py`): by its
+distributions, with its seed, by its translations of the training text, with the first seed, or by both. --parts
+chooses:
 
     seeds      baselines, the baselines trained on and `zero` at nearly half and at 0.3, with every seed; two of the
                baselines trained on and taught too
-    sweep      `zero` at six sparsities and `mask` at one, seed 1, in runs/europarl/sweep with analysis and figures
+    sweep      `zero` at five sparsities and `mask` at one, seed 1, in runs/europarl/sweep with analysis and figures
     rules      the four rules of the paper, and beside each a learned and a random gate at its rate
     layers     gates between the encoder's layers, `zero` and `mask`, with what each layer drops
     scratch    dropping from the start, for as many steps as a baseline and its fine-tuning
     curve      what more data and another configuration bring: half of the text, a vocabulary of 4,000
-    tried      other ways to nearly half: twice the steps, or a higher learning rate that falls to 0, each with the
-               baseline trained on in its way; no teacher, or the weaker one that training starts from
+    tried      other ways to nearly half: taught otherwise or not at all; twice the steps, or a higher learning rate
+               that falls to 0, each with the baseline trained on in its way
     rivals     dense and sparse at beam 1, 2 and 4 and a decoder of one layer: BLEU against seconds of one CPU thread
 
 `results.json` gathers what the runs say, `rivals.json` the rivals. With --tables FILE, print the tables of such a file
@@ -41,6 +43,7 @@ from l0drop.study.analysis.parts import write as write_analysis
 from l0drop.study.analysis.subject import Reading, opened
 from l0drop.study.benchmark import interleaved
 from l0drop.study.figures import RULES, draw_all
+from l0drop.study.lessons import UNTAUGHT, WAYS, Lessons
 from l0drop.study.seeds import TITLES, gather, single_table, table, text_in, train_all
 from l0drop.study.sweep import UNGATED, rule_point, target_point, write_summary
 from l0drop.training.assemble import quiet_libraries
@@ -49,7 +52,7 @@ RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 PARTS = ("seeds", "sweep", "rules", "layers", "scratch", "curve", "tried", "rivals")
 HALF = 0.47
 """Nearly half: asked for 0.5, runs ended above it by up to 1.7 points."""
-ZERO, MASK = (0.2, 0.3, 0.4, HALF, 0.6, 0.7), (HALF,)
+ZERO, MASK = (0.3, 0.4, HALF, 0.6, 0.7), (HALF,)
 SEEDED = (HALF, 0.3)
 """What is trained with every seed: nearly half, and a sparsity at which little should be lost."""
 BEAMS = (1, 2, 4)
@@ -57,7 +60,6 @@ TAUGHT = 2
 """Seeds of the baseline that is trained on and taught as the gated models are: how much of a gain is the teacher's."""
 MARGIN = 0.5
 """The loss of BLEU that is small enough to accept."""
-UNTAUGHT = "train.teacher=null"
 WHAT = "Europarl English-German sentences, cased BLEU"
 
 
@@ -67,11 +69,14 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/europarl"))
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--baselines", type=int, help="seeds that have a baseline of their own; left out, all")
+    parser.add_argument("--teach", choices=WAYS, default="both", help="what gated models learn from")
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each")
     parser.add_argument("--set", action="append", default=[], help="a.b=value, for every run")
     parser.add_argument("--baseline", action="append", default=[], help="a.b=value, for what starts anew")
     parser.add_argument("--fine-tune", action="append", default=[], help="a.b=value, for what follows a baseline")
+    parser.add_argument("--analyzed", type=int, default=1000, help="test sentences that are analysed")
     parser.add_argument("--timed", type=int, default=128, help="sentences that the rivals are timed on")
     parser.add_argument("--tables", type=Path, metavar="FILE", help="print the tables of a results.json")
     arguments = parser.parse_args()
@@ -84,6 +89,7 @@ def main() -> None:
     parts = set(arguments.parts)
     study.train(study.anew(parts))
     study.train(study.trained_on(parts))
+    study.translate(parts)
     study.train(study.following(parts))
     if "rules" in parts:
         study.train(study.at_the_rates_of_rules())
@@ -109,8 +115,11 @@ TITLES_HERE = {
     "zero-long": f"zero at {HALF}, twice as long",
     "on-falling": "baseline trained on, 8e-4 falling to 0",
     "zero-falling": f"zero at {HALF}, 8e-4 falling to 0",
-    "zero-untaught": f"zero at {HALF}, not taught",
-    "zero-taught-by-base": f"zero at {HALF}, taught by the baseline",
+    "zero-no": f"zero at {HALF}, not taught",
+    "zero-distributions": f"zero at {HALF}, taught distributions",
+    "zero-text": f"zero at {HALF}, on the teacher's translations",
+    "zero-both": f"zero at {HALF}, taught distributions on the teacher's translations",
+    "zero-mixed": f"zero at {HALF}, taught distributions on translations and references",
     **{rule: f"rule `{rule}`" for rule in RULES},
     **{f"learned-as-{rule}": f"zero at the rate of `{rule}`" for rule in RULES},
     **{f"random-as-{rule}": f"random at the rate of `{rule}`" for rule in RULES},
@@ -131,6 +140,11 @@ class Study:
         self.parallel, self.threads = arguments.parallel, arguments.threads
         self.common = [*text_in(arguments.data, "en", "de"), *arguments.set]
         self.of_baselines, self.of_following = arguments.baseline, arguments.fine_tune
+        self.baselines = min(arguments.baselines or arguments.seeds, arguments.seeds)
+        self.teach: str = arguments.teach
+        self.reading = Reading(sentences=arguments.analyzed)
+        source, target = (Path(self.given(f"data.train.{side}")) for side in ("source", "target"))
+        self.lessons = Lessons(source, target, self.runs)
         self.console = Console(stderr=True)
         self.recipes: dict[str, Recipe] = {}
         quiet_libraries()
@@ -143,11 +157,21 @@ class Study:
         values = [*self.common, *self.of_baselines, *overrides, f"seed={seed}", f"name={name}-s{seed}"]
         return load_recipe(RECIPES / "europarl-base.yaml", values)
 
-    def tuned(self, name: str, seed: int, *overrides: str) -> Recipe:
-        start = [*self.common, f"model.init={self.run_of('base', seed)}", f"l0drop.target_sparsity={HALF}"]
-        start.append(f"train.teacher.model={self.run_of('on', seed)}")
+    def given(self, field: str) -> str:
+        """What a field is set to for all runs."""
+        return next(value.partition("=")[2] for value in self.common if value.startswith(f"{field}="))
+
+    def trained(self, name: str, seed: int, *overrides: str) -> Recipe:
+        """A run that starts from a baseline: that of its seed, or where there are fewer, from the first again."""
+        baseline = self.run_of("base", (seed - 1) % self.baselines + 1)
+        start = [*self.common, f"model.init={baseline}", f"l0drop.target_sparsity={HALF}"]
         values = [*start, *self.of_following, *overrides, f"seed={seed}", f"name={name}-s{seed}"]
         return load_recipe(RECIPES / "europarl-target50.yaml", values)
+
+    def tuned(self, name: str, seed: int, *overrides: str, teach: str | None = None) -> Recipe:
+        """The same, taught."""
+        lesson = self.lessons.overrides(teach or self.teach, self.run_of("on", seed))
+        return self.trained(name, seed, *lesson, *overrides)
 
     def run_of(self, name: str, seed: int = 1) -> Path:
         return self.runs / f"{name}-s{seed}"
@@ -155,9 +179,9 @@ class Study:
     def anew(self, parts: set[str]) -> list[Recipe]:
         """What starts from random weights."""
         seeds = self.seeds if "seeds" in parts else self.seeds[:1]
-        recipes = [self.new("base", seed) for seed in seeds]
+        recipes = [self.new("base", seed) for seed in seeds[: self.baselines]]
         if "scratch" in parts:
-            steps = recipes[0].train.steps + self.tuned("scratch", 1).train.steps
+            steps = recipes[0].train.steps + self.trained("scratch", 1).train.steps
             dropping = (f"l0drop={{target_sparsity: {HALF}, start: 1.0}}", "train.steer_every=50")
             recipes.append(self.new("scratch", 1, *dropping, f"train.steps={steps}"))
         if "curve" in parts:
@@ -171,8 +195,7 @@ class Study:
         """The first half of the training text, as files of its own; its documents are in no order."""
         values = []
         for side, ending in (("source", "en"), ("target", "de")):
-            (whole,) = (value.partition("=")[2] for value in self.common if value.startswith(f"data.train.{side}="))
-            lines = list(read_lines(whole))
+            lines = list(read_lines(self.given(f"data.train.{side}")))
             file = self.runs / f"half.{ending}"
             if not file.exists():
                 write_whole(file, "".join(f"{line}\n" for line in lines[: len(lines) // 2]))
@@ -182,10 +205,14 @@ class Study:
     def trained_on(self, parts: set[str]) -> list[Recipe]:
         """The baselines trained on, with which all is compared, and which teach."""
         seeds = self.seeds if "seeds" in parts else self.seeds[:1]
-        return [self.tuned("on", seed, *UNGATED, UNTAUGHT) for seed in seeds]
+        return [self.trained("on", seed, *UNGATED, UNTAUGHT) for seed in seeds]
+
+    def translate(self, parts: set[str]) -> None:
+        """What is taught by text needs the text."""
+        self.lessons.write(self.run_of("on"), WAYS if "tried" in parts else [self.teach], self.parallel)
 
     def following(self, parts: set[str]) -> list[Recipe]:
-        """What starts from a baseline and is taught by it, trained on; first what others wait for."""
+        """What starts from a baseline and is taught by one that was trained on; first what others wait for."""
         seeds = self.seeds if "seeds" in parts else self.seeds[:1]
         targets = SEEDED if "seeds" in parts else (HALF,)
         recipes = [self.tuned(f"zero-{t:g}", seed, f"l0drop.target_sparsity={t}") for t in targets for seed in seeds]
@@ -208,14 +235,11 @@ class Study:
 
     def other_ways(self) -> list[Recipe]:
         """Other ways to the same sparsity, each beside the baseline trained on in that way."""
-        recipes = [
-            self.tuned("zero-untaught", 1, UNTAUGHT),
-            self.tuned("zero-taught-by-base", 1, "train.teacher.model=init"),
-        ]
+        recipes = [self.tuned(f"zero-{way}", 1, teach=way) for way in WAYS if way != self.teach]
         falling = ("train.learning_rate=8e-4", "train.schedule=linear")
         longer = (f"train.steps={2 * recipes[0].train.steps}",)
         for name, values in (("falling", falling), ("long", longer)):
-            recipes.append(self.tuned(f"on-{name}", 1, *values, *UNGATED, UNTAUGHT))
+            recipes.append(self.trained(f"on-{name}", 1, *values, *UNGATED, UNTAUGHT))
             recipes.append(self.tuned(f"zero-{name}", 1, *values))
         return recipes
 
@@ -238,10 +262,8 @@ class Study:
     def rivals(self, timed: int) -> None:
         """Quality on all test text, and time of one CPU thread on its first sentences, of what costs about as much."""
         sources, truth = (
-            [line for line in read_lines(value.partition("=")[2]) if line.strip()]
+            [line for line in read_lines(self.given(f"data.test.{side}")) if line.strip()]
             for side in ("source", "target")
-            for value in self.common
-            if value.startswith(f"data.test.{side}=")
         )
         systems = [
             (name, beams) for name in ("on-s1", f"zero-{HALF}-s1", "zero-0.3-s1", "one-layer-s1") for beams in BEAMS
@@ -284,10 +306,10 @@ class Study:
                 link.symlink_to(Path("..", run), target_is_directory=True)
         write_summary(folder, self.tuned("sweep", 1), points)
         reference = str(folder / "reference")
-        swept = analyze_sweep(folder, Reading(), baseline=reference)
+        swept = analyze_sweep(folder, self.reading, baseline=reference)
         write_analysis(swept, folder / RESULT)
         point = folder / typical_point(swept)
-        with opened(str(point), Reading(), baseline=reference) as subject:
+        with opened(str(point), self.reading, baseline=reference) as subject:
             write_analysis(analyze(subject), point / RESULT)
         draw_all(folder)
         draw_all(point)
@@ -296,7 +318,7 @@ class Study:
         """What the gates between layers drop, layer by layer."""
         for gating in ("zero", "mask"):
             run = self.run_of(f"layers-{gating}")
-            with opened(str(run), Reading(), baseline=str(self.run_of("on"))) as subject:
+            with opened(str(run), self.reading, baseline=str(self.run_of("on"))) as subject:
                 write_analysis(analyze(subject, ["gates", "groups"]), run / RESULT)
 
 

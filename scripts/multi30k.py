@@ -6,6 +6,9 @@ The folder holds train, valid and test, as .en and .de (.gz and .xz are unpacked
 `recipes/multi30k-base.yaml` and `recipes/multi30k-target50.yaml` under --runs, so it goes on where it stopped.
 `results.json` there gathers what all finished runs say: scores, sparsities, recipes, times, and the differences to the
 baseline trained on, with intervals over seeds and sentences; `outputs/` in every run folder has what they translated.
+What is gated is taught by the baseline trained on, as --teach says (`l0drop/study/lessons.py`): by its distributions,
+with its seed, by its translations of the training text, with the first seed, or by both. Of several ways the first is
+for all gated systems; the others, whose systems are named after them, for the first target alone.
 With --tables FILE, print the tables of such a file and do nothing else.
 """
 
@@ -19,6 +22,7 @@ from rich.console import Console
 from l0drop.data.whole import write_whole
 from l0drop.recipe import Recipe, load_recipe
 from l0drop.study.dial import dial_curve
+from l0drop.study.lessons import UNTAUGHT, WAYS, Lessons
 from l0drop.study.seeds import gather, table, text_in, train_all
 from l0drop.study.sweep import UNGATED
 
@@ -28,7 +32,6 @@ TARGETS = (0.5, 0.3, 0.7)
 KEEPS = (0.3, 0.5, 0.7, 1.0)
 MARGIN = 0.5
 """The loss of BLEU that is small enough to accept."""
-UNTAUGHT = "train.teacher=null"
 WHAT = "Multi30k English-German, test 2016 (flickr), cased BLEU"
 
 
@@ -39,6 +42,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--gatings", nargs="*", default=GATINGS)
     parser.add_argument("--targets", nargs="*", type=float, default=TARGETS)
+    parser.add_argument("--teach", nargs="*", choices=WAYS, default=["both"], help="what gated models learn from")
     parser.add_argument("--taught", action="store_true", help="also teach the baselines trained on, as the gated ones")
     parser.add_argument("--long", type=int, help="also train on, and to the first target with zero, for so many steps")
     parser.add_argument("--elastic", type=int, default=1, help="seeds that are also trained for the dial")
@@ -64,31 +68,44 @@ def main() -> None:
         for seed in seeds
     ]
 
-    def tuned(name: str, seed: int, *overrides: str) -> Recipe:
+    text = baselines[0].data.train
+    lessons = Lessons(Path(text.source), Path(text.target), arguments.runs)
+
+    def trained(name: str, seed: int, *overrides: str) -> Recipe:
         start = [*common, *arguments.fine_tune, f"seed={seed}", f"model.init={arguments.runs / f'base-s{seed}'}"]
         return load_recipe(RECIPES / "multi30k-target50.yaml", [*start, *overrides, f"name={name}-s{seed}"])
 
-    systems: dict[str, tuple[str, ...]] = {"on": (*UNGATED, UNTAUGHT)}
-    if arguments.taught:
-        systems["on-taught"] = UNGATED
+    def tuned(name: str, seed: int, way: str, *overrides: str) -> Recipe:
+        return trained(name, seed, *lessons.overrides(way, arguments.runs / f"on-s{seed}"), *overrides)
+
+    on = [trained("on", seed, *UNGATED, UNTAUGHT) for seed in seeds]
+    chosen, *others = arguments.teach
+    half = arguments.targets[0]
+    systems: dict[str, tuple[str, ...]] = {}
     for target in arguments.targets:
         for gating in arguments.gatings:
-            systems[f"{gating}-{target:g}"] = (f"l0drop.gating={gating}", f"l0drop.target_sparsity={target}")
+            systems[f"{gating}-{target:g}"] = (chosen, f"l0drop.gating={gating}", f"l0drop.target_sparsity={target}")
+    systems |= {f"zero-{half:g}-{way}": (way, f"l0drop.target_sparsity={half}") for way in others}
+    if arguments.taught:
+        systems["on-taught"] = (chosen, *UNGATED)
     if arguments.long:
-        longer, target = f"train.steps={arguments.long}", arguments.targets[0]
-        systems["on-long"] = (*UNGATED, UNTAUGHT, longer)
-        systems["on-taught-long"] = (*UNGATED, longer)
-        systems[f"zero-{target:g}-long"] = (f"l0drop.target_sparsity={target}", longer)
-    after = [tuned(name, seed, *overrides) for name, overrides in systems.items() for seed in seeds]
-    elastic = [tuned("elastic", seed, "train.elastic=true") for seed in seeds[: arguments.elastic]]
-    for recipes in (baselines, [*after, *elastic]):
+        longer = f"train.steps={arguments.long}"
+        on += [trained("on-long", seed, *UNGATED, UNTAUGHT, longer) for seed in seeds]
+        systems[f"zero-{half:g}-long"] = (chosen, f"l0drop.target_sparsity={half}", longer)
+        if arguments.taught:
+            systems["on-taught-long"] = (chosen, *UNGATED, longer)
+    after = [tuned(name, seed, *values) for name, values in systems.items() for seed in seeds]
+    elastic = [tuned("elastic", seed, chosen, "train.elastic=true") for seed in seeds[: arguments.elastic]]
+    for recipes in (baselines, on):
         train_all(recipes, arguments.runs, arguments.parallel, arguments.threads, console)
+    lessons.write(arguments.runs / "on-s1", arguments.teach, arguments.parallel)
+    train_all([*after, *elastic], arguments.runs, arguments.parallel, arguments.threads, console)
     for recipe in elastic:
         file = arguments.runs / recipe.name / "dial.json"
         if not file.exists():
             curve = dial_curve(arguments.runs / recipe.name, KEEPS, lambda text: None)
             write_whole(file, json.dumps(curve, indent=1) + "\n")
-    found = gather(arguments.runs, [recipe.name for recipe in (*baselines, *after, *elastic)], WHAT, MARGIN)
+    found = gather(arguments.runs, [recipe.name for recipe in (*baselines, *on, *after, *elastic)], WHAT, MARGIN)
     write_whole(arguments.runs / "results.json", json.dumps(found, indent=1) + "\n")
     console.print(tables(found), highlight=False, markup=False)
 

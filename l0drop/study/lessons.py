@@ -1,0 +1,65 @@
+"""What a gated model learns from: references, or a dense model's distributions, its translations, or both."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from l0drop.data.text import read_lines
+from l0drop.data.whole import write_whole
+
+WAYS = ("no", "distributions", "text", "both", "mixed")
+"""Without a teacher; its distribution over the next token of a reference; its translations instead of references; its
+translations and its distributions on them; its distributions on references and translations, as many of each."""
+UNTAUGHT = "train.teacher=null"
+BEAMS = 4
+
+
+class Lessons:
+    """The training text of a study as one dense run translates it, and the overrides that make a recipe learn from it.
+
+    source, target: the training text. folder: where the translations are put.
+    """
+
+    def __init__(self, source: Path, target: Path, folder: Path) -> None:
+        self.source, self.target = source, target
+        self.translated = folder / "train.translated"
+        self.mixed = folder / "train.mixed.source", folder / "train.mixed.target"
+
+    def overrides(self, way: str, teacher: Path) -> list[str]:
+        """What to change in a recipe that has a teacher. teacher: the run whose distributions are learnt."""
+        if way not in WAYS:
+            raise ValueError(f"teaching: expected one of {', '.join(WAYS)}, got {way!r}")
+        values = [UNTAUGHT if way in ("no", "text") else f"train.teacher.model={teacher}"]
+        if way in ("text", "both"):
+            values.append(f"data.train.target={self.translated}")
+        if way == "mixed":
+            values += [f"data.train.{side}={file}" for side, file in zip(("source", "target"), self.mixed, strict=True)]
+        return values
+
+    def write(self, run: Path, ways: Sequence[str], processes: int) -> None:
+        """Have a run translate the training text, where one of these ways needs it and it is not there yet."""
+        if not {"text", "both", "mixed"} & {*ways}:
+            return
+        if not self.translated.exists():
+            translate(run, self.source, self.translated, processes)
+        if "mixed" in ways:
+            for side, (one, other) in zip(
+                self.mixed, ((self.source, self.source), (self.target, self.translated)), strict=True
+            ):
+                if not side.exists():
+                    lines = [*read_lines(one), "", *read_lines(other)]
+                    write_whole(side, "".join(f"{line}\n" for line in lines))
+
+
+def translate(run: Path, source: Path, output: Path, processes: int) -> None:
+    """`l0drop translate` in several processes on one machine, one line for each; an interrupted one goes on."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command = [*launch, "-m", "l0drop", "translate", str(run), "--input", str(source), "--output", str(output)]
+    options = ["--resume", "--beams", str(BEAMS), "--threads", "1"]
+    if torch.cuda.is_available():
+        options += ["--dtype", "bfloat16", "--batch-tokens", "32768", "--window", "65536"]
+    subprocess.run([*command, *options], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
