@@ -1,9 +1,12 @@
-"""For all tests: one thread, on which tiny models run fastest, and a trained baseline to start from."""
+"""For all tests: one thread, on which tiny models run fastest, a trained baseline to start from, and GPUs' manners."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 torch.set_num_threads(1)
 
@@ -21,3 +24,16 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     values = tiny.recipe(folder, "base", train={"steps": 60, "save_every": 60, "eval_every": 60, "log_every": 30})
     train(parse_recipe(values, "test"), folder / "runs", Console(quiet=True))
     return folder / "runs" / "base"
+
+
+@pytest.fixture
+def strict_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fused attention that takes a mask of the query's type alone, as it does on a GPU; a CPU takes float32 as well."""
+    attention = F.scaled_dot_product_attention
+
+    def strict(query: Tensor, *others: Tensor, attn_mask: Tensor | None = None, **settings: Any) -> Tensor:
+        if attn_mask is not None and attn_mask.dtype not in (query.dtype, torch.bool):
+            raise RuntimeError(f"a mask of {attn_mask.dtype} for queries of {query.dtype}")
+        return attention(query, *others, attn_mask=attn_mask, **settings)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", strict)

@@ -106,6 +106,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scali
     So it is with values that are turned round, [B, n, H, D, s]: a third less again.
     """
     if not _by_products(query):
+        mask = None if mask is None else mask.to(query.dtype)  # a GPU takes no other
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
     B, H, q, D = query.shape
     scaled_GqD = (query * (D**-0.5 if scaling is None else scaling)).reshape(B * H, q, D)

@@ -325,6 +325,7 @@ def test_the_fingerprint_knows_weights_and_settings(sparse_folder: Path, tmp_pat
     assert fingerprint(str(sparse_folder), model.model) != fingerprint(str(copy), model.model)
 
 
+@pytest.mark.usefixtures("strict_attention")
 def test_dtypes(sparse_folder: Path) -> None:
     assert load(sparse_folder).model.dtype == torch.float32
     low = load(sparse_folder, dtype="bfloat16")

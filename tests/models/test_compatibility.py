@@ -165,6 +165,7 @@ def test_autocast(gating: str, attention: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("family", "attention"), zoo.BOTH_ATTENTIONS)
+@pytest.mark.usefixtures("strict_attention")
 @torch.no_grad()
 def test_low_precision(dtype: torch.dtype, family: str, attention: str, told_gate: torch.nn.Module) -> None:
     """Short against dense: the drift stays within what rounding the same sums in another order gives."""
