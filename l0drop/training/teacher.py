@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import torch
-
 from l0drop.data.text import Pair, ParallelText
 from l0drop.data.tokenizer import TokenizerPair
+from l0drop.decoding.text import BATCH_TOKENS, TextModel
 
-CHUNK = 64  # sentences that the teacher decodes at once
+WINDOW = 4096
+"""Lines that are sorted by length and translated before the next are read."""
 
 
 @dataclass(frozen=True)
@@ -33,27 +33,19 @@ class TeacherText:
         decoding = {"beams": self.beams, "max_source": self.max_source, "max_new_tokens": self.max_new_tokens}
         return [*self.text.inputs(), {"teacher": self.identity, **decoding}]
 
-    @torch.no_grad()
     def __iter__(self) -> Iterator[Pair]:
-        model = self.load()  # only where its outputs are not there yet
+        model = TextModel("train.teacher", self.load(), self.tokenizers)  # only where its outputs are not there yet
         pairs = iter(self.text)
-        while chunk := list(islice(pairs, CHUNK)):
-            full = [pair for pair in chunk if pair.source.strip()]
-            outputs = iter(self._translate(model, [pair.source for pair in full]) if full else [])
-            for pair in chunk:
-                yield pair._replace(target=next(outputs) if pair.source.strip() else "")
+        while window := list(islice(pairs, WINDOW)):
+            # an empty output would make the pair one-sided; the line is then skipped and counted like any such line
+            for pair, output in zip(window, self._translate(model, [pair.source for pair in window]), strict=True):
+                yield pair._replace(target=" ".join(output.split()))
 
-    def _translate(self, model: Any, sources: list[str]) -> list[str]:
-        inputs = self.tokenizers.source(
-            sources, padding=True, truncation=True, max_length=self.max_source, return_tensors="pt"
-        )
-        tokens = model.generate(
-            input_ids=inputs["input_ids"].to(model.device),
-            attention_mask=inputs["attention_mask"].to(model.device),
-            num_beams=self.beams,
-            max_new_tokens=self.max_new_tokens,
-            do_sample=False,
-        )
-        texts = self.tokenizers.target.batch_decode(tokens, skip_special_tokens=True)
-        # an empty output would make the pair one-sided; the line is then skipped and counted like any such line
-        return [" ".join(text.split()) for text in texts]
+    def _translate(self, model: TextModel, texts: list[str]) -> list[str]:
+        generation = {"num_beams": self.beams, "max_new_tokens": self.max_new_tokens, "do_sample": False}
+        sources, settings = model.encode(texts, max_source=self.max_source), model.settings(None, generation)
+        outputs = [""] * len(texts)
+        for batch in model.batches(sources, BATCH_TOKENS):
+            for place, result in zip(batch, model.decode([sources[i] for i in batch], settings), strict=True):
+                outputs[place] = result.text
+        return outputs
