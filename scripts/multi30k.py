@@ -23,7 +23,7 @@ from l0drop.data.whole import write_whole
 from l0drop.recipe import Recipe, load_recipe
 from l0drop.study.dial import dial_curve
 from l0drop.study.lessons import UNTAUGHT, WAYS, Lessons
-from l0drop.study.seeds import gather, table, text_in, train_all
+from l0drop.study.seeds import TITLES, gather, table, text_in, train_all
 from l0drop.study.sweep import UNGATED
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
@@ -32,6 +32,12 @@ TARGETS = (0.5, 0.3, 0.7)
 KEEPS = (0.3, 0.5, 0.7, 1.0)
 MARGIN = 0.5
 """The loss of BLEU that is small enough to accept."""
+TITLES_HERE = {
+    **TITLES,
+    "on-taught": "baseline trained on, taught",
+    "on-long": "baseline trained on, longer",
+    "on-taught-long": "baseline trained on, taught, longer",
+}
 WHAT = "Multi30k English-German, test 2016 (flickr), cased BLEU"
 
 
@@ -112,7 +118,7 @@ def main() -> None:
 
 def tables(found: dict[str, Any]) -> str:
     """Markdown: every system with its difference to the baseline trained on, then the dial."""
-    parts = [table(found)]
+    parts = [table(found, TITLES_HERE)]
     trained = {s: {run["seed"]: run for run in v["runs"]} for s, v in found["systems"].items()}
     for seed, run in trained.get("elastic", {}).items():
         lines = [f"| keep, seed {seed} | sparsity | BLEU, elastic | trained for it |", "|---|---|---|---|"]

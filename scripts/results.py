@@ -32,11 +32,17 @@ RATIOS = {
     "encode + decode, int8: CTranslate2, dense / engine, short": ("end_to_end", "ct2-int8", "engine-int8-short"),
 }
 """A row of the table of speeds: phase, system, and by which it is divided."""
-STUDIES = {"multi30k": "Multi30k", "europarl": "Europarl"}
+STUDIES = {
+    "multi30k": "Multi30k",
+    "multi30k-translated": "Multi30k, taught by translations too",
+    "europarl": "Europarl",
+}
 SHORTEST = 64
 """The shortest source that the table of predictions shows; below it, nothing is to be gained."""
-SMALL = "europarl-small"
-"""One seed of Europarl in another configuration."""
+SINGLE = ("europarl-tried", "europarl-small")
+"""One seed of Europarl, taught in several ways; and in another configuration."""
+DRAWN = ("multi30k", "europarl", "europarl-small")
+DENSE = {"on": "0", "on-taught": "0, taught as the sparse ones"}
 MARK = re.compile(r"(<!-- table: (\S+) -->\n+)((?:\|.*\n)*)")
 
 
@@ -50,11 +56,10 @@ def main() -> None:
         if new != old:
             different.append(name)
             write_whole(file, new)
-    drawn = (*STUDIES, SMALL)
-    for study in drawn:
+    for study in DRAWN:
         drawing = seeds_and_sparsity(_read(study), f"results-{study}")
         write_whole(RESULTS / f"{study}.svg", drawing.svg)
-    print(f"written: {', '.join(different) or 'no document'}, {', '.join(f'{study}.svg' for study in drawn)}")
+    print(f"written: {', '.join(different) or 'no document'}, {', '.join(f'{study}.svg' for study in DRAWN)}")
 
 
 def all_tables() -> dict[str, str]:
@@ -67,10 +72,10 @@ def all_tables() -> dict[str, str]:
     found["quality"] = quality_table({title: _read(study) for study, title in STUDIES.items()})
     found["ragged"] = ragged_table(_read("decode-ragged"), _read("decode-even"))
     for study in STUDIES:
-        for number, table in enumerate(_script(study).tables(_read(study)).split("\n\n"), start=1):
+        for number, table in enumerate(_script(study.partition("-")[0]).tables(_read(study)).split("\n\n"), start=1):
             found[f"{study}-{number}"] = table
-    found[SMALL] = single_table(_read(SMALL), _script("europarl").TITLES_HERE)
-    return found
+    titles = _script("europarl").TITLES_HERE
+    return found | {study: single_table(_read(study), titles) for study in SINGLE}
 
 
 def filled(document: str, tables: Mapping[str, str]) -> str:
@@ -150,14 +155,16 @@ def quality_table(studies: Mapping[str, Mapping[str, Any]]) -> str:
     ]
     for task, found in studies.items():
         systems = {
-            name: v for name, v in found["systems"].items() if name == "on" or re.fullmatch(r"zero-[0-9.]+", name)
+            name: v
+            for name, v in found["systems"].items()
+            if name in ("on", "on-taught") or re.fullmatch(r"zero-[0-9.]+", name)
         }
         rows = []
-        for system in (system for system in systems.values() if len(system["runs"]) > 1):
+        for name, system in ((name, system) for name, system in systems.items() if len(system["runs"]) > 1):
             tests = [run["test"] for run in system["runs"]]
             sparsity = statistics.mean(test.get("sparsity", 0.0) for test in tests)
             score = statistics.mean(test["score"]["value"] for test in tests)
-            row = [task, f"{sparsity:.1%}" if sparsity else "0", f"{score:.2f}"]
+            row = [task, f"{sparsity:.1%}" if sparsity else DENSE[name], f"{score:.2f}"]
             if (against := system.get("against_on")) is None:
                 row += ["", ""]
             else:
