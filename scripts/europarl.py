@@ -17,7 +17,8 @@ chooses:
     curve      what more data and another configuration bring: half of the text, a vocabulary of 4,000
     tried      other ways to nearly half: taught otherwise or not at all; twice the steps, or a higher learning rate
                that falls to 0, each with the baseline trained on in its way
-    rivals     dense and sparse at beam 1, 2 and 4 and a decoder of one layer: BLEU against seconds of one CPU thread
+    rivals     dense and sparse at beam 1, 2 and 4 and a decoder of one layer, trained for as many steps: BLEU against
+               seconds of one CPU thread
 
 `results.json` gathers what the runs say, `rivals.json` the rivals. With --tables FILE, print the tables of such a file
 and do nothing else.
@@ -55,6 +56,8 @@ HALF = 0.47
 ZERO, MASK = (0.3, 0.4, HALF, 0.6, 0.7), (HALF,)
 SEEDED = (HALF, 0.3)
 """What is trained with every seed: nearly half, and a sparsity at which little should be lost."""
+LAYERED = ("zero", "mask")
+"""How gates between layers close."""
 BEAMS = (1, 2, 4)
 TAUGHT = 2
 """Seeds of the baseline that is trained on and taught as the gated models are: how much of a gain is the teacher's."""
@@ -180,15 +183,15 @@ class Study:
         """What starts from random weights."""
         seeds = self.seeds if "seeds" in parts else self.seeds[:1]
         recipes = [self.new("base", seed) for seed in seeds[: self.baselines]]
+        steps = recipes[0].train.steps + self.trained("on", 1).train.steps
         if "scratch" in parts:
-            steps = recipes[0].train.steps + self.trained("scratch", 1).train.steps
             dropping = (f"l0drop={{target_sparsity: {HALF}, start: 1.0}}", "train.steer_every=50")
             recipes.append(self.new("scratch", 1, *dropping, f"train.steps={steps}"))
         if "curve" in parts:
             recipes.append(self.new("small-vocabulary", 1, "tokenizer.vocab_size=4000"))
             recipes.append(self.new("half", 1, *self.half()))
         if "rivals" in parts:
-            recipes.append(self.new("one-layer", 1, "model.transformer.decoder_layers=1"))
+            recipes.append(self.new("one-layer", 1, "model.transformer.decoder_layers=1", f"train.steps={steps}"))
         return recipes
 
     def half(self) -> list[str]:
@@ -224,7 +227,7 @@ class Study:
                 values = (f"l0drop.gating={gating}", f"l0drop.target_sparsity={target}")
                 recipes.append(self.tuned(f"{gating}-{target:g}", 1, *values))
         if "layers" in parts:
-            for gating in ("zero", "mask"):
+            for gating in LAYERED:
                 between = (f"l0drop.gating={gating}", "l0drop.layerwise=true")
                 recipes.append(self.tuned(f"layers-{gating}", 1, *between))
         if "seeds" in parts:
@@ -316,7 +319,7 @@ class Study:
 
     def analyze_layers(self) -> None:
         """What the gates between layers drop, layer by layer."""
-        for gating in ("zero", "mask"):
+        for gating in LAYERED:
             run = self.run_of(f"layers-{gating}")
             with opened(str(run), self.reading, baseline=str(self.run_of("on"))) as subject:
                 write_analysis(analyze(subject, ["gates", "groups"]), run / RESULT)

@@ -16,6 +16,8 @@ WAYS = ("no", "distributions", "text", "both", "mixed")
 translations and its distributions on them; its distributions on references and translations, as many of each."""
 UNTAUGHT = "train.teacher=null"
 BEAMS = 4
+DTYPE = "bfloat16"
+"""In which a GPU translates."""
 
 
 class Lessons:
@@ -61,5 +63,5 @@ def translate(run: Path, source: Path, output: Path, processes: int) -> None:
     command = [*launch, "-m", "l0drop", "translate", str(run), "--input", str(source), "--output", str(output)]
     options = ["--resume", "--beams", str(BEAMS), "--threads", "1"]
     if torch.cuda.is_available():
-        options += ["--dtype", "bfloat16", "--batch-tokens", "16384", "--window", "65536"]
+        options += ["--dtype", DTYPE, "--batch-tokens", "16384", "--window", "65536"]
     subprocess.run([*command, *options], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
