@@ -9,4 +9,5 @@ interventions.py  gates closed by hand
 source_use.py     scores with another sentence's source, and with none
 timing.py         the decoder's time in cross-attention
 parts.py          which of them a run gets, in one pass over the text; runs and sweeps
+tables.py         the numbers as tables, for reports and documents
 """

@@ -1,6 +1,7 @@
 """What a report says, gathered from the files of a run, a sweep or the demo.
 
-Read are recipe.yaml, metrics.json, sweep.json, bench.json, and evaluation/ as `l0drop evaluate` writes it.
+Read are recipe.yaml, metrics.json, sweep.json, bench.json, analysis.json, and evaluation/ as `l0drop evaluate` writes
+it.
 """
 
 import json
@@ -57,12 +58,13 @@ class Row:
 class Findings:
     """Everything a report shows, but for the figures.
 
-    analysed: the folders whose figures are shown. text: what was scored. compared_with: what the differences are to.
-    shown: the row whose evaluation and examples are shown in full. missing: what could not be said, and the command
-    that changes that.
+    analysed: the folders whose figures are shown. analyses: what was measured in them. text: what was scored.
+    compared_with: what the differences are to. shown: the row whose evaluation and examples are shown in full.
+    missing: what could not be said, and the command that changes that.
     """
 
     analysed: list[Path]
+    analyses: list[dict[str, Any]]
     name: str
     kind: Kind
     metric: str
@@ -217,6 +219,7 @@ def _complete(
         analysed += [row.folder for row in points if row.folder and (row.folder / "analysis.json").is_file()][:1]
     return Findings(
         analysed=analysed,
+        analyses=[found for place in analysed if (found := _read(place / "analysis.json")) is not None],
         name=name,
         kind=kind,
         metric=_metric(evaluation, metrics),

@@ -26,6 +26,8 @@ def markdown(findings: Findings) -> str:
         parts += ["## Tail risk", table(words.tail_table(findings.tail)), plain(words.TAIL_NOTE)]
     if findings.has_rules:
         parts += ["## Rules beside the learned gate", table(words.rules_table(findings))]
+    for title, (content, note) in words.analysis_tables(findings).items():
+        parts += [f"## {title}", table(content), *filter(None, [plain(note)])]
     if findings.examples:
         shown = findings.examples[:EXAMPLES]
         parts += ["## Examples", f"{len(shown)} of {len(findings.examples)}; what was dropped is in ⟦brackets⟧."]

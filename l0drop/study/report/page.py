@@ -11,6 +11,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from l0drop.study.analysis.tables import CLOSED_BY_HAND, NOT_DRAWN
 from l0drop.study.figures import Drawing
 from l0drop.study.report import words
 from l0drop.study.report.findings import Findings
@@ -32,6 +33,7 @@ def page(findings: Findings, drawings: Sequence[Drawing]) -> str:
         "Against the baseline": _comparison(findings),
         "Rules beside the learned gate": _rules(findings),
         "Figures": "".join(_figure(drawing) for drawing in sorted(drawings, key=_is_explanation)),
+        **{title: table(*found) for title, found in words.analysis_tables(findings).items() if title in NOT_DRAWN},
         "Examples": _examples(findings),
         "Settings": _settings(findings),
         "Not in this report": _list(text(note) for note in findings.missing),
@@ -53,7 +55,7 @@ def text(value: object) -> str:
 def table(content: Table, note: str = "", marked: int | None = None) -> str:
     """A table that scrolls where the screen is narrow; one row may be marked."""
     head, rows = content
-    kinds = [' class="words"' if name == words.KIND else "" for name in head[1:]]
+    kinds = [' class="words"' if name in (words.KIND, CLOSED_BY_HAND) else "" for name in head[1:]]
     lines = []
     for place, (first, *rest) in enumerate(rows):
         cells = "".join(f"<td{kind}>{_cell(cell)}</td>" for cell, kind in zip(rest, kinds, strict=True))

@@ -16,6 +16,7 @@ from l0drop.study.analysis.attention import Attention
 from l0drop.study.analysis.dropped import DroppedStudy
 from l0drop.study.analysis.parts import EARLY, NEEDS, SHORT, Pass, analyze, analyze_sweep, typical_point
 from l0drop.study.analysis.subject import Reading, impossible, opened
+from l0drop.study.analysis.tables import BY_LAYER, CLOSED, tables
 from l0drop.study.analysis.timing import decoder_time, timed
 from tests.models import zoo
 from tests.study.analysis.conftest import write_run
@@ -66,6 +67,47 @@ def test_its_parts_agree_with_each_other(whole) -> None:
             assert 0 < result["entropy"][name][kind] <= result["entropy"]["uniform"][kind] <= math.log(32)
     assert result["interventions"]["systems"]["sparse"][0]["sparsity"] == result["sparsity"]
     assert result["source"]["own_source"]["score"] == result["interventions"]["systems"]["sparse"][0]["score"]
+
+
+def test_its_tables_say_the_same(whole) -> None:
+    result, _ = whole
+    found = {title: content for title, content, _ in tables(result)}
+    assert [*found] == ["What is dropped", "Attention mass per word", "Entropy of the encoder's attention", CLOSED]
+    for head, rows in found.values():
+        assert rows
+        assert {len(row) for row in rows} == {len(head)}
+    (group, kept), (_, mass) = found["What is dropped"], found["Attention mass per word"]
+    assert group[2] == f"{result['sparsity']:.1%} dropped"
+    groups = result["groups"]["groups"]
+    assert sum(int(row[1].replace(",", "")) for row in kept) == sum(found["tokens"] for found in groups.values())
+    assert ["later pieces (BPEO)", f"{groups['BPEO']['tokens']:,}", f"{groups['BPEO']['sparsity']:.1%}"] in kept
+    assert mass[0][:4] == ["", "baseline, every word", *_cells(result["mass"]["systems"]["baseline"])]
+    closed = result["interventions"]["systems"]["sparse"][0]
+    assert found[CLOSED][1][0][:4] == ["sparse", closed["closed"], "", f"{closed['sparsity']:.1%}"]
+
+
+def _cells(mass) -> list[str]:
+    return [f"{mass['words']:,}", f"{mass['mean']:.2f}"]
+
+
+def test_tables_of_a_sweep_put_its_points_side_by_side(whole) -> None:
+    result, _ = whole
+    sparser = {**result, "sparsity": 0.9}
+    found = {title: content for title, content, _ in tables({"points": [result, sparser]})}
+    assert found["What is dropped"][0][2:] == [f"{result['sparsity']:.1%} dropped", "90.0% dropped"]
+    whose = [row[1] for row in found["Attention mass per word"][1]]
+    assert whose.count("baseline, every word") == 1
+    assert whose.count("sparse model, words that it keeps") == 2
+    assert CLOSED not in found
+    notes = [note for _, _, note in tables(result)]
+    assert all(note[0].isupper() and note.endswith(".") for note in notes)
+    assert [*tables({})] == []
+
+
+def test_gates_between_layers_have_a_table() -> None:
+    layers = [{"sparsity": share} for share in (0.0, 0.125)]
+    ((title, content, _),) = tables({"sparsity": 0.1, "gates": {"layers": layers}})
+    assert (title, content) == (BY_LAYER, (["gates behind layer", "1", "2"], [["10.0% dropped", "0.0%", "12.5%"]]))
 
 
 def test_maps_of_sentences(whole) -> None:

@@ -20,6 +20,18 @@ def test_tables_have_as_many_cells_in_every_row(tmp_path: Path) -> None:
     assert "**target-0.3**" not in text
 
 
+def test_an_analysis_is_told_in_tables(tmp_path: Path) -> None:
+    folders.finished(tmp_path, 0.4)
+    before = markdown(gather(tmp_path))
+    rows = [{"closed": HOSTILE, "share": 0.5, "sparsity": 0.25, "cross_entropy": 1.5}]
+    interventions = {"interventions": {"systems": {"sparse": rows}}}
+    folders.put(tmp_path / "analysis.json", {"sparsity": 0.4, **interventions})
+    text = markdown(gather(tmp_path))
+    assert "## Gates closed by hand" not in before
+    assert "## Gates closed by hand\n\n| model | closed by hand | share | sparsity | cross-entropy |\n" in text
+    assert f"| sparse | {plain(HOSTILE)} | 50% | 25.0% | 1.500 |" in text
+
+
 def test_hostile_text_stays_in_its_block(tmp_path: Path) -> None:
     run = tmp_path / "run"
     folders.finished(run, 0.4)

@@ -116,3 +116,19 @@ def test_the_same_files_give_the_same_report(tmp_path: Path) -> None:
     folders.sweep(tmp_path)
     first = [file.read_bytes() for file in write_report(tmp_path)]
     assert first == [file.read_bytes() for file in write_report(tmp_path)]
+
+
+def test_what_no_figure_shows_is_a_table(tmp_path: Path) -> None:
+    folders.finished(tmp_path, 0.4)
+    rows = [{"closed": HOSTILE, "share": 0.5, "sparsity": 0.25, "cross_entropy": 1.5}]
+    gates = {"layers": [{"sparsity": 0.0}, {"sparsity": 0.4}]}
+    folders.put(
+        tmp_path / "analysis.json",
+        {"sparsity": 0.4, "gates": gates, "interventions": {"systems": {"sparse": rows}}},
+    )
+    html, _ = write_report(tmp_path)
+    shown = read(html.read_text(encoding="utf-8")).words
+    assert "Gates closed by hand" in shown
+    assert HOSTILE in shown
+    layers = shown.index("gates behind layer")
+    assert shown.index("What each layer drops") < layers < shown.index("40.0%", layers)
