@@ -20,7 +20,7 @@ chooses:
     rivals     dense and sparse at beam 1, 2 and 4 and a decoder of one layer, trained for as many steps: BLEU against
                seconds of one CPU thread
 
-`results.json` gathers what the runs say, `rivals.json` the rivals. With --tables FILE, print the tables of such a file
+`results.json` gathers what the runs say, `analysis.json` what was measured of them, `rivals.json` the rivals. With --tables FILE, print the tables of such a file
 and do nothing else.
 """
 
@@ -103,6 +103,7 @@ def main() -> None:
         study.analyze()
     if "layers" in parts:
         study.analyze_layers()
+    study.gather_analyses()
 
 
 TITLES_HERE = {
@@ -127,6 +128,10 @@ TITLES_HERE = {
     **{f"learned-as-{rule}": f"zero at the rate of `{rule}`" for rule in RULES},
     **{f"random-as-{rule}": f"random at the rate of `{rule}`" for rule in RULES},
 }
+
+
+def _title(system: str) -> str:
+    return TITLES_HERE.get(system, system.replace("-", " at "))
 
 
 def tables(found: dict[str, Any]) -> str:
@@ -287,6 +292,7 @@ class Study:
         timings = interleaved(dict(calls), rounds=3)
         rows = [
             {
+                "system": _title(name.rpartition("-s")[0]),
                 "run": name,
                 "beams": beams,
                 "score": scores[name, beams].as_json(),
@@ -323,6 +329,18 @@ class Study:
             run = self.run_of(f"layers-{gating}")
             with opened(str(run), self.reading, baseline=str(self.run_of("on"))) as subject:
                 write_analysis(analyze(subject, ["gates", "groups"]), run / RESULT)
+
+    def gather_analyses(self) -> None:
+        """All analyses that are there in one file, without sentences of the text."""
+        sweep = self.runs / "sweep"
+        files = {"sweep": sweep / RESULT} | {f"layers-{g}": self.run_of(f"layers-{g}") / RESULT for g in LAYERED}
+        found = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.exists()}
+        if "sweep" in found:
+            point = sweep / typical_point(found["sweep"]) / RESULT
+            found["point"] = json.loads(point.read_text(encoding="utf-8"))
+            found["point"].pop("maps", None)
+        if found:
+            write_analysis({"what": WHAT, **found}, self.runs / RESULT)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,10 @@ Colours are told apart by the colour-blind, and shapes or dashes say the same ag
 """
 
 import io
+import itertools
 import json
 import re
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -19,6 +21,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
 
 from l0drop.core import hard_concrete
 from l0drop.data.whole import locked, whole_folder
@@ -187,6 +190,7 @@ def quality(sweep: Mapping[str, Any]) -> Drawing:
 
 
 _GATINGS = {"zero": ("o", BLUE), "mask": ("s", RED), "weight": ("^", GREEN)}
+_MARKS = (("s", GREY), ("o", BLUE), ("^", GREEN), ("D", RED))
 RULES = ("pos", "freq", "inv_freq", "group")
 """The rules of the paper, as their gates are called."""
 
@@ -240,6 +244,34 @@ def seeds_and_sparsity(found: Mapping[str, Any], name: str) -> Drawing:
 
 def _is_of(system: str, gating: str) -> bool:
     return re.fullmatch(rf"{gating}-[0-9.]+", system) is not None
+
+
+def quality_and_time(found: Mapping[str, Any], name: str) -> Drawing:
+    """Quality against the time of a sentence, of systems at several beams.
+
+    Rows have `system`, `beams`, `score`, `cpu_seconds` of every round, and `sentences` that were timed.
+    """
+    metric = found["rows"][0]["score"]["name"]
+    with matplotlib.rc_context(STYLE):
+        figure, (axes,) = _axes()
+        systems = list(dict.fromkeys(row["system"] for row in found["rows"]))
+        for system, (mark, colour) in zip(systems, itertools.cycle(_MARKS)):
+            rows = sorted((row for row in found["rows"] if row["system"] == system), key=lambda row: row["beams"])
+            times = [1000 * statistics.median(row["cpu_seconds"]) / row["sentences"] for row in rows]
+            scores = [row["score"]["value"] for row in rows]
+            axes.plot(times, scores, f"{mark}-", color=colour, label=system)
+            for point, row in zip(zip(times, scores, strict=True), rows, strict=True):
+                axes.annotate(f"{row['beams']}", point, (4, -10), textcoords="offset points", size=8)
+        axes.set(xlabel="CPU time of a sentence, ms", ylabel=metric, xscale="log")
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_minor_formatter(ScalarFormatter())
+        axes.margins(0.1)
+        axes.legend(loc="best")
+    caption = (
+        f"{found['what']}, of all test text; time of one thread ({found['device']}), median of "
+        f"{len(found['rows'][0]['cpu_seconds'])} rounds, on {found['rows'][0]['sentences']} sentences. Numbers: beams."
+    )
+    return rendered(name, "Quality against time", caption, figure)
 
 
 # --- figures 1 and 6: attention mass ----------------------------------------------------------------------------------

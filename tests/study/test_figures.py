@@ -278,3 +278,22 @@ def test_seeds_stand_beside_the_margin():
     assert "mask" not in texts, "there is no baseline of its seed"
     assert "scratch" not in texts
     assert "A &lt;test&gt;" in svg
+
+
+def test_quality_against_time():
+    rows = [
+        {
+            "system": system,
+            "beams": beams,
+            "score": {"name": "BLEU", "value": value + beams},
+            "cpu_seconds": [9.0 * beams, 1.0 * beams, 2.0 * beams],
+            "sentences": 4,
+        }
+        for system, value in (("dense", 20.0), ("zero <at> 0.5", 19.0))
+        for beams in (4, 1, 2)
+    ]
+    drawing = figures.quality_and_time({"what": "A test", "rows": rows, "device": "a CPU"}, "rivals")
+    texts = [element.text for element in ET.fromstring(drawing.svg).iter(f"{SVG}text")]
+    assert {"dense", "zero <at> 0.5", "BLEU", "CPU time of a sentence, ms"} <= {*texts}
+    assert all(texts.count(beams) >= 2 for beams in "124")
+    assert "one thread (a CPU), median of 3 rounds, on 4 sentences" in drawing.caption
