@@ -20,8 +20,8 @@ chooses:
     rivals     dense and sparse at beam 1, 2 and 4 and a decoder of one layer, trained for as many steps: BLEU against
                seconds of one CPU thread
 
-`results.json` gathers what the runs say, `analysis.json` what was measured of them, `rivals.json` the rivals. With --tables FILE, print the tables of such a file
-and do nothing else.
+`results.json` gathers what the runs say, `analysis.json` what was measured of them, `rivals.json` the rivals. With
+--tables FILE, print the tables of a results.json and do nothing else.
 """
 
 import argparse
@@ -46,7 +46,7 @@ from l0drop.study.benchmark import interleaved
 from l0drop.study.figures import RULES, draw_all
 from l0drop.study.lessons import UNTAUGHT, WAYS, Lessons
 from l0drop.study.seeds import TITLES, gather, single_table, table, text_in, train_all
-from l0drop.study.sweep import UNGATED, rule_point, target_point, write_summary
+from l0drop.study.sweep import UNGATED, is_finished, rule_point, target_point, write_summary
 from l0drop.training.assemble import quiet_libraries
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
@@ -305,9 +305,9 @@ class Study:
         write_whole(self.runs / "rivals.json", json.dumps(found, indent=1) + "\n")
 
     def analyze(self) -> None:
-        """The sweep in the form that `l0drop analyze` and `l0drop report` read, analysed, with its figures."""
+        """What is there of the sweep in the form that `l0drop report` reads, analysed, with its figures."""
         folder = self.runs / "sweep"
-        points = [target_point(target) for target in ZERO]
+        points = [target_point(target) for target in ZERO if is_finished(self.runs, f"zero-{target:g}-s1")]
         for name, run in {"reference": "on-s1", **{p.name: f"zero-{p.value:g}-s1" for p in points}}.items():
             link = folder / name
             link.parent.mkdir(exist_ok=True)
