@@ -416,9 +416,9 @@ class L0DropModel(Controls, PreTrainedModel):
         bias = memory.memory_bias
         assert bias is not None
         assert memory.last_hidden_state is not None
-        bias = bias.to(
-            memory.last_hidden_state.dtype
-        )  # eager attention multiplies what it was added to; a GPU wants it
+        if self._attention_implementation in ("eager", "sdpa"):
+            # the first multiplies the result of adding it; the second, on a GPU, takes no other type
+            bias = bias.to(memory.last_hidden_state.dtype)
         if self.family.full_bias:
             targets = (kwargs.get("decoder_input_ids"), kwargs.get("decoder_inputs_embeds"), *lengths_from)
             length = next(target.shape[1] for target in targets if target is not None)
