@@ -84,7 +84,8 @@ def filled(document: str, tables: Mapping[str, str]) -> str:
     def table(match: re.Match[str]) -> str:
         if match[2] not in tables:
             raise ValueError(f"no table is called {match[2]}; there are {', '.join(tables)}")
-        return f"{match[1]}{tables[match[2]]}\n"
+        behind = document[match.end() : match.end() + 1]  # a mark that had no table yet took the blank line with it
+        return f"{match[1]}{tables[match[2]]}\n" + ("" if behind in ("", "\n") else "\n")
 
     return MARK.sub(table, document)
 

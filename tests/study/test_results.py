@@ -36,6 +36,8 @@ def test_a_table_is_replaced_and_nothing_else():
     new = results.filled(text, {"a": "| new |\n|---|", "b": "| b |"})
     assert new == ("before\n\n<!-- table: a -->\n\n| new |\n|---|\n\nafter | not a table |\n<!-- table: b -->\n| b |\n")
     assert results.filled(new, {"a": "| new |\n|---|", "b": "| b |"}) == new
+    fresh = results.filled("<!-- table: a -->\n\nafter\n", {"a": "| new |"})
+    assert fresh == "<!-- table: a -->\n\n| new |\n\nafter\n"
     with pytest.raises(ValueError, match="no table is called b"):
         results.filled(text, {"a": ""})
 
