@@ -43,9 +43,9 @@ from l0drop.study.analysis.parts import RESULT, analyze, analyze_sweep, typical_
 from l0drop.study.analysis.parts import write as write_analysis
 from l0drop.study.analysis.subject import Reading, opened
 from l0drop.study.benchmark import interleaved
-from l0drop.study.figures import RULES, draw_all
+from l0drop.study.figures import RULES, draw_all, quality_and_time
 from l0drop.study.lessons import UNTAUGHT, WAYS, Lessons
-from l0drop.study.seeds import TITLES, gather, single_table, table, text_in, train_all
+from l0drop.study.seeds import TITLES, gather, single_table, table, text_in, title, train_all
 from l0drop.study.sweep import UNGATED, is_finished, rule_point, target_point, write_summary
 from l0drop.training.assemble import quiet_libraries
 
@@ -130,10 +130,6 @@ TITLES_HERE = {
 }
 
 
-def _title(system: str) -> str:
-    return TITLES_HERE.get(system, system.replace("-", " at "))
-
-
 def tables(found: dict[str, Any]) -> str:
     """Markdown: the systems of several seeds, then those of one, each against the baseline trained on with its seed."""
     return f"{table(found, TITLES_HERE)}\n\n{single_table(found, TITLES_HERE)}"
@@ -167,19 +163,19 @@ class Study:
 
     def given(self, field: str) -> str:
         """What a field is set to for all runs."""
-        return next(value.partition("=")[2] for value in self.common if value.startswith(f"{field}="))
+        return [value.partition("=")[2] for value in self.common if value.startswith(f"{field}=")][-1]
 
     def trained(self, name: str, seed: int, *overrides: str) -> Recipe:
-        """A run that starts from a baseline: that of its seed, or where there are fewer, from the first again."""
-        baseline = self.run_of("base", (seed - 1) % self.baselines + 1)
-        start = [*self.common, f"model.init={baseline}", f"l0drop.target_sparsity={HALF}"]
-        values = [*start, *self.of_following, *overrides, f"seed={seed}", f"name={name}-s{seed}"]
-        return load_recipe(RECIPES / "europarl-target50.yaml", values)
+        """A run that starts from a baseline and is not taught."""
+        return self.tuned(name, seed, *overrides, UNTAUGHT, teach="no")
 
     def tuned(self, name: str, seed: int, *overrides: str, teach: str | None = None) -> Recipe:
-        """The same, taught."""
-        lesson = self.lessons.overrides(teach or self.teach, self.run_of("on", seed))
-        return self.trained(name, seed, *lesson, *overrides)
+        """A run that starts from a baseline, that of its seed, or where there are fewer, from the first again."""
+        baseline = self.run_of("base", (seed - 1) % self.baselines + 1)
+        start = [*self.common, f"model.init={baseline}", f"l0drop.target_sparsity={HALF}"]
+        start += self.lessons.overrides(teach or self.teach, self.run_of("on", seed))
+        values = [*start, *self.of_following, *overrides, f"seed={seed}", f"name={name}-s{seed}"]
+        return load_recipe(RECIPES / "europarl-target50.yaml", values)
 
     def run_of(self, name: str, seed: int = 1) -> Path:
         return self.runs / f"{name}-s{seed}"
@@ -213,7 +209,7 @@ class Study:
     def trained_on(self, parts: set[str]) -> list[Recipe]:
         """The baselines trained on, with which all is compared, and which teach."""
         seeds = self.seeds if "seeds" in parts else self.seeds[:1]
-        return [self.trained("on", seed, *UNGATED, UNTAUGHT) for seed in seeds]
+        return [self.trained("on", seed, *UNGATED) for seed in seeds]
 
     def translate(self, parts: set[str]) -> None:
         """What is taught by text needs the text."""
@@ -235,7 +231,7 @@ class Study:
             for gating in LAYERED:
                 between = (f"l0drop.gating={gating}", "l0drop.layerwise=true")
                 recipes.append(self.tuned(f"layers-{gating}", 1, *between))
-        if "seeds" in parts:
+        if "seeds" in parts and self.teach != "no":
             recipes += [self.tuned("on-taught", seed, *UNGATED) for seed in seeds[:TAUGHT]]
         if "tried" in parts:
             recipes += self.other_ways()
@@ -247,7 +243,7 @@ class Study:
         falling = ("train.learning_rate=8e-4", "train.schedule=linear")
         longer = (f"train.steps={2 * recipes[0].train.steps}",)
         for name, values in (("falling", falling), ("long", longer)):
-            recipes.append(self.trained(f"on-{name}", 1, *values, *UNGATED, UNTAUGHT))
+            recipes.append(self.trained(f"on-{name}", 1, *values, *UNGATED))
             recipes.append(self.tuned(f"zero-{name}", 1, *values))
         return recipes
 
@@ -292,17 +288,18 @@ class Study:
         timings = interleaved(dict(calls), rounds=3)
         rows = [
             {
-                "system": _title(name.rpartition("-s")[0]),
+                "system": title(name.rpartition("-s")[0], TITLES_HERE),
                 "run": name,
                 "beams": beams,
                 "score": scores[name, beams].as_json(),
                 "cpu_seconds": timings[f"{name} {beams}"].cpu,
-                "sentences": timed,
+                "sentences": len(few),
             }
             for name, beams in systems
         ]
         found = {"what": WHAT, "rows": rows, **provenance()}
         write_whole(self.runs / "rivals.json", json.dumps(found, indent=1) + "\n")
+        write_whole(self.runs / "rivals.svg", quality_and_time(found, "rivals").svg)
 
     def analyze(self) -> None:
         """What is there of the sweep in the form that `l0drop report` reads, analysed, with its figures."""
@@ -335,8 +332,8 @@ class Study:
         sweep = self.runs / "sweep"
         files = {"sweep": sweep / RESULT} | {f"layers-{g}": self.run_of(f"layers-{g}") / RESULT for g in LAYERED}
         found = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.exists()}
-        if "sweep" in found:
-            point = sweep / typical_point(found["sweep"]) / RESULT
+        point = sweep / typical_point(found["sweep"]) / RESULT if "sweep" in found else None
+        if point is not None and point.exists():
             found["point"] = json.loads(point.read_text(encoding="utf-8"))
             found["point"].pop("maps", None)
         if found:

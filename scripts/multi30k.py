@@ -46,9 +46,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--runs", type=Path, default=Path("runs/multi30k"))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--gatings", nargs="*", default=GATINGS)
-    parser.add_argument("--targets", nargs="*", type=float, default=TARGETS)
-    parser.add_argument("--teach", nargs="*", choices=WAYS, default=["both"], help="what gated models learn from")
+    parser.add_argument("--gatings", nargs="+", default=GATINGS)
+    parser.add_argument("--targets", nargs="+", type=float, default=TARGETS)
+    parser.add_argument("--teach", nargs="+", choices=WAYS, default=["both"], help="what gated models learn from")
     parser.add_argument("--taught", action="store_true", help="also teach the baselines trained on, as the gated ones")
     parser.add_argument("--long", type=int, help="also train on, and to the first target with zero, for so many steps")
     parser.add_argument("--elastic", type=int, default=1, help="seeds that are also trained for the dial")
@@ -64,6 +64,8 @@ def main() -> None:
         return
     if arguments.data is None:
         parser.error("--data: say where the text is")
+    if arguments.taught and arguments.teach[0] == "no":
+        parser.error("--taught: nobody is taught with --teach no")
     console = Console(stderr=True)
     common = [*text_in(arguments.data, "en", "de"), *arguments.set]
     seeds = range(1, arguments.seeds + 1)
@@ -77,14 +79,12 @@ def main() -> None:
     text = baselines[0].data.train
     lessons = Lessons(Path(text.source), Path(text.target), arguments.runs)
 
-    def trained(name: str, seed: int, *overrides: str) -> Recipe:
-        start = [*common, *arguments.fine_tune, f"seed={seed}", f"model.init={arguments.runs / f'base-s{seed}'}"]
+    def tuned(name: str, seed: int, way: str, *overrides: str) -> Recipe:
+        start = [*common, f"seed={seed}", f"model.init={arguments.runs / f'base-s{seed}'}"]
+        start += [*lessons.overrides(way, arguments.runs / f"on-s{seed}"), *arguments.fine_tune]
         return load_recipe(RECIPES / "multi30k-target50.yaml", [*start, *overrides, f"name={name}-s{seed}"])
 
-    def tuned(name: str, seed: int, way: str, *overrides: str) -> Recipe:
-        return trained(name, seed, *lessons.overrides(way, arguments.runs / f"on-s{seed}"), *overrides)
-
-    on = [trained("on", seed, *UNGATED, UNTAUGHT) for seed in seeds]
+    on = [tuned("on", seed, "no", *UNGATED, UNTAUGHT) for seed in seeds]
     chosen, *others = arguments.teach
     half = arguments.targets[0]
     systems: dict[str, tuple[str, ...]] = {}
@@ -96,7 +96,7 @@ def main() -> None:
         systems["on-taught"] = (chosen, *UNGATED)
     if arguments.long:
         longer = f"train.steps={arguments.long}"
-        on += [trained("on-long", seed, *UNGATED, UNTAUGHT, longer) for seed in seeds]
+        on += [tuned("on-long", seed, "no", *UNGATED, UNTAUGHT, longer) for seed in seeds]
         systems[f"zero-{half:g}-long"] = (chosen, f"l0drop.target_sparsity={half}", longer)
         if arguments.taught:
             systems["on-taught-long"] = (chosen, *UNGATED, longer)

@@ -34,7 +34,7 @@ RATIOS = {
 """A row of the table of speeds: phase, system, and by which it is divided."""
 STUDIES = {
     "multi30k": "Multi30k",
-    "multi30k-translated": "Multi30k, taught by translations too",
+    "multi30k-translated": "Multi30k, sparse ones taught by translations too",
     "europarl": "Europarl",
 }
 SHORTEST = 64
@@ -42,7 +42,7 @@ SHORTEST = 64
 SINGLE = ("europarl-tried", "europarl-small")
 """One seed of Europarl, taught in several ways; and in another configuration."""
 DRAWN = ("multi30k", "europarl", "europarl-small")
-DENSE = {"on": "0", "on-taught": "0, taught as the sparse ones"}
+DENSE = {"on": "0", "on-taught": "0, taught alike"}
 MARK = re.compile(r"(<!-- table: (\S+) -->\n+)((?:\|.*\n)*)")
 
 

@@ -103,6 +103,13 @@ def gather(runs: Path, names: Iterable[str], what: str, margin: float) -> dict[s
     return {"what": what, "systems": systems}
 
 
+def title(system: str, titles: Mapping[str, str] = TITLES) -> str:
+    """How documents call a system: as `titles` say, or GATING-TARGET-HOW as "GATING at TARGET, HOW"."""
+    gating, _, rest = system.partition("-")
+    target, _, how = rest.partition("-")
+    return titles.get(system, gating + (f" at {target}" if target else "") + (f", {how}" if how else ""))
+
+
 def table(found: Mapping[str, Any], titles: Mapping[str, str] = TITLES) -> str:
     """Markdown: every system of at least two seeds, with its difference to the baseline trained on."""
     margins = {system["against_on"]["margin"] for system in found["systems"].values() if "against_on" in system}
@@ -120,7 +127,7 @@ def table(found: Mapping[str, Any], titles: Mapping[str, str] = TITLES) -> str:
             continue
         sparsity = [100 * run["test"].get("sparsity", 0.0) for run in runs]
         scores = {split: [run[split]["score"]["value"] for run in runs] for split in ("valid", "test")}
-        row = [titles.get(name, name.replace("-", " at ")), str(len(runs))]
+        row = [title(name, titles), str(len(runs))]
         row.append(f"{statistics.mean(sparsity):.1f}%" if max(sparsity) else "-")
         row += [f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}" for values in scores.values()]
         if (against := system.get("against_on")) is not None:
@@ -147,7 +154,7 @@ def single_table(found: Mapping[str, Any], titles: Mapping[str, str] = TITLES) -
         (run,) = system["runs"]
         scores = {split: run[split]["score"]["value"] for split in ("valid", "test")}
         sparsity = run["test"].get("sparsity")
-        row = [titles.get(name, name.replace("-", " at ")), "-" if sparsity is None else f"{sparsity:.1%}"]
+        row = [title(name, titles), "-" if sparsity is None else f"{sparsity:.1%}"]
         row += [f"{value:.2f}" for value in scores.values()]
         on = ons.get(run["seed"]) if name != ON else None
         changes = [] if on is None else [scores[split] - on[split]["score"]["value"] for split in scores]

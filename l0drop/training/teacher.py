@@ -1,4 +1,4 @@
-"""A dense model to learn from: its outputs as targets, where there is only source text."""
+"""A dense model to learn from: its outputs as targets, where there is only source text or where they teach more."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -38,13 +38,15 @@ class TeacherText:
         pairs = iter(self.text)
         while window := list(islice(pairs, WINDOW)):
             # an empty output would make the pair one-sided; the line is then skipped and counted like any such line
-            for pair, output in zip(window, self._translate(model, [pair.source for pair in window]), strict=True):
+            for pair, output in zip(window, self._translate(model, window), strict=True):
                 yield pair._replace(target=" ".join(output.split()))
 
-    def _translate(self, model: TextModel, texts: list[str]) -> list[str]:
+    def _translate(self, model: TextModel, window: list[Pair]) -> list[str]:
         generation = {"num_beams": self.beams, "max_new_tokens": self.max_new_tokens, "do_sample": False}
-        sources, settings = model.encode(texts, max_source=self.max_source), model.settings(None, generation)
-        outputs = [""] * len(texts)
+        settings = model.settings(None, generation)
+        texts, lines = [pair.source for pair in window], [f"line {pair.line}" for pair in window]
+        sources = model.encode(texts, max_source=self.max_source, names=lines.__getitem__)
+        outputs = [""] * len(window)
         for batch in model.batches(sources, BATCH_TOKENS):
             for place, result in zip(batch, model.decode([sources[i] for i in batch], settings), strict=True):
                 outputs[place] = result.text

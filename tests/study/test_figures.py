@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 import torch
+from matplotlib.axes import Axes
 
 from l0drop.core import hard_concrete
 from l0drop.study import figures
@@ -280,7 +281,7 @@ def test_seeds_stand_beside_the_margin():
     assert "A &lt;test&gt;" in svg
 
 
-def test_quality_against_time():
+def test_quality_against_time(monkeypatch):
     rows = [
         {
             "system": system,
@@ -292,8 +293,12 @@ def test_quality_against_time():
         for system, value in (("dense", 20.0), ("zero <at> 0.5", 19.0))
         for beams in (4, 1, 2)
     ]
+    drawn = []
+    plot = Axes.plot
+    monkeypatch.setattr(Axes, "plot", lambda axes, x, *rest, **how: drawn.append(x) or plot(axes, x, *rest, **how))
     drawing = figures.quality_and_time({"what": "A test", "rows": rows, "device": "a CPU"}, "rivals")
     texts = [element.text for element in ET.fromstring(drawing.svg).iter(f"{SVG}text")]
     assert {"dense", "zero <at> 0.5", "BLEU", "CPU time of a sentence, ms"} <= {*texts}
     assert all(texts.count(beams) >= 2 for beams in "124")
+    assert drawn == [[500.0, 1000.0, 2000.0]] * 2, "the median round, by sentence, in ms"
     assert "one thread (a CPU), median of 3 rounds, on 4 sentences" in drawing.caption

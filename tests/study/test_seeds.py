@@ -41,6 +41,15 @@ def test_results_gather_runs_by_system_and_compare_them_with_the_baseline_of_the
     assert "| zero at 0.5 | 2 | 50.0% | 51.50 ± 0.71 |" in seeds.table({"systems": found})
 
 
+def test_systems_have_titles():
+    assert [seeds.title(name, {"on": "trained on"}) for name in ("on", "zero-0.5", "zero-0.5-text", "half")] == [
+        "trained on",
+        "zero at 0.5",
+        "zero at 0.5, text",
+        "half",
+    ]
+
+
 def test_a_table_needs_a_comparison():
     with pytest.raises(ValueError, match="compared with 'on'"):
         seeds.table({"systems": {"on": {"runs": []}}})

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from l0drop.study.figures import LEARNED
+
 Analysis = Mapping[str, Any]
 Table = tuple[list[str], list[list[str]]]
 
@@ -23,8 +25,8 @@ GROUPS = {"BPEH": "first pieces (BPEH)", "BPEO": "later pieces (BPEO)", "rest": 
 
 def tables(analysis: Analysis) -> Iterator[tuple[str, Table, str]]:
     """Every table of the analysis of a run or a sweep, with its title before it and a note behind it."""
-    points = analysis.get("points", [analysis])
-    layered = {f"{p['sparsity']:.1%} dropped": p for p in points if "layers" in p.get("gates", {})}
+    points = sorted(analysis.get("points", [analysis]), key=lambda point: point.get("sparsity", 0.0))
+    layered = [(_name(point), point) for point in points if "layers" in point.get("gates", {})]
     for part, title, make in (
         ("groups", "What is dropped", groups_table),
         ("mass", "Attention mass per word", mass_table),
@@ -47,7 +49,7 @@ def _note(part: Mapping[str, Any]) -> str:
 
 def groups_table(points: Sequence[Analysis]) -> Table:
     """The sparsity of every group of tokens, one column for each point."""
-    head = ["group", "tokens", *(f"{point['sparsity']:.1%} dropped" for point in points)]
+    head = ["group", "tokens", *map(_name, points)]
     rows = []
     for name, found in points[0]["groups"]["groups"].items():
         shares = [_percent(point["groups"]["groups"][name]["sparsity"]) for point in points]
@@ -56,16 +58,16 @@ def groups_table(points: Sequence[Analysis]) -> Table:
     return head, rows
 
 
-def layers_table(analyses: Mapping[str, Analysis]) -> Table:
-    """What gates between layers drop, and those behind the last one; a row for each model."""
-    count = len(next(iter(analyses.values()))["gates"]["layers"])
+def layers_table(analyses: Sequence[tuple[str, Analysis]]) -> Table:
+    """What gates between layers drop, and those behind the last one; a row for each model, by its name."""
+    count = len(analyses[0][1]["gates"]["layers"])
     head = ["gates behind layer", *map(str, range(1, count + 1))]
-    return head, [[n, *(_percent(g["sparsity"]) for g in one["gates"]["layers"])] for n, one in analyses.items()]
+    return head, [[name, *(_percent(gates["sparsity"]) for gates in one["gates"]["layers"])] for name, one in analyses]
 
 
 def mass_table(points: Sequence[Analysis]) -> Table:
     """Cross-attention summed over the target: how much a word gets, and how many words get little."""
-    head = ["dropped", "whose", "words", "mean mass", "share under 0.6", "share under 0.6 of the mean"]
+    head = ["model", "whose", "words", "mean mass", "share under 0.6", "share under 0.6 of the mean"]
     rows = []
     for place, point in enumerate(points):
         systems = point["mass"]["systems"]
@@ -74,21 +76,22 @@ def mass_table(points: Sequence[Analysis]) -> Table:
             if of_all and place:  # the same for every point
                 continue
             shares = [_percent(found[key]) for key in ("share_under_0.6", "share_under_0.6_of_mean")]
-            dropped = "" if of_all else _percent(point["sparsity"])
-            rows.append([dropped, MASS[name], f"{found['words']:,}", f"{found['mean']:.2f}", *shares])
+            rows.append(
+                ["" if of_all else _name(point), MASS[name], f"{found['words']:,}", f"{found['mean']:.2f}", *shares]
+            )
     return head, rows
 
 
 def entropy_table(points: Sequence[Analysis]) -> Table:
     """Nats, of the last encoder layer, at positions that the sparse model keeps and drops, beside the baseline's."""
-    head = ["dropped", "kept", "kept, baseline", "dropped positions", "dropped positions, baseline"]
+    head = ["model", "positions kept", "the same, baseline", "positions dropped", "the same, baseline"]
     rows = []
     for point in points:
         found = point["entropy"]
         cells = [
             _number(found.get(who, {}).get(which)) for which in ("kept", "dropped") for who in ("sparse", "baseline")
         ]
-        rows.append([f"{point['sparsity']:.1%}", *cells])
+        rows.append([_name(point), *cells])
     return head, rows
 
 
@@ -104,6 +107,12 @@ def interventions_table(analysis: Analysis) -> Table:
             line = [name, row["closed"], share, _percent(row["sparsity"]), f"{row['cross_entropy']:.3f}"]
             lines.append(line + ([f"{row['score']['value']:.2f}" if row.get("score") else ""] if scores else []))
     return head, lines
+
+
+def _name(point: Analysis) -> str:
+    """A model by its share, and a rule by its name too."""
+    dropped = f"{point['sparsity']:.1%} dropped"
+    return dropped if point.get("kind", "target") in LEARNED else f"{point['run']}, {dropped}"
 
 
 def _percent(value: float | None) -> str:

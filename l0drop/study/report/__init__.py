@@ -3,7 +3,7 @@
 findings.py   what there is to say, from the files of a folder; nothing is measured here
 words.py      the summary, and the cells of the tables
 page.py       HTML, around page.html
-markdown.py   Markdown, the short form
+markdown.py   Markdown, with tables where the page has figures
 """
 
 from pathlib import Path

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from l0drop.data.text import file_stamp
+from l0drop.study.analysis import tables
 from l0drop.study.figures import LEARNED
 
 EVALUATION = Path("evaluation", "metrics.json")
@@ -58,13 +59,13 @@ class Row:
 class Findings:
     """Everything a report shows, but for the figures.
 
-    analysed: the folders whose figures are shown. analyses: what was measured in them. text: what was scored.
-    compared_with: what the differences are to. shown: the row whose evaluation and examples are shown in full.
-    missing: what could not be said, and the command that changes that.
+    analysed: the folders whose figures are shown. measured: tables of what was measured in them, with notes, by
+    title. text: what was scored. compared_with: what the differences are to. shown: the row whose evaluation and
+    examples are shown in full. missing: what could not be said, and the command that changes that.
     """
 
     analysed: list[Path]
-    analyses: list[dict[str, Any]]
+    measured: dict[str, tuple[tables.Table, str]]
     name: str
     kind: Kind
     metric: str
@@ -219,7 +220,7 @@ def _complete(
         analysed += [row.folder for row in points if row.folder and (row.folder / "analysis.json").is_file()][:1]
     return Findings(
         analysed=analysed,
-        analyses=[found for place in analysed if (found := _read(place / "analysis.json")) is not None],
+        measured=_measured(analysed),
         name=name,
         kind=kind,
         metric=_metric(evaluation, metrics),
@@ -235,6 +236,15 @@ def _complete(
         provenance=_provenance(metrics, evaluation),
         missing=_missing(analysed[0], runs, judged, evaluations, command),
     )
+
+
+def _measured(analysed: list[Path]) -> dict[str, tuple[tables.Table, str]]:
+    """What a sweep says of all its points comes before what one of them says."""
+    found: dict[str, tuple[tables.Table, str]] = {}
+    for place in analysed:
+        for title, content, note in tables.tables(_read(place / "analysis.json") or {}):
+            found.setdefault(title, (content, note))
+    return found
 
 
 def _missing(

@@ -1,4 +1,4 @@
-"""The report in short, as Markdown for pull requests."""
+"""The report as Markdown, for pull requests: tables instead of figures."""
 
 import re
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def markdown(findings: Findings) -> str:
         parts += ["## Tail risk", table(words.tail_table(findings.tail)), plain(words.TAIL_NOTE)]
     if findings.has_rules:
         parts += ["## Rules beside the learned gate", table(words.rules_table(findings))]
-    for title, (content, note) in words.analysis_tables(findings).items():
+    for title, (content, note) in findings.measured.items():
         parts += [f"## {title}", table(content), *filter(None, [plain(note)])]
     if findings.examples:
         shown = findings.examples[:EXAMPLES]

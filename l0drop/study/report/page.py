@@ -33,7 +33,7 @@ def page(findings: Findings, drawings: Sequence[Drawing]) -> str:
         "Against the baseline": _comparison(findings),
         "Rules beside the learned gate": _rules(findings),
         "Figures": "".join(_figure(drawing) for drawing in sorted(drawings, key=_is_explanation)),
-        **{title: table(*found) for title, found in words.analysis_tables(findings).items() if title in NOT_DRAWN},
+        **{title: table(*found) for title, found in findings.measured.items() if title in NOT_DRAWN},
         "Examples": _examples(findings),
         "Settings": _settings(findings),
         "Not in this report": _list(text(note) for note in findings.missing),

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from l0drop.study.analysis import tables
 from l0drop.study.report.findings import Findings, Row
 
 ROLES = {"baseline": "baseline", "reference": "baseline, trained on as long", "sparse": "learned gate", "rule": "rule"}
@@ -108,15 +107,6 @@ def points_note(findings: Findings) -> str:
     if where:
         parts.append(f"Speed-up: CPU time on the dense memory by that on the short one ({'; '.join(where)}).")
     return " ".join(parts)
-
-
-def analysis_tables(findings: Findings) -> dict[str, tuple[tables.Table, str]]:
-    """Tables and notes by title; what a sweep says of all its points comes before what one of them says."""
-    found: dict[str, tuple[tables.Table, str]] = {}
-    for analysis in findings.analyses:
-        for title, content, note in tables.tables(analysis):
-            found.setdefault(title, (content, note))
-    return found
 
 
 def rules_table(findings: Findings) -> tuple[list[str], list[list[str]]]:

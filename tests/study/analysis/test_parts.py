@@ -82,6 +82,7 @@ def test_its_tables_say_the_same(whole) -> None:
     assert sum(int(row[1].replace(",", "")) for row in kept) == sum(found["tokens"] for found in groups.values())
     assert ["later pieces (BPEO)", f"{groups['BPEO']['tokens']:,}", f"{groups['BPEO']['sparsity']:.1%}"] in kept
     assert mass[0][:4] == ["", "baseline, every word", *_cells(result["mass"]["systems"]["baseline"])]
+    assert mass[-1][0] in ("", group[2])
     closed = result["interventions"]["systems"]["sparse"][0]
     assert found[CLOSED][1][0][:4] == ["sparse", closed["closed"], "", f"{closed['sparsity']:.1%}"]
 
@@ -92,12 +93,17 @@ def _cells(mass) -> list[str]:
 
 def test_tables_of_a_sweep_put_its_points_side_by_side(whole) -> None:
     result, _ = whole
-    sparser = {**result, "sparsity": 0.9}
-    found = {title: content for title, content, _ in tables({"points": [result, sparser]})}
-    assert found["What is dropped"][0][2:] == [f"{result['sparsity']:.1%} dropped", "90.0% dropped"]
+    points = [
+        {**result, "sparsity": 0.9, "kind": "target", "run": "target-0.9"},
+        {**result, "kind": "pos", "run": "pos"},
+        {**result, "kind": "lambda", "run": "lambda-0.3"},
+    ]
+    found = {title: content for title, content, _ in tables({"points": points})}
+    dropped = f"{result['sparsity']:.1%} dropped"
+    assert found["What is dropped"][0][2:] == [f"pos, {dropped}", dropped, "90.0% dropped"]
     whose = [row[1] for row in found["Attention mass per word"][1]]
     assert whose.count("baseline, every word") == 1
-    assert whose.count("sparse model, words that it keeps") == 2
+    assert whose.count("sparse model, words that it keeps") == 3
     assert CLOSED not in found
     notes = [note for _, _, note in tables(result)]
     assert all(note[0].isupper() and note.endswith(".") for note in notes)
@@ -107,6 +113,9 @@ def test_tables_of_a_sweep_put_its_points_side_by_side(whole) -> None:
 def test_gates_between_layers_have_a_table() -> None:
     layers = [{"sparsity": share} for share in (0.0, 0.125)]
     ((title, content, _),) = tables({"sparsity": 0.1, "gates": {"layers": layers}})
+    near = [{"sparsity": share, "gates": {"layers": layers}} for share in (0.1001, 0.0999)]
+    ((_, (_, rows), _),) = tables({"points": near})
+    assert len(rows) == 2
     assert (title, content) == (BY_LAYER, (["gates behind layer", "1", "2"], [["10.0% dropped", "0.0%", "12.5%"]]))
 
 

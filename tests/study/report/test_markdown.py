@@ -3,7 +3,9 @@
 import re
 from pathlib import Path
 
-from l0drop.study.report.findings import gather
+import pytest
+
+from l0drop.study.report.findings import ReportError, gather
 from l0drop.study.report.markdown import markdown, plain
 from tests.study.report import folders
 from tests.study.report.folders import HOSTILE
@@ -30,6 +32,13 @@ def test_an_analysis_is_told_in_tables(tmp_path: Path) -> None:
     assert "## Gates closed by hand" not in before
     assert "## Gates closed by hand\n\n| model | closed by hand | share | sparsity | cross-entropy |\n" in text
     assert f"| sparse | {plain(HOSTILE)} | 50% | 25.0% | 1.500 |" in text
+
+
+def test_an_analysis_of_another_form_is_named(tmp_path: Path) -> None:
+    folders.finished(tmp_path, 0.4)
+    folders.put(tmp_path / "analysis.json", {"sparsity": 0.4, "interventions": {}})
+    with pytest.raises(ReportError, match="a JSON file in it is not as this version writes it"):
+        gather(tmp_path)
 
 
 def test_hostile_text_stays_in_its_block(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""The recipes that the scripts of the studies make; what they train is tested elsewhere."""
+
+import importlib.util
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.snippets import ROOT
+from tests.training import tiny
+
+
+def script(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+europarl = script("europarl")
+
+
+@pytest.fixture
+def data(tmp_path):
+    for split in ("train", "valid", "test"):
+        for side, file in tiny.write_text(tmp_path, split, 4, 1).items():
+            Path(file).rename(tmp_path / f"{split}.{'en' if side == 'source' else 'de'}")
+    return tmp_path
+
+
+def study(data, **changes):
+    values = {"seeds": 3, "baselines": None, "teach": "both", "parallel": 1, "threads": 1, "analyzed": 4}
+    values |= {"set": [], "baseline": [], "fine_tune": [], "runs": Path("runs"), "data": data}
+    return europarl.Study(Namespace(**{**values, **changes}))
+
+
+def named(recipes):
+    return {recipe.name: recipe for recipe in recipes}
+
+
+def test_every_seed_starts_from_its_baseline_or_from_those_there_are(data):
+    parts = {"seeds"}
+    for count, starts in ((None, [1, 2, 3]), (1, [1, 1, 1]), (2, [1, 2, 1])):
+        made = study(data, baselines=count)
+        assert [*named(made.anew(parts))] == [f"base-s{n}" for n in sorted({*starts})]
+        on = made.trained_on(parts)
+        assert [recipe.model.init for recipe in on] == [f"runs/base-s{n}" for n in starts]
+        assert all(recipe.train.teacher is None and recipe.l0drop is None for recipe in on)
+
+
+def test_what_is_gated_learns_as_it_is_taught(data):
+    made = named(study(data).following({"seeds", "tried"}))
+    both = made["zero-0.47-s2"]
+    assert both.train.teacher.model == "runs/on-s2"
+    assert both.data.train.target == "runs/train.translated"
+    assert both.l0drop.target_sparsity == 0.47
+    assert {name for name in made if name.startswith("zero-") and name[5].isalpha()} == {
+        "zero-no-s1", "zero-distributions-s1", "zero-text-s1", "zero-mixed-s1", "zero-falling-s1", "zero-long-s1",
+    }  # fmt: skip
+    assert made["zero-no-s1"].train.teacher is None
+    assert made["on-taught-s1"].l0drop is None
+    assert made["on-taught-s1"].data.train.target == "runs/train.translated"
+    assert "on-taught-s1" not in named(study(data, teach="no").following({"seeds"}))
+
+
+def test_what_is_given_on_the_command_line_comes_last(data):
+    other = str(data / "valid.en")
+    made = study(data, fine_tune=["train.teacher.model=init"], set=[f"data.train.source={other}"])
+    (recipe,) = made.following(set())
+    assert recipe.train.teacher.model == "init"
+    assert recipe.data.train.source == other
+    assert made.lessons.source == Path(other), "the text that is translated is the text that is read"
+    (on,) = made.trained_on(set())
+    assert on.train.teacher is None
+
+
+def test_rivals_and_scratch_train_as_long_as_what_they_are_compared_with(data):
+    steps = {"baseline": ["train.steps=70"], "fine_tune": ["train.steps=30"]}
+    made = named(study(data, **steps).anew({"scratch", "rivals"}))
+    assert [made[name].train.steps for name in ("base-s1", "scratch-s1", "one-layer-s1")] == [70, 100, 100]
