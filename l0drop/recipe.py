@@ -546,7 +546,7 @@ class Train(Section):
     capture: Flag | None = None
     """Capture whole steps as CUDA graphs, one per shape of a batch; left out, on one GPU with `fast`."""
     length_multiple: Count | None = None
-    """Pad both sides of a step to one length, a multiple of this: few shapes; left out, 4 where steps are captured."""
+    """Pad both sides of a step to one length, a multiple of this: few shapes; left out, 4 on a GPU with `fast`."""
     save_every: Count = 1000
     eval_every: Count = 1000
     log_every: Count = 100

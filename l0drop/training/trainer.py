@@ -64,7 +64,7 @@ logger = logging.getLogger(__name__)
 STATE = "l0drop.json"
 ELASTIC_STREAM = 1 << 20  # a stream of keyed noise that no gate uses
 MULTIPLE = 4
-"""Of which lengths are multiples where steps are captured."""
+"""Of which lengths are multiples where steps may be captured."""
 
 
 class TrainingError(ValueError):
@@ -221,7 +221,8 @@ class L0DropTrainer(Trainer):
             processes=self.accelerator.num_processes,
             rank=self.accelerator.process_index,
             accumulation=train.accumulation,
-            multiple=train.length_multiple or (MULTIPLE if self.captured is not None else None),
+            # also where something stands in the way: another gate, or one process more, does not change the batches
+            multiple=train.length_multiple or (MULTIPLE if self._wants_capture else None),
         )
         if self.gated and recipe.l0drop is not None and recipe.l0drop.ramp is not None:
             ramp = recipe.l0drop.ramp
@@ -241,14 +242,19 @@ class L0DropTrainer(Trainer):
             logger.warning("train.fast: all logits are computed, because of the %s", fault)
             return None
 
+    @property
+    def _wants_capture(self) -> bool:
+        """Whether steps are to be captured if nothing stands in the way."""
+        asked = self.recipe.train.capture
+        return self.args.device.type == "cuda" and self.fast if asked is None else asked
+
     def _may_capture(self) -> bool:
         """Whether steps are captured; where they cannot be, say why."""
-        asked, on_gpu = self.recipe.train.capture, self.args.device.type == "cuda"
-        if asked is False or (asked is None and not (on_gpu and self.fast)):
+        if not self._wants_capture:
             return False
         config, section = self.model.config, self.recipe.l0drop
         obstacles = {
-            "there is no GPU": not on_gpu,
+            "there is no GPU": self.args.device.type != "cuda",
             "train.fast is off": not self.fast,
             "there are several processes": not self.alone,
             "of gradient checkpointing": self.model.is_gradient_checkpointing,

@@ -301,6 +301,14 @@ def test_capturing_says_why_it_does_not(baseline, tmp_path, caplog):
     assert "train.capture: steps are launched one kernel after the other, because there is no GPU" in caplog.text
 
 
+def test_batches_do_not_depend_on_what_stands_in_the_way_of_capturing(baseline, tmp_path):
+    losses = []
+    for settings in ({"capture": True}, {"length_multiple": 4}, {}):
+        values = tiny.sparse(tmp_path, str(baseline), train={"steps": 3, **settings})
+        losses.append([entry["loss"] for entry in entries(tmp_path, f"batches-{len(losses)}", values)])
+    assert losses[0] == losses[1] != losses[2]
+
+
 def test_places_of_real_tokens_are_filled_up_with_padding():
     is_real = torch.tensor([1, 1, 1, 0, 1, 0, 0, 0] * 2, dtype=torch.bool)
     real = is_real.nonzero().flatten()
