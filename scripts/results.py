@@ -17,7 +17,7 @@ from typing import Any
 
 from l0drop.data.whole import write_whole
 from l0drop.study.figures import seeds_and_sparsity
-from l0drop.study.seeds import single_table
+from l0drop.study.seeds import single_table, verdict
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -170,9 +170,7 @@ def quality_table(studies: Mapping[str, Mapping[str, Any]]) -> str:
                 row += ["", ""]
             else:
                 low, high = against["interval"]
-                shown = "no" if high < -against["margin"] else "not shown"
-                verdict = "yes" if against["non_inferior"] else shown
-                row += [f"{against['difference']:+.2f} [{low:+.2f}, {high:+.2f}]", verdict]
+                row += [f"{against['difference']:+.2f} [{low:+.2f}, {high:+.2f}]", verdict(against)]
             rows.append((sparsity, f"| {' | '.join(row)} |"))
         lines += [row for _, row in sorted(rows)]
     return "\n".join(lines)

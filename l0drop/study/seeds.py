@@ -110,6 +110,13 @@ def title(system: str, titles: Mapping[str, str] = TITLES) -> str:
     return titles.get(system, gating + (f" at {target}" if target else "") + (f", {how}" if how else ""))
 
 
+def verdict(against: Mapping[str, Any]) -> str:
+    """Whether a comparison shows non-inferiority; "no" where it shows a loss of more than the margin."""
+    if against["non_inferior"]:
+        return "yes"
+    return "no" if against["interval"][1] < -against["margin"] else "not shown"
+
+
 def table(found: Mapping[str, Any], titles: Mapping[str, str] = TITLES) -> str:
     """Markdown: every system of at least two seeds, with its difference to the baseline trained on."""
     margins = {system["against_on"]["margin"] for system in found["systems"].values() if "against_on" in system}
@@ -133,7 +140,7 @@ def table(found: Mapping[str, Any], titles: Mapping[str, str] = TITLES) -> str:
         if (against := system.get("against_on")) is not None:
             low, high = against["interval"]
             row.append(f"{against['difference']:+.2f} [{low:+.2f}, {high:+.2f}]")
-            row += [f"{against['lower']:+.2f}", "yes" if against["non_inferior"] else "no"]
+            row += [f"{against['lower']:+.2f}", verdict(against)]
         else:
             row += ["-"] * 3
         lines.append(f"| {' | '.join(row)} |")
