@@ -1,7 +1,6 @@
 """The tagger: the shipped weights on text whose tags are known, side by side against one by one, other backends."""
 
 import gzip
-import importlib.util
 import json
 import sys
 import types
@@ -25,7 +24,7 @@ from l0drop.data.tagger import (
     word_features,
 )
 from l0drop.data.toy import documents, translation
-from tests.snippets import ROOT
+from tests import snippets
 
 
 def written(text: str, words: list[TaggedWord]) -> str:
@@ -136,12 +135,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def script() -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location("train_tagger", ROOT / "scripts" / "train_tagger.py")
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
+    return snippets.script("train_tagger")
 
 
 def test_training_writes_weights_and_says_how_good_they_are(

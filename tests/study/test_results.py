@@ -1,23 +1,10 @@
 """What the documents say is what the files of results say."""
 
-import importlib.util
-from typing import Any
-
 import pytest
 
-from tests.snippets import ROOT
+from tests.snippets import ROOT, script
 
-
-def loaded() -> Any:
-    spec = importlib.util.spec_from_file_location("results", ROOT / "scripts" / "results.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-results = loaded()
+results = script("results")
 
 
 @pytest.mark.parametrize("name", results.DOCUMENTS)

@@ -1,24 +1,12 @@
 """The recipes that the scripts of the studies make; what they train is tested elsewhere."""
 
-import importlib.util
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.snippets import ROOT
+from tests.snippets import script
 from tests.training import tiny
-
-
-def script(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 europarl = script("europarl")
 
