@@ -207,6 +207,7 @@ def test_a_killed_sweep_goes_on_and_ends_the_same(whole: tuple[str, Path], tmp_p
     assert comparable(folder) == comparable(uninterrupted)
 
 
+@pytest.mark.slow
 def test_ctrl_c_reaches_the_children(whole: tuple[str, Path], tmp_path: Path) -> None:
     recipe, _ = whole
     arguments = command("sweep", recipe, "--lambda", "0.5,2", "--runs", str(tmp_path), "--parallel", "2")
@@ -225,6 +226,7 @@ def test_ctrl_c_reaches_the_children(whole: tuple[str, Path], tmp_path: Path) ->
     assert not (tmp_path / "tiny-sweep" / "lambda-2" / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_a_child_that_fails_is_named(baseline: Path, tmp_path: Path) -> None:
     values = tiny_sweep(tmp_path, str(baseline), l0drop={"lambda_": 0.5, "always_keep": ["</s>"]})
     recipe = written(tmp_path, values)
