@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from l0drop.data.whole import write_whole
-from l0drop.study.figures import seeds_and_sparsity
+from l0drop.study.analysis import tables as analysis_tables
+from l0drop.study.figures import attention_mass, entropy, groups, seeds_and_sparsity
+from l0drop.study.report.markdown import table as markdown_table
 from l0drop.study.seeds import single_table, verdict
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,13 +37,14 @@ RATIOS = {
 STUDIES = {
     "multi30k": "Multi30k",
     "multi30k-translated": "Multi30k, sparse ones taught by translations too",
-    "europarl": "Europarl",
+    "europarl": "Europarl, sparse ones taught by translations too",
 }
 SHORTEST = 64
 """The shortest source that the table of predictions shows; below it, nothing is to be gained."""
 SINGLE = ("europarl-tried", "europarl-small")
 """One seed of Europarl, taught in several ways; and in another configuration."""
-DRAWN = ("multi30k", "europarl", "europarl-small")
+ANALYSES = "europarl-analysis"
+DRAWN = ("multi30k", "europarl", "europarl-short", "europarl-small")
 DENSE = {"on": "0", "on-taught": "0, taught alike"}
 MARK = re.compile(r"(<!-- table: (\S+) -->\n+)((?:\|.*\n)*)")
 
@@ -56,10 +59,16 @@ def main() -> None:
         if new != old:
             different.append(name)
             write_whole(file, new)
-    for study in DRAWN:
-        drawing = seeds_and_sparsity(_read(study), f"results-{study}")
-        write_whole(RESULTS / f"{study}.svg", drawing.svg)
-    print(f"written: {', '.join(different) or 'no document'}, {', '.join(f'{study}.svg' for study in DRAWN)}")
+    analyses = _read(ANALYSES)
+    drawings = {
+        **{study: seeds_and_sparsity(_read(study), f"results-{study}") for study in DRAWN},
+        "europarl-groups": groups(analyses["sweep"]),
+        "europarl-entropy": entropy(analyses["sweep"]),
+        "europarl-mass": attention_mass(analyses["point"]),
+    }
+    for name, drawing in drawings.items():
+        write_whole(RESULTS / f"{name}.svg", drawing.svg)
+    print(f"written: {', '.join(different) or 'no document'}, {', '.join(f'{name}.svg' for name in drawings)}")
 
 
 def all_tables() -> dict[str, str]:
@@ -71,9 +80,10 @@ def all_tables() -> dict[str, str]:
     found |= dict(zip(("predict", "predict-check"), predict_tables(_read("predict")), strict=True))
     found["quality"] = quality_table({title: _read(study) for study, title in STUDIES.items()})
     found["ragged"] = ragged_table(_read("decode-ragged"), _read("decode-even"))
-    for study in STUDIES:
+    for study in (*STUDIES, "europarl-short"):
         for number, table in enumerate(_script(study.partition("-")[0]).tables(_read(study)).split("\n\n"), start=1):
             found[f"{study}-{number}"] = table
+    found |= {f"{ANALYSES}-{name}": table for name, table in analyses_tables(_read(ANALYSES)).items()}
     titles = _script("europarl").TITLES_HERE
     return found | {study: single_table(_read(study), titles) for study in SINGLE}
 
@@ -174,6 +184,18 @@ def quality_table(studies: Mapping[str, Mapping[str, Any]]) -> str:
             rows.append((sparsity, f"| {' | '.join(row)} |"))
         lines += [row for _, row in sorted(rows)]
     return "\n".join(lines)
+
+
+def analyses_tables(found: Mapping[str, Any]) -> dict[str, str]:
+    """What a sweep drops, where attention goes, and what closing gates by hand costs."""
+    sweep = found["sweep"]["points"]
+    contents = {
+        "groups": analysis_tables.groups_table(sweep),
+        "mass": analysis_tables.mass_table(sweep),
+        "entropy": analysis_tables.entropy_table(sweep),
+        "closed": analysis_tables.interventions_table(found["point"]),
+    }
+    return {name: markdown_table(content) for name, content in contents.items()}
 
 
 def systems_table(shape: str, result: Mapping[str, Any]) -> str:
