@@ -35,7 +35,7 @@ def sparsity(model, batches: list[task.Batch]) -> float:  # type: ignore[no-unty
     return 1 - sum(len(e.kept) for e in kept) / sum(len(e.gates) for e in kept)
 
 
-@pytest.mark.parametrize("gating", ["zero", pytest.param("mask", marks=pytest.mark.slow), "weight"])
+@pytest.mark.parametrize("gating", ["zero", *(pytest.param(g, marks=pytest.mark.slow) for g in ("mask", "weight"))])
 def test_the_readme_loop_reaches_the_target(solved, held_out, gating, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     before = task.accuracy(solved, held_out)
     assert before > 0.8, "the baseline itself must have learned the task"
