@@ -5,6 +5,8 @@ import re
 import shutil
 from pathlib import Path
 
+from transformers.trainer import OPTIMIZER_NAME
+
 _NAME = re.compile(r"checkpoint-(\d+)")
 STAGING = ".partial"
 
@@ -22,14 +24,25 @@ def step_of(checkpoint: Path) -> int:
 
 
 def publish(folder: Path, name: str, keep: int) -> None:
-    """Move a checkpoint that was written into the staging folder to its place, and delete all but the last `keep`."""
+    """Move a checkpoint that was written into the staging folder to its place, and delete all but the last `keep`.
+
+    A run goes on from the newest alone, so the others keep what is averaged, but not the optimizer's two thirds.
+    """
     place = folder / name
     if place.exists():
         shutil.rmtree(place)  # left by a run that died between this step and the next
     os.replace(folder / STAGING / name, place)
     shutil.rmtree(folder / STAGING)
+    *older, _ = checkpoints(folder)
+    for old in older:
+        (old / OPTIMIZER_NAME).unlink(missing_ok=True)
     for old in checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
+
+
+def is_resumable(checkpoint: Path) -> bool:
+    """Whether the optimizer's state is still there."""
+    return (checkpoint / OPTIMIZER_NAME).exists()
 
 
 def clear_staging(folder: Path) -> None:

@@ -32,8 +32,8 @@ from l0drop.training.assemble import (
 )
 from l0drop.training.averaging import averaged
 from l0drop.training.callbacks import Bar, Interruption, LogFile
-from l0drop.training.checkpoints import checkpoints, clear_staging
-from l0drop.training.trainer import L0DropTrainer, decoding
+from l0drop.training.checkpoints import checkpoints, clear_staging, is_resumable
+from l0drop.training.trainer import L0DropTrainer, TrainingError, decoding
 
 RUNS = Path("runs")
 
@@ -132,6 +132,11 @@ def _train_or_go_on(trainer: L0DropTrainer) -> None:
         if trainer.progress.stopped_early:
             trainer._load_from_checkpoint(str(last[0]))
             return
+        if not is_resumable(last[0]):
+            raise TrainingError(
+                f"{last[0]} has no optimizer state, which the newest checkpoint alone keeps; was a newer one removed? "
+                f"Remove {trainer.checkpoint_folder} to start again"
+            )
     trainer.train(resume_from_checkpoint=str(last[0]) if last else None)
 
 

@@ -1,6 +1,7 @@
 """From recipe to run folder: every way to train, what is logged, what is written, and what stops a run."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -211,6 +212,21 @@ def test_nan_loss_stops_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> No
     assert [path.name for path in kept] == ["checkpoint-5"]
     assert not (tmp_path / "runs" / "tiny" / "model").exists()
     assert all(t.isfinite().all() for t in load_file(kept[0] / "model.safetensors").values())
+
+
+def test_only_the_newest_checkpoint_has_what_it_takes_to_go_on(tmp_path: Path) -> None:
+    values = tiny.recipe(tmp_path, train={"steps": 12, "save_every": 3, "keep_checkpoints": 3, "average": 2})
+    metrics, folder = run(tmp_path, values)
+    *older, newest = checkpoints(folder / "checkpoints")
+    assert [path.name for path in older] == ["checkpoint-6", "checkpoint-9"]
+    assert (newest / "optimizer.pt").exists()
+    assert not any((path / "optimizer.pt").exists() for path in older)
+    assert all((path / "model.safetensors").exists() for path in older)
+    assert metrics["steps"] == 12
+    (folder / "metrics.json").unlink()
+    shutil.rmtree(newest)
+    with pytest.raises(TrainingError, match="checkpoint-9 has no optimizer state"):
+        run(tmp_path, values)
 
 
 def test_a_full_disk_leaves_no_half_checkpoint(tmp_path: Path) -> None:
