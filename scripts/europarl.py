@@ -26,6 +26,7 @@ chooses:
 
 import argparse
 import json
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -90,10 +91,8 @@ def main() -> None:
         parser.error("--data: say where the text is")
     study = Study(arguments)
     parts = set(arguments.parts)
-    study.train(study.anew(parts))
-    study.train(study.trained_on(parts))
-    study.translate(parts)
-    study.train(study.following(parts))
+    every = [*study.baselines(parts), *study.trained_on(parts), *study.following(parts), *study.apart(parts)]
+    study.train(every, {"on-s1": partial(study.translate, parts)})
     if "rules" in parts:
         study.train(study.at_the_rates_of_rules())
     study.gather()
@@ -144,7 +143,7 @@ class Study:
         self.parallel, self.threads = arguments.parallel, arguments.threads
         self.common = [*text_in(arguments.data, "en", "de"), *arguments.set]
         self.of_baselines, self.of_following = arguments.baseline, arguments.fine_tune
-        self.baselines = min(arguments.baselines or arguments.seeds, arguments.seeds)
+        self.starts = min(arguments.baselines or arguments.seeds, arguments.seeds)
         self.teach: str = arguments.teach
         self.reading = Reading(sentences=arguments.analyzed)
         source, target = (Path(self.given(f"data.train.{side}")) for side in ("source", "target"))
@@ -153,9 +152,9 @@ class Study:
         self.recipes: dict[str, Recipe] = {}
         quiet_libraries()
 
-    def train(self, recipes: list[Recipe]) -> None:
+    def train(self, recipes: list[Recipe], then: Mapping[str, Callable[[], None]] | None = None) -> None:
         self.recipes |= {recipe.name: recipe for recipe in recipes}
-        train_all(recipes, self.runs, self.parallel, self.threads, self.console)
+        train_all(recipes, self.runs, self.parallel, self.threads, self.console, then)
 
     def new(self, name: str, seed: int, *overrides: str) -> Recipe:
         values = [*self.common, *self.of_baselines, *overrides, f"seed={seed}", f"name={name}-s{seed}"]
@@ -171,7 +170,7 @@ class Study:
 
     def tuned(self, name: str, seed: int, *overrides: str, teach: str | None = None) -> Recipe:
         """A run that starts from a baseline, that of its seed, or where there are fewer, from the first again."""
-        baseline = self.run_of("base", (seed - 1) % self.baselines + 1)
+        baseline = self.run_of("base", (seed - 1) % self.starts + 1)
         start = [*self.common, f"model.init={baseline}", f"l0drop.target_sparsity={HALF}"]
         start += self.lessons.overrides(teach or self.teach, self.run_of("on", seed))
         values = [*start, *self.of_following, *overrides, f"seed={seed}", f"name={name}-s{seed}"]
@@ -180,11 +179,14 @@ class Study:
     def run_of(self, name: str, seed: int = 1) -> Path:
         return self.runs / f"{name}-s{seed}"
 
-    def anew(self, parts: set[str]) -> list[Recipe]:
-        """What starts from random weights."""
+    def baselines(self, parts: set[str]) -> list[Recipe]:
         seeds = self.seeds if "seeds" in parts else self.seeds[:1]
-        recipes = [self.new("base", seed) for seed in seeds[: self.baselines]]
-        steps = recipes[0].train.steps + self.trained("on", 1).train.steps
+        return [self.new("base", seed) for seed in seeds[: self.starts]]
+
+    def apart(self, parts: set[str]) -> list[Recipe]:
+        """What starts from random weights, and no other run waits for."""
+        recipes = []
+        steps = self.new("base", 1).train.steps + self.trained("on", 1).train.steps
         if "scratch" in parts:
             dropping = (f"l0drop={{target_sparsity: {HALF}, start: 1.0}}", "train.steer_every=50")
             recipes.append(self.new("scratch", 1, *dropping, f"train.steps={steps}"))

@@ -14,6 +14,7 @@ With --tables FILE, print the tables of such a file and do nothing else.
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,16 +103,15 @@ def main() -> None:
             systems["on-taught-long"] = (chosen, *UNGATED, longer)
     after = [tuned(name, seed, *values) for name, values in systems.items() for seed in seeds]
     elastic = [tuned("elastic", seed, chosen, "train.elastic=true") for seed in seeds[: arguments.elastic]]
-    for recipes in (baselines, on):
-        train_all(recipes, arguments.runs, arguments.parallel, arguments.threads, console)
-    lessons.write(arguments.runs / "on-s1", arguments.teach, arguments.parallel)
-    train_all([*after, *elastic], arguments.runs, arguments.parallel, arguments.threads, console)
+    every = [*baselines, *on, *after, *elastic]
+    translate = partial(lessons.write, arguments.runs / "on-s1", arguments.teach, arguments.parallel)
+    train_all(every, arguments.runs, arguments.parallel, arguments.threads, console, {"on-s1": translate})
     for recipe in elastic:
         file = arguments.runs / recipe.name / "dial.json"
         if not file.exists():
             curve = dial_curve(arguments.runs / recipe.name, KEEPS, lambda text: None)
             write_whole(file, json.dumps(curve, indent=1) + "\n")
-    found = gather(arguments.runs, [recipe.name for recipe in (*baselines, *on, *after, *elastic)], WHAT, MARGIN)
+    found = gather(arguments.runs, [recipe.name for recipe in every], WHAT, MARGIN)
     write_whole(arguments.runs / "results.json", json.dumps(found, indent=1) + "\n")
     console.print(tables(found), highlight=False, markup=False)
 

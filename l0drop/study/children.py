@@ -57,9 +57,18 @@ class Child:
 
 
 def side_by_side(
-    todo: Sequence[Recipe], folder: Path, parallel: int, threads: int | None, console: Console, spent: Spent
+    todo: Sequence[Recipe],
+    folder: Path,
+    parallel: int,
+    threads: int | None,
+    console: Console,
+    spent: Spent,
+    ready: Callable[[Recipe], bool] = lambda _: True,
 ) -> Iterator[str]:
-    """Train recipes, so many at a time, and yield the names of those that are done, as they finish."""
+    """Train recipes, so many at a time, and yield the names of those that are done, as they finish.
+
+    ready: whether a recipe can start yet; the first that can goes first.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     threads = threads or max(1, torch.get_num_threads() // parallel)
     waiting, running = list(todo), list[Child]()
@@ -77,8 +86,9 @@ def side_by_side(
     try:
         with Progress(*columns, console=console) as bars:
             while running or (waiting and not stopped):
-                while waiting and len(running) < parallel and not stopped:
-                    running.append(start(waiting.pop(0), folder, threads, bars))
+                while len(running) < parallel and not stopped and (able := next(filter(ready, waiting), None)):
+                    waiting.remove(able)
+                    running.append(start(able, folder, threads, bars))
                 time.sleep(0.1)
                 for child in running:
                     bars.update(child.bar, completed=child.step)

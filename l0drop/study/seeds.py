@@ -6,14 +6,15 @@ on, seed by seed, with intervals over seeds and sentences.
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 from rich.console import Console
 
-from l0drop.recipe import Recipe, load_recipe
+from l0drop.recipe import Recipe, TextCorpus, load_recipe
 from l0drop.study.children import side_by_side
 from l0drop.study.significance import compare_over_seeds
 from l0drop.study.significance import statistics as statistics_of
@@ -41,11 +42,23 @@ def text_in(folder: Path, source: str, target: str) -> list[str]:
     return values
 
 
-def train_all(recipes: Sequence[Recipe], runs: Path, parallel: int, threads: int | None, console: Console) -> None:
-    """Train what is missing of these, so many at a time; their text is prepared before, once for all that share it."""
+def train_all(
+    recipes: Sequence[Recipe],
+    runs: Path,
+    parallel: int,
+    threads: int | None,
+    console: Console,
+    then: Mapping[str, Callable[[], None]] | None = None,
+) -> None:
+    """Train what is missing of these, so many at a time, each as soon as the runs that it builds on are there.
+
+    Text is prepared before, once for all that share it. then: what to do beside the others once a run is there, such
+    as to translate text that some of them wait for.
+    """
     for recipe in recipes:
         open_run(recipe, runs)
     missing = [recipe for recipe in recipes if not is_finished(runs, recipe.name)]
+    _check_nothing_is_waited_for_in_vain(missing, runs, then or {})
     first: dict[str, Recipe] = {}
     for recipe in missing:
         if recipe.model.init is None:  # what starts from another run reads that run's text
@@ -54,8 +67,72 @@ def train_all(recipes: Sequence[Recipe], runs: Path, parallel: int, threads: int
                 prepare(recipe, runs, console)
             else:
                 _share(runs / leader.name, runs / recipe.name)
-    for name in side_by_side(missing, runs, parallel, threads, console, lambda name, seconds: None):
-        console.print(f"{name} is done")
+    with _Beside(runs, then or {}) as beside:
+        for name in side_by_side(missing, runs, parallel, threads, console, lambda name, seconds: None, beside.ready):
+            console.print(f"{name} is done")
+            beside.begin(name)
+
+
+class _Beside:
+    """What is done beside training once a run is there, in threads; and which recipes can start.
+
+    runs: the folder of all of them. then: what to do, by the name of the run.
+    """
+
+    def __init__(self, runs: Path, then: Mapping[str, Callable[[], None]]) -> None:
+        self.runs, self.to_come = runs, dict(then)
+        self.begun: list[Future[None]] = []
+        self.threads = ThreadPoolExecutor()
+
+    def __enter__(self) -> Self:
+        for name in list(self.to_come):
+            if is_finished(self.runs, name):
+                self.begin(name)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self.threads.shutdown()
+        if kind is None:
+            self.raise_what_failed()
+
+    def begin(self, name: str) -> None:
+        if name in self.to_come:
+            self.begun.append(self.threads.submit(self.to_come.pop(name)))
+
+    def raise_what_failed(self) -> None:
+        for task in self.begun:
+            if task.done():
+                task.result()
+
+    def ready(self, recipe: Recipe) -> bool:
+        """Whether all it builds on is there; text that is not may still be written by what is done beside."""
+        self.raise_what_failed()
+        all_done = not self.to_come and all(task.done() for task in self.begun)
+        there = all(is_finished(self.runs, name) for name in _builds_on(recipe, self.runs))
+        return there and (all_done or all(Path(file).exists() for file in _training_text(recipe)))
+
+
+def _builds_on(recipe: Recipe, runs: Path) -> list[str]:
+    """The runs of this folder that it starts from or is taught by."""
+    teacher = recipe.train.teacher
+    models = [recipe.model.init, None if teacher is None else teacher.model]
+    return [Path(model).name for model in models if model is not None and Path(model).parent == runs]
+
+
+def _training_text(recipe: Recipe) -> list[str]:
+    text = recipe.data.train
+    return [file for file in (text.source, text.target) if file is not None] if isinstance(text, TextCorpus) else []
+
+
+def _check_nothing_is_waited_for_in_vain(
+    missing: Sequence[Recipe], runs: Path, then: Mapping[str, Callable[[], None]]
+) -> None:
+    trained = {recipe.name for recipe in missing}
+    waited = dict.fromkeys(then, "what follows it")
+    waited |= {name: recipe.name for recipe in missing for name in _builds_on(recipe, runs)}
+    for name, by in waited.items():
+        if name not in trained and not is_finished(runs, name):
+            raise ValueError(f"{runs / name}: {by} waits for it, and it is neither there nor to be trained")
 
 
 def _text_of(recipe: Recipe) -> str:

@@ -1,12 +1,15 @@
-"""Runs of several seeds, gathered and compared."""
+"""Runs of several seeds: in which order they start, gathered, compared."""
 
 import json
+import subprocess
+import sys
+import time
 
 import pytest
 from rich.console import Console
 
 from l0drop.recipe import parse_recipe
-from l0drop.study import seeds
+from l0drop.study import children, seeds
 from tests.training import tiny
 
 
@@ -83,6 +86,100 @@ def test_runs_that_read_the_same_text_prepare_it_once(tmp_path, monkeypatch):
         first, second = (tmp_path / "runs" / recipe.name / part for recipe in recipes)
         assert not first.is_symlink()
         assert second.resolve() == first.resolve()
+
+
+def test_the_first_that_is_ready_starts_first(tmp_path, monkeypatch):
+    recipes = [parse_recipe({**tiny.recipe(tmp_path), "name": name}, "test") for name in ("later", "now", "next")]
+    finished = []
+
+    def start(recipe, folder, threads, bars):
+        process = subprocess.Popen([sys.executable, "-c", ""])
+        return children.Child(recipe, folder / recipe.name, process, bars.add_task(""), time.perf_counter())
+
+    monkeypatch.setattr(children, "start", start)
+    found = children.side_by_side(
+        recipes, tmp_path, 1, 1, Console(quiet=True), lambda *_: None, lambda r: r.name != "later" or len(finished) == 2
+    )
+    for name in found:
+        finished.append(name)
+    assert finished == ["now", "next", "later"]
+
+
+class Pool:
+    """Stands in for `side_by_side`, two at a time: starts what is ready, and has the oldest finish."""
+
+    def __init__(self, runs):
+        self.runs, self.order = runs, []
+
+    def __call__(self, todo, folder, parallel, threads, console, spent, ready):
+        waiting, running = list(todo), []
+        while waiting or running:
+            while len(running) < parallel and (able := next(filter(ready, waiting), None)):
+                waiting.remove(able)
+                running.append(able.name)
+                self.order.append(able.name)
+            if running:
+                done = running.pop(0)
+                (self.runs / done / "metrics.json").write_text("{}")
+                yield done
+
+
+def family(tmp_path):
+    """A baseline, it trained on, one taught by that on its translations, and one apart."""
+    runs = tmp_path / "runs"
+    taught = {"teacher": {"model": str(runs / "on-s1")}}
+
+    def recipe(name, init=None, train=None, target=None):
+        values = tiny.recipe(tmp_path) if init is None else tiny.sparse(tmp_path, init, train=train or {})
+        if target is not None:
+            values["data"]["train"]["target"] = str(target)
+        return parse_recipe({**values, "name": name}, "test")
+
+    base, on = str(runs / "base-s1"), recipe("on-s1", str(runs / "base-s1"))
+    return runs, [
+        recipe("zero-s1", base, taught, runs / "translated"), on, recipe("base-s1"), recipe("apart-s1"),
+    ]  # fmt: skip
+
+
+def test_runs_start_as_soon_as_what_they_build_on_is_there(tmp_path, monkeypatch):
+    runs, recipes = family(tmp_path)
+    pool, written = Pool(runs), []
+
+    def translate():
+        assert (runs / "on-s1" / "metrics.json").exists()
+        written.append(1)
+        (runs / "translated").write_text("x\n")
+
+    monkeypatch.setattr(seeds, "side_by_side", pool)
+    seeds.train_all(recipes, runs, 2, 1, Console(quiet=True), {"on-s1": translate})
+    assert pool.order[:2] == ["base-s1", "apart-s1"], "nothing that waits takes a place"
+    assert pool.order[2:] == ["on-s1", "zero-s1"]
+    (runs / "zero-s1" / "metrics.json").unlink()
+    seeds.train_all(recipes, runs, 2, 1, Console(quiet=True), {"on-s1": translate})
+    assert pool.order[4:] == ["zero-s1"], "what is there is not trained again"
+    assert written == [1, 1], "what follows a run that was there before is done too"
+
+
+def test_what_fails_beside_the_runs_ends_them(tmp_path, monkeypatch):
+    runs, recipes = family(tmp_path)
+
+    def fails():
+        raise OSError("no room for the translations")
+
+    monkeypatch.setattr(seeds, "side_by_side", Pool(runs))
+    with pytest.raises(OSError, match="no room"):
+        seeds.train_all(recipes, runs, 2, 1, Console(quiet=True), {"on-s1": fails})
+
+
+def test_nothing_is_waited_for_in_vain(tmp_path):
+    runs, (zero, on, base, _) = family(tmp_path)
+    for recipes, then, message in (
+        ([zero, base], {}, "on-s1: zero-s1 waits for it"),
+        ([on], {}, "base-s1: on-s1 waits for it"),
+        ([base], {"on-s1": print}, "on-s1: what follows it waits for it"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            seeds.train_all(recipes, runs, 2, 1, Console(quiet=True), then)
 
 
 def test_text_is_found_in_a_folder(tmp_path):

@@ -33,7 +33,7 @@ def test_every_seed_starts_from_its_baseline_or_from_those_there_are(data):
     parts = {"seeds"}
     for count, starts in ((None, [1, 2, 3]), (1, [1, 1, 1]), (2, [1, 2, 1])):
         made = study(data, baselines=count)
-        assert [*named(made.anew(parts))] == [f"base-s{n}" for n in sorted({*starts})]
+        assert [*named(made.baselines(parts))] == [f"base-s{n}" for n in sorted({*starts})]
         on = made.trained_on(parts)
         assert [recipe.model.init for recipe in on] == [f"runs/base-s{n}" for n in starts]
         assert all(recipe.train.teacher is None and recipe.l0drop is None for recipe in on)
@@ -67,5 +67,5 @@ def test_what_is_given_on_the_command_line_comes_last(data):
 
 def test_rivals_and_scratch_train_as_long_as_what_they_are_compared_with(data):
     steps = {"baseline": ["train.steps=70"], "fine_tune": ["train.steps=30"]}
-    made = named(study(data, **steps).anew({"scratch", "rivals"}))
-    assert [made[name].train.steps for name in ("base-s1", "scratch-s1", "one-layer-s1")] == [70, 100, 100]
+    made = named(study(data, **steps).apart({"scratch", "rivals"}))
+    assert [made[name].train.steps for name in ("scratch-s1", "one-layer-s1")] == [100, 100]
