@@ -24,7 +24,7 @@ from l0drop.data.whole import write_whole
 from l0drop.recipe import Recipe, load_recipe
 from l0drop.study.dial import dial_curve
 from l0drop.study.lessons import UNTAUGHT, WAYS, Lessons
-from l0drop.study.seeds import TITLES, gather, table, text_in, train_all
+from l0drop.study.seeds import TITLES, gather, single_table, table, text_in, train_all
 from l0drop.study.sweep import UNGATED
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
@@ -118,7 +118,8 @@ def main() -> None:
 
 def tables(found: dict[str, Any]) -> str:
     """Markdown: every system with its difference to the baseline trained on, then the dial."""
-    parts = [table(found, TITLES_HERE)]
+    compared = any("against_on" in system for system in found["systems"].values())
+    parts = [(table if compared else single_table)(found, TITLES_HERE)]
     trained = {s: {run["seed"]: run for run in v["runs"]} for s, v in found["systems"].items()}
     for seed, run in trained.get("elastic", {}).items():
         lines = [f"| keep, seed {seed} | sparsity | BLEU, elastic | trained for it |", "|---|---|---|---|"]
