@@ -40,7 +40,7 @@ def test_speeds_that_were_not_measured_are_left_open():
     ("interval", "non_inferior", "verdict"),
     [([-0.2, 0.3], True, "yes"), ([-0.9, -0.1], False, "not shown"), ([-1.2, -0.6], False, "no")],
 )
-def test_quality_says_what_several_seeds_show(interval, non_inferior, verdict):
+def test_quality_says_what_several_seeds_show(interval, non_inferior, verdict, monkeypatch):
     def runs(sparsity: float, *scores: float) -> list[dict]:
         return [{"test": {"sparsity": sparsity, "score": {"value": score}}} for score in scores]
 
@@ -51,9 +51,17 @@ def test_quality_says_what_several_seeds_show(interval, non_inferior, verdict):
         "zero-0.7": {"runs": runs(0.7, 20.0)},
     }
     low, high = interval
-    assert results.quality_table({"A task": {"systems": systems}}).splitlines()[2:] == [
-        "| A task | 0 | 29.50 |  |  |",
-        f"| A task | 50.0% | 29.25 | -0.25 [{low:+.2f}, {high:+.2f}] | {verdict} |",
+    timed = {"ratios": [{"phase": "decode", "system": "engine-dense", "by": "engine-short", "times": 1.074}]}
+    monkeypatch.setattr(results, "STUDIES", {"one": "A task", "other": "Another"})
+    monkeypatch.setattr(results, "SPEEDS", {("other", "zero-0.5"): "timed"})
+    monkeypatch.setattr(results, "_read", {"timed": timed}.__getitem__)
+    found = {"systems": systems}
+    difference = f"-0.25 [{low:+.2f}, {high:+.2f}]"
+    assert results.quality_table({"one": found, "other": found}).splitlines()[2:] == [
+        "| A task | 0 | 29.50 |  |  |  |",
+        f"| A task | 50.0% | 29.25 | {difference} | {verdict} |  |",
+        "| Another | 0 | 29.50 |  |  |  |",
+        f"| Another | 50.0% | 29.25 | {difference} | {verdict} | 1.07 |",
     ]
 
 
