@@ -115,7 +115,7 @@ class _Beside:
 def _builds_on(recipe: Recipe, runs: Path) -> list[str]:
     """The runs of this folder that it starts from or is taught by."""
     teacher = recipe.train.teacher
-    models = [recipe.model.init, None if teacher is None else teacher.model]
+    models = [recipe.model.init, None if teacher is None or teacher.model == "init" else teacher.model]
     return [Path(model).name for model in models if model is not None and Path(model).parent == runs]
 
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -158,6 +159,11 @@ def test_runs_start_as_soon_as_what_they_build_on_is_there(tmp_path, monkeypatch
     seeds.train_all(recipes, runs, 2, 1, Console(quiet=True), {"on-s1": translate})
     assert pool.order[4:] == ["zero-s1"], "what is there is not trained again"
     assert written == [1, 1], "what follows a run that was there before is done too"
+
+
+def test_a_copy_of_the_start_is_not_waited_for_as_a_teacher(tmp_path):
+    values = tiny.sparse(tmp_path, "base-s1", train={"teacher": {"model": "init"}})
+    assert seeds._builds_on(parse_recipe(values, "test"), Path()) == ["base-s1"]
 
 
 def test_what_fails_beside_the_runs_ends_them(tmp_path, monkeypatch):
