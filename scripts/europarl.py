@@ -52,8 +52,8 @@ from l0drop.training.assemble import quiet_libraries
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 PARTS = ("seeds", "sweep", "rules", "layers", "scratch", "curve", "tried", "rivals")
-HALF = 0.47
-"""Nearly half: asked for 0.5, runs ended above it by up to 1.7 points."""
+HALF = 0.46
+"""Nearly half: runs end above what they are asked for, by up to 1.7 points."""
 ZERO, MASK = (0.3, 0.4, HALF, 0.6, 0.7), (HALF,)
 SEEDED = (HALF, 0.3)
 """What is trained with every seed: nearly half, and a sparsity at which little should be lost."""
