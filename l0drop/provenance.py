@@ -2,17 +2,21 @@
 
 import platform
 import subprocess
-from importlib.metadata import version
+import tomllib
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+SOURCE = Path(__file__).resolve().parents[1]
+"""The tree this runs from, or where packages are installed."""
+
 
 def provenance(device: str | torch.device = "cpu") -> dict[str, Any]:
     """Goes beside every number that is written to a file or a table."""
     return {
-        "l0drop": version("l0drop"),
+        "l0drop": own_version(),
         "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -22,14 +26,23 @@ def provenance(device: str | torch.device = "cpu") -> dict[str, Any]:
     }
 
 
+def own_version() -> str:
+    """The version that is installed, or that of the source tree where it runs from one that is not."""
+    try:
+        return version("l0drop")
+    except PackageNotFoundError:
+        project = tomllib.loads((SOURCE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        return str(project["version"])
+
+
 def commit() -> str | None:
     """The commit of the source tree this runs from, with a + if it was changed; None for an installed package."""
-    root = Path(__file__).resolve().parents[1]
-    if not (root / ".git").exists():
+    if not (SOURCE / ".git").exists():
         return None
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False).stdout
+        command = ["git", "-C", str(SOURCE), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
     head = git("rev-parse", "--short", "HEAD").strip()
     return head + ("+" if git("status", "--porcelain", "--untracked-files=no").strip() else "") if head else None

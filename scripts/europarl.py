@@ -17,8 +17,8 @@ chooses:
     curve      what more data and another configuration bring: half of the text, a vocabulary of 4,000
     tried      other ways to nearly half: taught otherwise or not at all; twice the steps, or a higher learning rate
                that falls to 0, each with the baseline trained on in its way
-    rivals     dense and sparse at beam 1, 2 and 4 and a decoder of one layer, trained for as many steps: BLEU against
-               seconds of one CPU thread
+    rivals     dense and sparse at beam 1, 2 and 4, and the baseline with its decoder cut to one layer, trained on and
+               taught as what is sparse: BLEU against seconds of one CPU thread
 
 `results.json` gathers what the runs say, `analysis.json` what was measured of them, `rivals.json` the rivals. With
 --tables FILE, print the tables of a results.json and do nothing else.
@@ -26,7 +26,7 @@ chooses:
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from rich.console import Console
 
 from l0drop.data.metrics import bleu
 from l0drop.data.text import read_lines
-from l0drop.data.whole import write_whole
+from l0drop.data.whole import locked, whole_folder, write_whole
 from l0drop.decoding.text import load
 from l0drop.provenance import provenance
 from l0drop.recipe import Recipe, load_recipe
@@ -48,7 +48,7 @@ from l0drop.study.figures import RULES, draw_all, quality_and_time
 from l0drop.study.lessons import UNTAUGHT, WAYS, Lessons
 from l0drop.study.seeds import TITLES, gather, single_table, table, text_in, title, train_all
 from l0drop.study.sweep import UNGATED, is_finished, rule_point, target_point, write_summary
-from l0drop.training.assemble import quiet_libraries
+from l0drop.training.assemble import load_dense, quiet_libraries
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 PARTS = ("seeds", "sweep", "rules", "layers", "scratch", "curve", "tried", "rivals")
@@ -64,6 +64,8 @@ TAUGHT = 2
 """Seeds of the baseline that is trained on and taught as the gated models are: how much of a gain is the teacher's."""
 MARGIN = 0.5
 """The loss of BLEU that is small enough to accept."""
+CUT = Path("cut", "base-s1")
+"""Where the baseline with a decoder of one layer is put."""
 WHAT = "Europarl English-German sentences, cased BLEU"
 
 
@@ -91,10 +93,7 @@ def main() -> None:
         parser.error("--data: say where the text is")
     study = Study(arguments)
     parts = set(arguments.parts)
-    every = [*study.baselines(parts), *study.trained_on(parts), *study.following(parts), *study.apart(parts)]
-    study.train(every, {"on-s1": partial(study.translate, parts)})
-    if "rules" in parts:
-        study.train(study.at_the_rates_of_rules())
+    study.train_parts(parts)
     study.gather()
     if "rivals" in parts:
         study.rivals(arguments.timed)
@@ -114,6 +113,7 @@ TITLES_HERE = {
     "half": "baseline on half of the text",
     "small-vocabulary": "baseline with a vocabulary of 4,000",
     "one-layer": "decoder of one layer",
+    "cut": "decoder cut to one layer",
     "on-long": "baseline trained on, twice as long",
     "zero-long": f"zero at {HALF}, twice as long",
     "on-falling": "baseline trained on, 8e-4 falling to 0",
@@ -152,9 +152,19 @@ class Study:
         self.recipes: dict[str, Recipe] = {}
         quiet_libraries()
 
-    def train(self, recipes: list[Recipe], then: Mapping[str, Callable[[], None]] | None = None) -> None:
+    def train_parts(self, parts: set[str]) -> None:
+        recipes = [*self.baselines(parts), *self.trained_on(parts), *self.following(parts), *self.apart(parts)]
+        then = {"on-s1": partial(self.translate, parts)}
+        if "rivals" in parts:
+            then["base-s1"] = self.cut
+        more = {f"{rule}-s1": partial(self.at_the_rate_of, rule) for rule in RULES} if "rules" in parts else {}
+        self.wanted(recipes)
+        train_all(recipes, self.runs, self.parallel, self.threads, self.console, then, more)
+
+    def wanted(self, recipes: list[Recipe]) -> list[Recipe]:
+        """The same, kept in mind for `gather`."""
         self.recipes |= {recipe.name: recipe for recipe in recipes}
-        train_all(recipes, self.runs, self.parallel, self.threads, self.console, then)
+        return recipes
 
     def new(self, name: str, seed: int, *overrides: str) -> Recipe:
         values = [*self.common, *self.of_baselines, *overrides, f"seed={seed}", f"name={name}-s{seed}"]
@@ -193,8 +203,6 @@ class Study:
         if "curve" in parts:
             recipes.append(self.new("small-vocabulary", 1, "tokenizer.vocab_size=4000"))
             recipes.append(self.new("half", 1, *self.half()))
-        if "rivals" in parts:
-            recipes.append(self.new("one-layer", 1, "model.transformer.decoder_layers=1", f"train.steps={steps}"))
         return recipes
 
     def half(self) -> list[str]:
@@ -217,6 +225,18 @@ class Study:
         """What is taught by text needs the text."""
         self.lessons.write(self.run_of("on"), WAYS if "tried" in parts else [self.teach], self.parallel)
 
+    def cut(self) -> None:
+        """The baseline with the first layer of its decoder alone, as a folder to start from."""
+        folder, base = self.runs / CUT, self.run_of("base")
+        if folder.exists():
+            return
+        model = load_dense(str(base))
+        model.get_decoder().layers = model.get_decoder().layers[:1]
+        model.config.decoder_layers = 1
+        with locked(folder), whole_folder(folder) as partial:
+            model.save_pretrained(partial / "model")
+            shutil.copytree(base / "tokenizer", partial / "tokenizer")
+
     def following(self, parts: set[str]) -> list[Recipe]:
         """What starts from a baseline and is taught by one that was trained on; first what others wait for."""
         seeds = self.seeds if "seeds" in parts else self.seeds[:1]
@@ -224,6 +244,8 @@ class Study:
         recipes = [self.tuned(f"zero-{t:g}", seed, f"l0drop.target_sparsity={t}") for t in targets for seed in seeds]
         if "rules" in parts:
             recipes += [self.tuned(rule, 1, *rule_point(rule, "--parts").overrides) for rule in RULES]
+        if "rivals" in parts:
+            recipes.append(self.tuned("cut", 1, f"model.init={self.runs / CUT}", *UNGATED))
         if "sweep" in parts:
             points = [("zero", target) for target in ZERO if target not in targets] + [("mask", t) for t in MASK]
             for gating, target in points:
@@ -249,15 +271,13 @@ class Study:
             recipes.append(self.tuned(f"zero-{name}", 1, *values))
         return recipes
 
-    def at_the_rates_of_rules(self) -> list[Recipe]:
-        """A learned and a random gate for each rule, at the rate that it has on the validation text."""
-        recipes = []
-        for rule in RULES:
-            metrics = json.loads((self.run_of(rule) / "metrics.json").read_text(encoding="utf-8"))
-            rate = round(metrics["valid"]["sparsity"], 3)
-            recipes.append(self.tuned(f"learned-as-{rule}", 1, f"l0drop.target_sparsity={rate}"))
-            recipes.append(self.tuned(f"random-as-{rule}", 1, *rule_point(f"random:{rate}", "--parts").overrides))
-        return recipes
+    def at_the_rate_of(self, rule: str) -> list[Recipe]:
+        """A learned and a random gate at the rate that a rule has on the validation text."""
+        metrics = json.loads((self.run_of(rule) / "metrics.json").read_text(encoding="utf-8"))
+        rate = round(metrics["valid"]["sparsity"], 3)
+        learned = self.tuned(f"learned-as-{rule}", 1, f"l0drop.target_sparsity={rate}")
+        chance = self.tuned(f"random-as-{rule}", 1, *rule_point(f"random:{rate}", "--parts").overrides)
+        return self.wanted([learned, chance])
 
     def gather(self) -> None:
         found = gather(self.runs, self.recipes, WHAT, MARGIN)
@@ -271,9 +291,7 @@ class Study:
             [line for line in read_lines(self.given(f"data.test.{side}")) if line.strip()]
             for side in ("source", "target")
         )
-        systems = [
-            (name, beams) for name in ("on-s1", f"zero-{HALF}-s1", "zero-0.3-s1", "one-layer-s1") for beams in BEAMS
-        ]
+        systems = [(name, beams) for name in ("on-s1", f"zero-{HALF}-s1", "zero-0.3-s1", "cut-s1") for beams in BEAMS]
         systems = [(name, beams) for name, beams in systems if (self.runs / name / "metrics.json").exists()]
         settings: dict[str, Any] = {"length_penalty": 0.6, "max_new_tokens": 128}
         scores = {}

@@ -24,7 +24,7 @@ Spent = Callable[[str, float], None]
 
 
 class ChildError(ValueError):
-    """A run that failed; the message names its folder and says why."""
+    """Runs that failed; the message names their folders and says why."""
 
 
 @dataclass
@@ -64,15 +64,17 @@ def side_by_side(
     console: Console,
     spent: Spent,
     ready: Callable[[Recipe], bool] = lambda _: True,
+    more: Callable[[str], Sequence[Recipe]] = lambda _: (),
 ) -> Iterator[str]:
     """Train recipes, so many at a time, and yield the names of those that are done, as they finish.
 
-    ready: whether a recipe can start yet; the first that can goes first.
+    ready: whether a recipe can start yet; the first that can goes first. more: recipes to train as well, now that the
+    run of this name is done. One that fails does not end the others; the error comes when none can start any more.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     threads = threads or max(1, torch.get_num_threads() // parallel)
     waiting, running = list(todo), list[Child]()
-    stopped, failed = False, None
+    stopped, failed = False, list[Child]()
 
     def stop(*_: object) -> None:
         nonlocal stopped
@@ -89,6 +91,8 @@ def side_by_side(
                 while len(running) < parallel and not stopped and (able := next(filter(ready, waiting), None)):
                     waiting.remove(able)
                     running.append(start(able, folder, threads, bars))
+                if failed and not running:  # what waits may wait for those
+                    break
                 time.sleep(0.1)
                 for child in running:
                     bars.update(child.bar, completed=child.step)
@@ -98,18 +102,19 @@ def side_by_side(
                     spent(child.recipe.name, time.perf_counter() - child.started)
                     if child.process.returncode == 0:
                         bars.update(child.bar, completed=child.recipe.train.steps)
+                        waiting += more(child.recipe.name)
                         yield child.recipe.name
                     elif not stopped:
-                        failed = child
-                        stop()
+                        console.print(f"{child.folder} failed; the others go on", highlight=False)
+                        failed.append(child)
     finally:
         for child in running:  # left only by an error of this process itself
             child.process.terminate()
             child.process.wait()
         for number, handler in before.items():
             signal.signal(number, handler)
-    if failed is not None:
-        raise ChildError(f"{failed.folder}: {failed.last_words}")
+    if failed:
+        raise ChildError("\n".join(f"{child.folder}: {child.last_words}" for child in failed))
     if stopped:
         raise Interrupted("stopped, with checkpoints; the same command goes on from there")
 

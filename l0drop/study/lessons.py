@@ -63,5 +63,5 @@ def translate(run: Path, source: Path, output: Path, processes: int) -> None:
     command = [*launch, "-m", "l0drop", "translate", str(run), "--input", str(source), "--output", str(output)]
     options = ["--resume", "--beams", str(BEAMS), "--threads", "1"]
     if torch.cuda.is_available():
-        options += ["--dtype", DTYPE, "--batch-tokens", "16384", "--window", "65536"]
+        options += ["--dtype", DTYPE, "--batch-tokens", "8192", "--window", "65536"]
     subprocess.run([*command, *options], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})

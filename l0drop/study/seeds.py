@@ -4,9 +4,10 @@ Every run is an ordinary one, named SYSTEM-sSEED. Each system is compared with t
 on, seed by seed, with intervals over seeds and sentences.
 """
 
+import hashlib
 import json
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -49,16 +50,25 @@ def train_all(
     threads: int | None,
     console: Console,
     then: Mapping[str, Callable[[], None]] | None = None,
+    more: Mapping[str, Callable[[], Sequence[Recipe]]] | None = None,
 ) -> None:
     """Train what is missing of these, so many at a time, each as soon as the runs that it builds on are there.
 
     Text is prepared before, once for all that share it. then: what to do beside the others once a run is there, such
-    as to translate text that some of them wait for.
+    as to translate text that some of them wait for. more: recipes that can only be written once a run is there, and
+    start from another one.
     """
-    for recipe in recipes:
-        open_run(recipe, runs)
-    missing = [recipe for recipe in recipes if not is_finished(runs, recipe.name)]
-    _check_nothing_is_waited_for_in_vain(missing, runs, then or {})
+    to_come = dict(more or {})
+
+    def missing_of(wanted: Iterable[Recipe]) -> list[Recipe]:
+        return [recipe for recipe in wanted if not is_finished(runs, open_run(recipe, runs).name)]
+
+    def brought_by(name: str) -> list[Recipe]:
+        return missing_of(to_come.pop(name)()) if name in to_come else []
+
+    missing = missing_of(recipes)
+    missing += [recipe for name in list(to_come) if is_finished(runs, name) for recipe in brought_by(name)]
+    _check_nothing_is_waited_for_in_vain(missing, runs, {*(then or {}), *to_come})
     first: dict[str, Recipe] = {}
     for recipe in missing:
         if recipe.model.init is None:  # what starts from another run reads that run's text
@@ -68,7 +78,9 @@ def train_all(
             else:
                 _share(runs / leader.name, runs / recipe.name)
     with _Beside(runs, then or {}) as beside:
-        for name in side_by_side(missing, runs, parallel, threads, console, lambda name, seconds: None, beside.ready):
+        for name in side_by_side(
+            missing, runs, parallel, threads, console, lambda name, seconds: None, beside.ready, brought_by
+        ):
             console.print(f"{name} is done")
             beside.begin(name)
 
@@ -105,11 +117,11 @@ class _Beside:
                 task.result()
 
     def ready(self, recipe: Recipe) -> bool:
-        """Whether all it builds on is there; text that is not may still be written by what is done beside."""
+        """Whether all it builds on is there; what is not may still be written by what is done beside."""
         self.raise_what_failed()
         all_done = not self.to_come and all(task.done() for task in self.begun)
         there = all(is_finished(self.runs, name) for name in _builds_on(recipe, self.runs))
-        return there and (all_done or all(Path(file).exists() for file in _training_text(recipe)))
+        return there and (all_done or all(Path(path).exists() for path in _reads(recipe)))
 
 
 def _builds_on(recipe: Recipe, runs: Path) -> list[str]:
@@ -119,16 +131,16 @@ def _builds_on(recipe: Recipe, runs: Path) -> list[str]:
     return [Path(model).name for model in models if model is not None and Path(model).parent == runs]
 
 
-def _training_text(recipe: Recipe) -> list[str]:
+def _reads(recipe: Recipe) -> list[str]:
+    """The files and folders it cannot start without: its training text, and the model it starts from."""
     text = recipe.data.train
-    return [file for file in (text.source, text.target) if file is not None] if isinstance(text, TextCorpus) else []
+    files = (text.source, text.target) if isinstance(text, TextCorpus) else ()
+    return [path for path in (*files, recipe.model.init) if path is not None]
 
 
-def _check_nothing_is_waited_for_in_vain(
-    missing: Sequence[Recipe], runs: Path, then: Mapping[str, Callable[[], None]]
-) -> None:
+def _check_nothing_is_waited_for_in_vain(missing: Sequence[Recipe], runs: Path, followed: Collection[str]) -> None:
     trained = {recipe.name for recipe in missing}
-    waited = dict.fromkeys(then, "what follows it")
+    waited = dict.fromkeys(followed, "what follows it")
     waited |= {name: recipe.name for recipe in missing for name in _builds_on(recipe, runs)}
     for name, by in waited.items():
         if name not in trained and not is_finished(runs, name):
@@ -165,12 +177,15 @@ def gather(runs: Path, names: Iterable[str], what: str, margin: float) -> dict[s
         # of one seed: the others differ in seed, name and model.init
         entry = systems.setdefault(system, {"recipe": recipe, "provenance": provenance, "runs": []})
         log = map(json.loads, (folder / "log.jsonl").read_text(encoding="utf-8").splitlines())
-        run = {"seed": about["seed"], "train_seconds": [e["train_runtime"] for e in log if "train_runtime" in e][-1]}
+        # several where it was stopped in between; of a part that was killed nothing is known
+        run = {"seed": about["seed"], "train_seconds": sum(line.get("train_runtime", 0.0) for line in log)}
         run |= {key: metrics[key] for key in SAID if key in metrics}
         if (folder / "dial.json").exists():
             run["dial"] = json.loads((folder / "dial.json").read_text(encoding="utf-8"))["rows"]
         entry["runs"].append(run)
-        lines = (folder / "outputs" / "test.txt").read_text(encoding="utf-8").splitlines()
+        text = (folder / "outputs" / "test.txt").read_bytes()
+        run["outputs_sha256"] = hashlib.sha256(text).hexdigest()  # whether a run that is repeated is the same
+        lines = text.decode("utf-8").splitlines()
         outputs.setdefault(system, []).append((about["seed"], statistics_of("bleu", lines, truth)))
     references_by_seed = dict(outputs.get(ON, []))
     for system, found in outputs.items():

@@ -21,7 +21,9 @@ def run_folder(folder, outputs, seed, sparse):
     provenance = dict.fromkeys(("commit", "device", "torch", "transformers", "python", "threads"), "x")
     (folder / "metrics.json").write_text(json.dumps({"valid": score, "test": score, "steps": 3, **provenance}))
     (folder / "recipe.yaml").write_text(f"name: {folder.name}\nseed: {seed}\nabout: text\ntrain: {{steps: 3}}\n")
-    (folder / "log.jsonl").write_text('{"step": 3, "loss": 1.0}\n{"step": 3, "train_runtime": 4.5}\n')
+    (folder / "log.jsonl").write_text(
+        '{"step": 1, "train_runtime": 2.0}\n{"step": 3, "loss": 1.0}\n{"step": 3, "train_runtime": 4.5}\n'
+    )
 
 
 def test_results_gather_runs_by_system_and_compare_them_with_the_baseline_of_their_seed(tmp_path, monkeypatch):
@@ -38,6 +40,9 @@ def test_results_gather_runs_by_system_and_compare_them_with_the_baseline_of_the
     assert list(found) == ["on", "zero-0.5"]
     assert [run["seed"] for run in found["zero-0.5"]["runs"]] == [1, 2]
     assert found["on"]["recipe"] == {"train": {"steps": 3}}
+    assert [run["train_seconds"] for run in found["on"]["runs"]] == [6.5, 6.5], "both parts of a run that was stopped"
+    digests = [[run["outputs_sha256"] for run in found[system]["runs"]] for system in ("on", "zero-0.5")]
+    assert digests[0][0] == digests[0][1] == digests[1][1] != digests[1][0]
     differences = found["zero-0.5"]["against_on"]["differences"]
     assert differences[0] < -10
     assert differences[1] == 0
@@ -112,7 +117,7 @@ class Pool:
     def __init__(self, runs):
         self.runs, self.order = runs, []
 
-    def __call__(self, todo, folder, parallel, threads, console, spent, ready):
+    def __call__(self, todo, folder, parallel, threads, console, spent, ready, more):
         waiting, running = list(todo), []
         while waiting or running:
             while len(running) < parallel and (able := next(filter(ready, waiting), None)):
@@ -122,6 +127,7 @@ class Pool:
             if running:
                 done = running.pop(0)
                 (self.runs / done / "metrics.json").write_text("{}")
+                waiting += more(done)
                 yield done
 
 
@@ -159,6 +165,48 @@ def test_runs_start_as_soon_as_what_they_build_on_is_there(tmp_path, monkeypatch
     seeds.train_all(recipes, runs, 2, 1, Console(quiet=True), {"on-s1": translate})
     assert pool.order[4:] == ["zero-s1"], "what is there is not trained again"
     assert written == [1, 1], "what follows a run that was there before is done too"
+
+
+def test_a_run_can_bring_others_along(tmp_path, monkeypatch):
+    runs, (zero, on, base, apart) = family(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (runs / "translated").write_text("x\n")
+    pool, asked = Pool(runs), []
+
+    def brought():
+        asked.append((runs / "on-s1" / "metrics.json").exists())
+        return [zero, apart]
+
+    monkeypatch.setattr(seeds, "side_by_side", pool)
+    seeds.train_all([base, on], runs, 1, 1, Console(quiet=True), more={"on-s1": brought})
+    assert pool.order == ["base-s1", "on-s1", "zero-s1", "apart-s1"]
+    (runs / "zero-s1" / "metrics.json").unlink()
+    seeds.train_all([base, on], runs, 1, 1, Console(quiet=True), more={"on-s1": brought})
+    assert pool.order[4:] == ["zero-s1"], "also where the one that brings it was there before"
+    assert asked == [True, True]
+
+
+def test_one_that_fails_does_not_end_the_others(tmp_path, monkeypatch):
+    names = ("bad", "good", "follower", "last", "brought")
+    recipes = {name: parse_recipe({**tiny.recipe(tmp_path), "name": name}, "test") for name in names}
+    started = []
+
+    def start(recipe, folder, threads, bars):
+        started.append(recipe.name)
+        (folder / recipe.name).mkdir()
+        (folder / recipe.name / children.OUTPUT).write_text("error: no room\n")
+        process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({int(recipe.name == 'bad')})"])
+        return children.Child(recipe, folder / recipe.name, process, bars.add_task(""), time.perf_counter())
+
+    monkeypatch.setattr(children, "start", start)
+    todo = [recipes[name] for name in names[:4]]
+    found = children.side_by_side(
+        todo, tmp_path, 1, 1, Console(quiet=True), lambda *_: None, lambda r: r.name != "follower",
+        lambda name: [recipes["brought"]] if name == "last" else [],
+    )  # fmt: skip
+    with pytest.raises(children.ChildError, match="bad: no room"):
+        list(found)
+    assert started == ["bad", "good", "last", "brought"], "and what waits for it does not wait for ever"
 
 
 def test_a_copy_of_the_start_is_not_waited_for_as_a_teacher(tmp_path):

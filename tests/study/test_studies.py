@@ -4,7 +4,9 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
+from transformers import MarianConfig, MarianMTModel
 
+from l0drop.training.assemble import load_dense
 from tests.snippets import script
 from tests.training import tiny
 
@@ -65,7 +67,37 @@ def test_what_is_given_on_the_command_line_comes_last(data):
     assert on.train.teacher is None
 
 
-def test_rivals_and_scratch_train_as_long_as_what_they_are_compared_with(data):
+def test_scratch_trains_as_long_as_what_it_is_compared_with(data):
     steps = {"baseline": ["train.steps=70"], "fine_tune": ["train.steps=30"]}
-    made = named(study(data, **steps).apart({"scratch", "rivals"}))
-    assert [made[name].train.steps for name in ("scratch-s1", "one-layer-s1")] == [100, 100]
+    made = named(study(data, **steps).apart({"scratch"}))
+    assert made["scratch-s1"].train.steps == 100
+
+
+def test_a_rival_is_the_baseline_with_one_layer_of_its_decoder(data, tmp_path):
+    made = study(data, runs=tmp_path)
+    sizes = {"d_model": 8, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "encoder_layers": 3, "decoder_layers": 3}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    base = MarianMTModel(MarianConfig(vocab_size=12, pad_token_id=0, max_position_embeddings=16, **sizes, **heads))
+    base.save_pretrained(tmp_path / "base-s1" / "model")
+    (tmp_path / "base-s1" / "tokenizer").mkdir()
+    (rival,) = (recipe for recipe in made.following({"rivals"}) if recipe.name == "cut-s1")
+    assert not Path(rival.model.init).exists()
+    made.cut()
+    assert (Path(rival.model.init) / "tokenizer").is_dir()
+    assert rival.l0drop is None
+    assert rival.train.teacher.model == str(tmp_path / "on-s1"), "taught as what is sparse"
+    cut, whole = load_dense(rival.model.init).state_dict(), base.state_dict()
+    assert {name for name in whole if name not in cut} == {
+        name for name in whole if name.startswith(("model.decoder.layers.1.", "model.decoder.layers.2."))
+    }
+    assert all(tensor.equal(whole[name]) for name, tensor in cut.items())
+
+
+def test_gates_at_the_rate_of_a_rule_are_wanted_once_it_is_known(data, tmp_path):
+    made = study(data, runs=tmp_path)
+    (tmp_path / "pos-s1").mkdir()
+    (tmp_path / "pos-s1" / "metrics.json").write_text('{"valid": {"sparsity": 0.56342}}')
+    learned, chance = made.at_the_rate_of("pos")
+    assert learned.l0drop.target_sparsity == 0.563
+    assert (chance.l0drop.gate, chance.l0drop.gate_args) == ("random", {"rate": 0.563})
+    assert {"learned-as-pos-s1", "random-as-pos-s1"} == set(made.recipes)
