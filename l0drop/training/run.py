@@ -32,7 +32,7 @@ from l0drop.training.assemble import (
 )
 from l0drop.training.averaging import averaged
 from l0drop.training.callbacks import Bar, Interruption, LogFile
-from l0drop.training.checkpoints import checkpoints, clear_staging, is_resumable
+from l0drop.training.checkpoints import checkpoints, clear_staging, is_resumable, step_of
 from l0drop.training.trainer import L0DropTrainer, TrainingError, decoding
 
 RUNS = Path("runs")
@@ -129,7 +129,7 @@ def _train_or_go_on(trainer: L0DropTrainer) -> None:
     last = checkpoints(trainer.checkpoint_folder)[-1:]
     if last:
         trainer.restore(last[0])
-        if trainer.progress.stopped_early:
+        if trainer.progress.stopped_early or step_of(last[0]) >= trainer.recipe.train.steps:
             trainer._load_from_checkpoint(str(last[0]))
             return
         if not is_resumable(last[0]):
@@ -151,7 +151,7 @@ def _finish(trainer: L0DropTrainer, folder: Path) -> dict[str, Any]:
     model.eval()
     metrics: dict[str, Any] = {
         "name": recipe.name,
-        "steps": trainer.state.global_step or recipe.train.steps,
+        "steps": step_of(used[-1]),
         "checkpoints": [path.name for path in used],
         "seed": recipe.seed,
         "dtype": recipe.train.precision,

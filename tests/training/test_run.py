@@ -137,7 +137,23 @@ def test_early_stopping_stops_and_stays_stopped(tmp_path: Path) -> None:
     assert metrics["steps"] == 10
     (folder / "metrics.json").unlink()
     again, _ = run(tmp_path, values)
-    assert again["test"]["score"] == metrics["test"]["score"]
+    assert again == metrics
+
+
+@pytest.mark.parametrize("average", [1, 2])
+def test_a_run_killed_after_its_last_step_takes_no_other(baseline: Path, tmp_path: Path, average: int) -> None:
+    steps = {"steps": 10, "save_every": 4, "eval_every": 5, "average": average}
+    values = tiny.sparse(tmp_path, str(baseline), train=steps)
+    metrics, folder = run(tmp_path, values)
+    before, log = load_file(folder / "model" / "model.safetensors"), logged(folder)
+    (folder / "metrics.json").unlink()
+    shutil.rmtree(folder / "model")
+    again, _ = run(tmp_path, values)
+    assert again == metrics
+    assert again["steps"] == 10
+    assert logged(folder) == log
+    after = load_file(folder / "model" / "model.safetensors")
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
 def test_averaging_is_the_mean_of_the_last_checkpoints(tmp_path: Path) -> None:
