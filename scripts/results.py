@@ -41,15 +41,19 @@ STUDIES = {
 }
 SPEEDS = {
     ("multi30k-translated", "zero-0.47"): "decode-multi30k",
-    ("europarl", "zero-0.47"): "decode-europarl",
+    ("europarl", "zero-0.46"): "decode-europarl",
 }
 """Where decoding was timed at the length and the sparsity of a study's text."""
 SHORTEST = 64
 """The shortest source that the table of predictions shows; below it, nothing is to be gained."""
 SINGLE = ("europarl-tried", "europarl-small")
 """One seed of Europarl, taught in several ways; and in another configuration."""
+SHORTER = ("europarl-6000", "europarl-short")
+"""Several seeds of Europarl with shorter training."""
+BASELINES = {"europarl-tried": "zero-both", "europarl-6000": "zero-0.47", "europarl": "zero-0.46"}
+"""Europarl with baselines of several lengths, and the gated models at nearly half that were taught alike."""
 ANALYSES = "europarl-analysis"
-DRAWN = ("multi30k", "europarl", "europarl-short", "europarl-small")
+DRAWN = ("multi30k", *SHORTER, "europarl-small")
 DENSE = {"on": "0", "on-taught": "0, taught alike"}
 MARK = re.compile(r"(<!-- table: (\S+) -->\n+)((?:\|.*\n)*)")
 
@@ -85,9 +89,10 @@ def all_tables() -> dict[str, str]:
     found |= dict(zip(("predict", "predict-check"), predict_tables(_read("predict")), strict=True))
     found["quality"] = quality_table({study: _read(study) for study in STUDIES})
     found["ragged"] = ragged_table(_read("decode-ragged"), _read("decode-even"))
-    for study in (*STUDIES, "europarl-short"):
+    for study in (*STUDIES, *SHORTER):
         for number, table in enumerate(_script(study.partition("-")[0]).tables(_read(study)).split("\n\n"), start=1):
             found[f"{study}-{number}"] = table
+    found["europarl-baselines"] = baselines_table({study: _read(study) for study in BASELINES})
     found |= {f"{ANALYSES}-{name}": table for name, table in analyses_tables(_read(ANALYSES)).items()}
     titles = _script("europarl").TITLES_HERE
     return found | {study: single_table(_read(study), titles) for study in SINGLE}
@@ -190,6 +195,24 @@ def quality_table(studies: Mapping[str, Mapping[str, Any]]) -> str:
             row.append(_ratio(_read(timed), "decode", "engine-dense", "engine-short") if timed else "")
             rows.append((sparsity, f"| {' | '.join(row)} |"))
         lines += [row for _, row in sorted(rows)]
+    return "\n".join(lines)
+
+
+def baselines_table(studies: Mapping[str, Mapping[str, Any]]) -> str:
+    """Where gated models end, and where dense ones do, from baselines of several lengths."""
+    lines = [
+        "| steps: baseline, then others | seeds | baseline | trained on | gated | dropped | gated less trained on |",
+        "|---" * 7 + "|",
+    ]
+    for study, gated in BASELINES.items():
+        systems = studies[study]["systems"]
+        seeds = {run["seed"] for run in systems[gated]["runs"]}  # the others have nothing to be compared with
+        runs = {name: [run for run in systems[name]["runs"] if run["seed"] in seeds] for name in ("base", "on", gated)}
+        scores = {name: statistics.mean(run["test"]["score"]["value"] for run in runs[name]) for name in runs}
+        steps = [systems[name]["recipe"]["train"]["steps"] for name in ("base", "on")]
+        sparsity = statistics.mean(run["test"]["sparsity"] for run in runs[gated])
+        row = [f"{steps[0]:,}, {steps[1]:,}", str(len(seeds)), *(f"{score:.2f}" for score in scores.values())]
+        lines.append(f"| {' | '.join(row)} | {sparsity:.1%} | {scores[gated] - scores['on']:+.2f} |")
     return "\n".join(lines)
 
 

@@ -74,3 +74,17 @@ def test_speeds_of_several_threads_are_told_by_the_clock_too():
     assert table.splitlines()[2:] == [
         "| decode: engine, dense / engine, short | 1.20, 1.50 | 1.20, 1.50 | 1.20, 1.50 |"
     ]
+
+
+def test_baselines_of_several_lengths_stand_beside_what_came_of_them(monkeypatch):
+    def system(steps: int, **scores: float) -> dict:
+        runs = [
+            {"seed": int(name[1:]), "test": {"sparsity": 0.5, "score": {"value": score}}}
+            for name, score in scores.items()
+        ]
+        return {"recipe": {"train": {"steps": steps}}, "runs": runs}
+
+    systems = {"base": system(4000, s1=20.0), "on": system(1000, s1=21.0, s2=99.0), "zero": system(1000, s1=20.5)}
+    monkeypatch.setattr(results, "BASELINES", {"one": "zero"})
+    table = results.baselines_table({"one": {"systems": systems}})
+    assert table.splitlines()[2:] == ["| 4,000, 1,000 | 1 | 20.00 | 21.00 | 20.50 | 50.0% | -0.50 |"]
