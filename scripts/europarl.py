@@ -21,12 +21,14 @@ chooses:
                taught as what is sparse: BLEU against seconds of one CPU thread
 
 `results.json` gathers what the runs say, `analysis.json` what was measured of them, `rivals.json` the rivals. With
---tables FILE, print the tables of a results.json and do nothing else.
+--gather, gather what is there, also while another process trains; with --tables FILE, print the tables of a
+results.json and do nothing else.
 """
 
 import argparse
 import json
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,7 +61,10 @@ SEEDED = (HALF, 0.3)
 """What is trained with every seed: nearly half, and a sparsity at which little should be lost."""
 LAYERED = ("zero", "mask")
 """How gates between layers close."""
+RIVALS = ("on", f"zero-{HALF:g}", "cut")
 BEAMS = (1, 2, 4)
+GENERATION: dict[str, Any] = {"length_penalty": 0.6, "max_new_tokens": 128}
+RIVALS_FILE = "rivals.json"
 TAUGHT = 2
 """Seeds of the baseline that is trained on and taught as the gated models are: how much of a gain is the teacher's."""
 MARGIN = 0.5
@@ -84,6 +89,7 @@ def main() -> None:
     parser.add_argument("--fine-tune", action="append", default=[], help="a.b=value, for what follows a baseline")
     parser.add_argument("--analyzed", type=int, default=1000, help="test sentences that are analysed")
     parser.add_argument("--timed", type=int, default=128, help="sentences that the rivals are timed on")
+    parser.add_argument("--gather", action="store_true", help="train nothing, gather what is there so far")
     parser.add_argument("--tables", type=Path, metavar="FILE", help="print the tables of a results.json")
     arguments = parser.parse_args()
     if arguments.tables is not None:
@@ -93,15 +99,15 @@ def main() -> None:
         parser.error("--data: say where the text is")
     study = Study(arguments)
     parts = set(arguments.parts)
-    study.train_parts(parts)
+    if arguments.gather:
+        study.plan(parts)
+    else:
+        study.train(parts)
+        if "rivals" in parts:
+            study.time_rivals(arguments.timed)
+        if "sweep" in parts:
+            study.analyze()
     study.gather()
-    if "rivals" in parts:
-        study.rivals(arguments.timed)
-    if "sweep" in parts:
-        study.analyze()
-    if "layers" in parts:
-        study.analyze_layers()
-    study.gather_analyses()
 
 
 TITLES_HERE = {
@@ -152,14 +158,26 @@ class Study:
         self.recipes: dict[str, Recipe] = {}
         quiet_libraries()
 
-    def train_parts(self, parts: set[str]) -> None:
-        recipes = [*self.baselines(parts), *self.trained_on(parts), *self.following(parts), *self.apart(parts)]
-        then = {"on-s1": partial(self.translate, parts)}
+    def train(self, parts: set[str]) -> None:
+        """Train all of these parts, and do beside it what needs some of the runs alone."""
+        then: dict[tuple[str, ...], Callable[[], None]] = {("on-s1",): partial(self.translate, parts)}
         if "rivals" in parts:
-            then["base-s1"] = self.cut
+            then["base-s1",] = self.cut
+            then[tuple(f"{name}-s1" for name in RIVALS)] = self.score_rivals
+        if "layers" in parts:
+            for gating in LAYERED:
+                then["on-s1", f"layers-{gating}-s1"] = partial(self.analyze_layers, gating)
         more = {f"{rule}-s1": partial(self.at_the_rate_of, rule) for rule in RULES} if "rules" in parts else {}
+        train_all(self.plan(parts), self.runs, self.parallel, self.threads, self.console, then, more)
+
+    def plan(self, parts: set[str]) -> list[Recipe]:
+        """All that can be said before the first run is there, and what can be said by now, to be gathered."""
+        recipes = [*self.baselines(parts), *self.trained_on(parts), *self.following(parts), *self.apart(parts)]
         self.wanted(recipes)
-        train_all(recipes, self.runs, self.parallel, self.threads, self.console, then, more)
+        for rule in RULES if "rules" in parts else ():
+            if is_finished(self.runs, f"{rule}-s1"):
+                self.at_the_rate_of(rule)
+        return recipes
 
     def wanted(self, recipes: list[Recipe]) -> list[Recipe]:
         """The same, kept in mind for `gather`."""
@@ -284,42 +302,38 @@ class Study:
         write_whole(self.runs / "results.json", json.dumps(found, indent=1) + "\n")
         if any("against_on" in system for system in found["systems"].values()):
             self.console.print(tables(found), highlight=False, markup=False)
+        self.gather_analyses()
 
-    def rivals(self, timed: int) -> None:
-        """Quality on all test text, and time of one CPU thread on its first sentences, of what costs about as much."""
-        sources, truth = (
-            [line for line in read_lines(self.given(f"data.test.{side}")) if line.strip()]
-            for side in ("source", "target")
-        )
-        systems = [(name, beams) for name in ("on-s1", f"zero-{HALF}-s1", "zero-0.3-s1", "cut-s1") for beams in BEAMS]
-        systems = [(name, beams) for name, beams in systems if (self.runs / name / "metrics.json").exists()]
-        settings: dict[str, Any] = {"length_penalty": 0.6, "max_new_tokens": 128}
-        scores = {}
-        for name, beams in systems:
-            texts = load(self.runs / name).generate(sources, num_beams=beams, **settings)
-            scores[name, beams] = bleu([result.text for result in texts], truth)
+    def score_rivals(self) -> None:
+        """Quality of what costs about as much, on all test text."""
+        sources, truth = self.test_text("source"), self.test_text("target")
+        rows = []
+        for name in RIVALS:
+            model = load(self.run_of(name))
+            for beams in BEAMS:
+                texts = [result.text for result in model.generate(sources, num_beams=beams, **GENERATION)]
+                system = {"system": title(name, TITLES_HERE), "run": f"{name}-s1", "beams": beams}
+                rows.append({**system, "score": bleu(texts, truth).as_json()})
+        write_whole(self.runs / RIVALS_FILE, json.dumps({"what": WHAT, "rows": rows}, indent=1) + "\n")
+
+    def time_rivals(self, timed: int) -> None:
+        """Time of one CPU thread on the first sentences of the test text, beside the scores that are there."""
+        file = self.runs / RIVALS_FILE
+        found = json.loads(file.read_text(encoding="utf-8"))
         torch.set_num_threads(1)
-        models = {name: load(self.runs / name, "cpu") for name, _ in systems}
-        few = sources[:timed]
-        calls = {
-            f"{name} {beams}": partial(models[name].generate, few, num_beams=beams, **settings)
-            for name, beams in systems
-        }
-        timings = interleaved(dict(calls), rounds=3)
-        rows = [
-            {
-                "system": title(name.rpartition("-s")[0], TITLES_HERE),
-                "run": name,
-                "beams": beams,
-                "score": scores[name, beams].as_json(),
-                "cpu_seconds": timings[f"{name} {beams}"].cpu,
-                "sentences": len(few),
-            }
-            for name, beams in systems
+        models = {row["run"]: load(self.runs / row["run"], "cpu") for row in found["rows"]}
+        few = self.test_text("source")[:timed]
+        calls = [
+            partial(models[row["run"]].generate, few, num_beams=row["beams"], **GENERATION) for row in found["rows"]
         ]
-        found = {"what": WHAT, "rows": rows, **provenance()}
-        write_whole(self.runs / "rivals.json", json.dumps(found, indent=1) + "\n")
-        write_whole(self.runs / "rivals.svg", quality_and_time(found, "rivals").svg)
+        timings = interleaved({str(place): call for place, call in enumerate(calls)}, rounds=3)
+        for place, row in enumerate(found["rows"]):
+            row |= {"cpu_seconds": timings[str(place)].cpu, "sentences": len(few)}
+        write_whole(file, json.dumps({**found, **provenance()}, indent=1) + "\n")
+        write_whole(file.with_suffix(".svg"), quality_and_time(found | provenance(), "rivals").svg)
+
+    def test_text(self, side: str) -> list[str]:
+        return [line for line in read_lines(self.given(f"data.test.{side}")) if line.strip()]
 
     def analyze(self) -> None:
         """What is there of the sweep in the form that `l0drop report` reads, analysed, with its figures."""
@@ -340,12 +354,11 @@ class Study:
         draw_all(folder)
         draw_all(point)
 
-    def analyze_layers(self) -> None:
-        """What the gates between layers drop, layer by layer."""
-        for gating in LAYERED:
-            run = self.run_of(f"layers-{gating}")
-            with opened(str(run), self.reading, baseline=str(self.run_of("on"))) as subject:
-                write_analysis(analyze(subject, ["gates", "groups"]), run / RESULT)
+    def analyze_layers(self, gating: str) -> None:
+        """What gates between layers drop, layer by layer."""
+        run = self.run_of(f"layers-{gating}")
+        with opened(str(run), self.reading, baseline=str(self.run_of("on"))) as subject:
+            write_analysis(analyze(subject, ["gates", "groups"]), run / RESULT)
 
     def gather_analyses(self) -> None:
         """All analyses that are there in one file, without sentences of the text."""

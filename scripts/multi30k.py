@@ -105,7 +105,7 @@ def main() -> None:
     elastic = [tuned("elastic", seed, chosen, "train.elastic=true") for seed in seeds[: arguments.elastic]]
     every = [*baselines, *on, *after, *elastic]
     translate = partial(lessons.write, arguments.runs / "on-s1", arguments.teach, arguments.parallel)
-    train_all(every, arguments.runs, arguments.parallel, arguments.threads, console, {"on-s1": translate})
+    train_all(every, arguments.runs, arguments.parallel, arguments.threads, console, {("on-s1",): translate})
     for recipe in elastic:
         file = arguments.runs / recipe.name / "dial.json"
         if not file.exists():

@@ -28,6 +28,8 @@ ON = "on"
 TITLES = {"base": "baseline", ON: "baseline trained on"}
 SAID = ("steps", "lambda", "calibration", "valid", "test")
 """Taken over from a run's `metrics.json`."""
+Then = Mapping[tuple[str, ...], Callable[[], None]]
+"""What to do once the runs of these names are there."""
 PROVENANCE = ("commit", "device", "torch", "transformers", "python", "threads")
 
 
@@ -49,14 +51,14 @@ def train_all(
     parallel: int,
     threads: int | None,
     console: Console,
-    then: Mapping[str, Callable[[], None]] | None = None,
+    then: Then | None = None,
     more: Mapping[str, Callable[[], Sequence[Recipe]]] | None = None,
 ) -> None:
     """Train what is missing of these, so many at a time, each as soon as the runs that it builds on are there.
 
-    Text is prepared before, once for all that share it. then: what to do beside the others once a run is there, such
-    as to translate text that some of them wait for. more: recipes that can only be written once a run is there, and
-    start from another one.
+    Text is prepared before, once for all that share it. then: what to do beside the others once some runs are there,
+    such as to translate text that others wait for, one after the other. more: recipes that can only be written once a
+    run is there, and start from another one.
     """
     to_come = dict(more or {})
 
@@ -68,7 +70,8 @@ def train_all(
 
     missing = missing_of(recipes)
     missing += [recipe for name in list(to_come) if is_finished(runs, name) for recipe in brought_by(name)]
-    _check_nothing_is_waited_for_in_vain(missing, runs, {*(then or {}), *to_come})
+    followed = {name for names in then or {} for name in names} | {*to_come}
+    _check_nothing_is_waited_for_in_vain(missing, runs, followed)
     first: dict[str, Recipe] = {}
     for recipe in missing:
         if recipe.model.init is None:  # what starts from another run reads that run's text
@@ -82,34 +85,33 @@ def train_all(
             missing, runs, parallel, threads, console, lambda name, seconds: None, beside.ready, brought_by
         ):
             console.print(f"{name} is done")
-            beside.begin(name)
+            beside.begin()
 
 
 class _Beside:
-    """What is done beside training once a run is there, in threads; and which recipes can start.
+    """What is done beside training once some runs are there, in a thread; and which recipes can start.
 
-    runs: the folder of all of them. then: what to do, by the name of the run.
+    runs: the folder of all of them. then: what to do, by the names of the runs.
     """
 
-    def __init__(self, runs: Path, then: Mapping[str, Callable[[], None]]) -> None:
+    def __init__(self, runs: Path, then: Then) -> None:
         self.runs, self.to_come = runs, dict(then)
         self.begun: list[Future[None]] = []
-        self.threads = ThreadPoolExecutor()
+        self.thread = ThreadPoolExecutor(max_workers=1)
 
     def __enter__(self) -> Self:
-        for name in list(self.to_come):
-            if is_finished(self.runs, name):
-                self.begin(name)
+        self.begin()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self.threads.shutdown()
+        self.thread.shutdown()
         if kind is None:
             self.raise_what_failed()
 
-    def begin(self, name: str) -> None:
-        if name in self.to_come:
-            self.begun.append(self.threads.submit(self.to_come.pop(name)))
+    def begin(self) -> None:
+        """Take on what waited for runs that are there."""
+        for names in [names for names in self.to_come if all(is_finished(self.runs, name) for name in names)]:
+            self.begun.append(self.thread.submit(self.to_come.pop(names)))
 
     def raise_what_failed(self) -> None:
         for task in self.begun:
@@ -117,11 +119,16 @@ class _Beside:
                 task.result()
 
     def ready(self, recipe: Recipe) -> bool:
-        """Whether all it builds on is there; what is not may still be written by what is done beside."""
+        """Whether all it builds on is there; what is not may still be written by what is done beside.
+
+        Where that failed, its error ends all: the recipe would wait for ever. If nobody waits, it comes at the end.
+        """
+        if not all(is_finished(self.runs, name) for name in _builds_on(recipe, self.runs)):
+            return False
+        if all(Path(path).exists() for path in _reads(recipe)):
+            return True
         self.raise_what_failed()
-        all_done = not self.to_come and all(task.done() for task in self.begun)
-        there = all(is_finished(self.runs, name) for name in _builds_on(recipe, self.runs))
-        return there and (all_done or all(Path(path).exists() for path in _reads(recipe)))
+        return not self.to_come and all(task.done() for task in self.begun)
 
 
 def _builds_on(recipe: Recipe, runs: Path) -> list[str]:

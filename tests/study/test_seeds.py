@@ -158,11 +158,11 @@ def test_runs_start_as_soon_as_what_they_build_on_is_there(tmp_path, monkeypatch
         (runs / "translated").write_text("x\n")
 
     monkeypatch.setattr(seeds, "side_by_side", pool)
-    seeds.train_all(recipes, runs, 2, 1, Console(quiet=True), {"on-s1": translate})
+    seeds.train_all(recipes, runs, 2, 1, Console(quiet=True), {("on-s1",): translate})
     assert pool.order[:2] == ["base-s1", "apart-s1"], "nothing that waits takes a place"
     assert pool.order[2:] == ["on-s1", "zero-s1"]
     (runs / "zero-s1" / "metrics.json").unlink()
-    seeds.train_all(recipes, runs, 2, 1, Console(quiet=True), {"on-s1": translate})
+    seeds.train_all(recipes, runs, 2, 1, Console(quiet=True), {("on-s1",): translate})
     assert pool.order[4:] == ["zero-s1"], "what is there is not trained again"
     assert written == [1, 1], "what follows a run that was there before is done too"
 
@@ -220,9 +220,26 @@ def test_what_fails_beside_the_runs_ends_them(tmp_path, monkeypatch):
     def fails():
         raise OSError("no room for the translations")
 
-    monkeypatch.setattr(seeds, "side_by_side", Pool(runs))
+    pool = Pool(runs)
+    monkeypatch.setattr(seeds, "side_by_side", pool)
     with pytest.raises(OSError, match="no room"):
-        seeds.train_all(recipes, runs, 2, 1, Console(quiet=True), {"on-s1": fails})
+        seeds.train_all(recipes, runs, 1, 1, Console(quiet=True), {("on-s1",): fails})
+    assert "zero-s1" not in pool.order
+
+
+def test_what_fails_beside_the_runs_and_nobody_waits_for_is_told_at_the_end(tmp_path, monkeypatch):
+    runs, recipes = family(tmp_path)
+    runs.mkdir()
+    (runs / "translated").write_text("x\n")
+    pool = Pool(runs)
+
+    def fails():
+        raise OSError("no room for the analysis")
+
+    monkeypatch.setattr(seeds, "side_by_side", pool)
+    with pytest.raises(OSError, match="no room"):
+        seeds.train_all(recipes, runs, 1, 1, Console(quiet=True), {("base-s1", "on-s1"): fails})
+    assert set(pool.order) == {recipe.name for recipe in recipes}
 
 
 def test_nothing_is_waited_for_in_vain(tmp_path):
@@ -230,7 +247,7 @@ def test_nothing_is_waited_for_in_vain(tmp_path):
     for recipes, then, message in (
         ([zero, base], {}, "on-s1: zero-s1 waits for it"),
         ([on], {}, "base-s1: on-s1 waits for it"),
-        ([base], {"on-s1": print}, "on-s1: what follows it waits for it"),
+        ([base], {("base-s1", "on-s1"): print}, "on-s1: what follows it waits for it"),
     ):
         with pytest.raises(ValueError, match=message):
             seeds.train_all(recipes, runs, 2, 1, Console(quiet=True), then)
