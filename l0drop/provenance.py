@@ -2,12 +2,13 @@
 
 import platform
 import subprocess
-import tomllib
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from l0drop import __version__
 
 SOURCE = Path(__file__).resolve().parents[1]
 """The tree this runs from, or where packages are installed."""
@@ -16,7 +17,7 @@ SOURCE = Path(__file__).resolve().parents[1]
 def provenance(device: str | torch.device = "cpu") -> dict[str, Any]:
     """Goes beside every number that is written to a file or a table."""
     return {
-        "l0drop": own_version(),
+        "l0drop": __version__,
         "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -24,15 +25,6 @@ def provenance(device: str | torch.device = "cpu") -> dict[str, Any]:
         "device": _device_name(torch.device(device)),
         "threads": torch.get_num_threads(),
     }
-
-
-def own_version() -> str:
-    """The version that is installed, or that of the source tree where it runs from one that is not."""
-    try:
-        return version("l0drop")
-    except PackageNotFoundError:
-        project = tomllib.loads((SOURCE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        return str(project["version"])
 
 
 def commit() -> str | None:

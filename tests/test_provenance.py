@@ -1,15 +1,30 @@
 """What stands beside every number."""
 
-from importlib.metadata import PackageNotFoundError, version
+import subprocess
+import sys
+from importlib.metadata import version
 
-from l0drop import provenance
+import l0drop
+from tests.snippets import ROOT
 
 
-def test_a_source_tree_that_is_not_installed_knows_its_version(monkeypatch):
-    installed = version("l0drop")
+def test_the_version_that_is_installed_is_that_of_the_source() -> None:
+    assert version("l0drop") == l0drop.__version__
 
-    def missing(name):
-        raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(provenance, "version", missing)
-    assert provenance.own_version() == installed
+def test_a_source_tree_that_is_not_installed_knows_what_it_is() -> None:
+    """With the site of this environment, but without what tells that l0drop is installed in it."""
+    code = """
+import sys
+from importlib import metadata
+known = metadata.version
+def version(name):
+    if name == "l0drop":
+        raise metadata.PackageNotFoundError(name)
+    return known(name)
+metadata.version = version
+from l0drop.provenance import provenance
+print(provenance()["l0drop"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == l0drop.__version__
