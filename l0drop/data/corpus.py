@@ -8,6 +8,7 @@ A corpus is a folder that `l0drop.data.prepare` writes:
     manifest.json                  what it was made from, how, and what was skipped or cut
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -78,6 +79,13 @@ class TokenizedCorpus:
     @property
     def summary(self) -> Summary:
         return Summary(**self.manifest["summary"])
+
+    @property
+    def made_from(self) -> str:
+        """A digest of the text and of how it was prepared, wherever the text stands."""
+        request = dict(self.manifest["request"])
+        request["inputs"] = [{key: value for key, value in one.items() if key != "path"} for one in request["inputs"]]
+        return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
 
     @property
     def hint_names(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate.utils import extract_model_from_parallel
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -18,15 +19,18 @@ from l0drop.data.whole import write_whole
 class SteerCallback(TrainerCallback, ExportableState):
     """For a stock Trainer: moves λ after every optimizer step, towards the target sparsity or along its schedule.
 
-    The schedule's state is saved with the Trainer's, so a resumed run goes on with the λ it had.
+    The schedule's state is saved with the Trainer's, so a resumed run goes on with the λ it had, also where the Trainer
+    does not restore callbacks (`restore_callback_states_from_checkpoint`), as is its default.
     """
 
     def __init__(self) -> None:
         self.saved: dict[str, Any] | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        if self.saved is not None:
-            _unwrapped(model).schedule.load_state_dict(self.saved)
+        stored = state.stateful_callbacks.get(type(self).__name__, {})
+        saved = self.saved or stored.get("attributes", {}).get("saved")
+        if saved is not None:
+            _unwrapped(model).schedule.load_state_dict(saved)
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         _unwrapped(model).steer()
@@ -96,7 +100,10 @@ class Bar(TrainerCallback):
 
 
 class Interruption(TrainerCallback):
-    """Ctrl-C or SIGTERM ends the run after the present step, with a checkpoint; a second one ends it at once."""
+    """Ctrl-C or SIGTERM ends the run after the present step, with a checkpoint; a second one ends it at once.
+
+    Where several processes train, one that was asked ends all: a signal may reach one of them a step later.
+    """
 
     def __init__(self) -> None:
         self.asked = False
@@ -114,6 +121,10 @@ class Interruption(TrainerCallback):
         self.asked = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if args.world_size > 1:
+            asked = torch.tensor(int(self.asked), device=args.device)
+            torch.distributed.all_reduce(asked, torch.distributed.ReduceOp.MAX)
+            self.asked = bool(asked)
         if self.asked and state.global_step < state.max_steps:
             control.should_save = control.should_training_stop = True
 

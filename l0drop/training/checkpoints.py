@@ -23,10 +23,11 @@ def step_of(checkpoint: Path) -> int:
     return int(match[1])
 
 
-def publish(folder: Path, name: str, keep: int) -> None:
+def publish(folder: Path, name: str, keep: int, every: int) -> None:
     """Move a checkpoint that was written into the staging folder to its place, and delete all but the last `keep`.
 
-    A run goes on from the newest alone, so the others keep what is averaged, but not the optimizer's two thirds.
+    A run goes on from the newest alone, so the others keep what is averaged, but not the optimizer's two thirds. An
+    older one that is of no `every`-th step was left by an interruption: only to go on from, and never to be averaged.
     """
     place = folder / name
     if place.exists():
@@ -35,7 +36,10 @@ def publish(folder: Path, name: str, keep: int) -> None:
     shutil.rmtree(folder / STAGING)
     *older, _ = checkpoints(folder)
     for old in older:
-        (old / OPTIMIZER_NAME).unlink(missing_ok=True)
+        if step_of(old) % every:
+            shutil.rmtree(old)
+        else:
+            (old / OPTIMIZER_NAME).unlink(missing_ok=True)
     for old in checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
 

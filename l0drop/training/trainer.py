@@ -80,6 +80,8 @@ class Progress:
     evaluations_without_improvement: int = 0
     stopped_early: bool = False
     schedule: dict[str, Any] = field(default_factory=dict)
+    text: dict[str, str] | None = None
+    """A digest of each split: what it was made from, and how."""
 
 
 class StepStream(IterableDataset):
@@ -409,10 +411,7 @@ class L0DropTrainer(Trainer):
         # by now backward is on its way, and what the forward pass has found is here or will be soon
         seen = self._early.read()
         if not math.isfinite(seen["loss"]):
-            raise TrainingError(
-                f"the loss is {seen['loss']} at step {self.state.global_step + 1}; the last good checkpoint stands in "
-                f"{self.checkpoint_folder}. Lower train.learning_rate or train.clip, then run the same command again"
-            )
+            raise TrainingError(f"the loss is {seen['loss']} at step {self.state.global_step + 1}; {self._advice}")
         tokens, rows = inputs["source_tokens"], len(inputs["labels"])
         targets = inputs["target_tokens"]
         self._add(cross_entropy=seen["cross_entropy"], target_tokens=targets, source_tokens=tokens)
@@ -613,15 +612,17 @@ class L0DropTrainer(Trainer):
 
     def _save_checkpoint(self, model: Any, trial: Any = None) -> None:
         name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        self._check_weights()
         try:
             super()._save_checkpoint(model, trial)
             if self.args.should_save:
                 if self.gated:
                     self.progress.schedule = self.model.schedule.state_dict()
+                self.progress.text = self._text()
                 write_whole(self.checkpoint_folder / STAGING / name / STATE, json.dumps(vars(self.progress), indent=1))
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
-                publish(self.checkpoint_folder, name, self.recipe.train.keep_checkpoints)
+                publish(self.checkpoint_folder, name, self.recipe.train.keep_checkpoints, self.recipe.train.save_every)
             self.accelerator.wait_for_everyone()
         except (OSError, RuntimeError) as error:
             # torch and safetensors report a full disk as RuntimeError
@@ -631,9 +632,30 @@ class L0DropTrainer(Trainer):
                 "Earlier checkpoints are whole; make room, then run the same command again"
             ) from error
 
+    def _text(self) -> dict[str, str]:
+        return {split: corpus.made_from for split, corpus in self.corpora.items()}
+
+    def _check_weights(self) -> None:
+        """A gradient that is not finite shows in the weights before the next loss; no run could go on from them."""
+        if not bool(torch.stack([parameter.isfinite().all() for parameter in self.model.parameters()]).all()):
+            raise TrainingError(f"weights are not finite after step {self.state.global_step}; {self._advice}")
+
+    @property
+    def _advice(self) -> str:
+        return (
+            f"the last good checkpoint stands in {self.checkpoint_folder}. Lower train.learning_rate or train.clip, "
+            "under another name (--set name=...)"
+        )
+
     def restore(self, checkpoint: Path) -> None:
         """Take up what a checkpoint says beside what the Trainer itself restores."""
         self.progress = Progress(**json.loads((checkpoint / STATE).read_text(encoding="utf-8")))
+        if self.progress.text not in (None, text := self._text()):
+            different = [split for split, digest in text.items() if self.progress.text.get(split) != digest]
+            raise TrainingError(
+                f"{checkpoint} was trained on other text than is there now ({', '.join(different)}); bring that back, "
+                "or train under another name (--set name=...)"
+            )
         if self.gated:
             self.model.schedule.load_state_dict(self.progress.schedule)
 

@@ -15,10 +15,11 @@ from transformers import AutoModelForSeq2SeqLM
 
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import RecipeError, parse_recipe
+from l0drop.training import callbacks
 from l0drop.training import trainer as trainer_module
 from l0drop.training.averaging import averaged
 from l0drop.training.checkpoints import checkpoints
-from l0drop.training.run import train
+from l0drop.training.run import Interrupted, train
 from l0drop.training.trainer import TrainingError
 from tests.training import tiny
 
@@ -154,6 +155,66 @@ def test_a_run_killed_after_its_last_step_takes_no_other(baseline: Path, tmp_pat
     assert logged(folder) == log
     after = load_file(folder / "model" / "model.safetensors")
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_an_interruption_does_not_change_what_is_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = tiny.recipe(tmp_path, train={"steps": 20, "save_every": 5, "average": 3, "eval_every": 20})
+    recipe = parse_recipe(values, "test")
+    train(recipe, tmp_path / "whole", QUIET)
+    original = callbacks.Interruption.on_step_end
+
+    def interrupted_at_13(self: Any, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self.asked = state.global_step == 13
+        original(self, args, state, control, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(callbacks.Interruption, "on_step_end", interrupted_at_13)
+        with pytest.raises(Interrupted, match="step 13 of 20"):
+            train(recipe, tmp_path / "stopped", QUIET)
+    train(recipe, tmp_path / "stopped", QUIET)
+    whole, stopped = (tmp_path / name / values["name"] for name in ("whole", "stopped"))
+    names = ("checkpoint-10", "checkpoint-15", "checkpoint-20")
+    assert json.loads((stopped / "metrics.json").read_text())["checkpoints"] == list(names)
+    one, other = (load_file(folder / "model" / "model.safetensors") for folder in (whole, stopped))
+    assert all(torch.equal(other[name], tensor) for name, tensor in one.items())
+
+
+def test_a_run_does_not_go_on_with_other_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = tiny.recipe(tmp_path, train={"steps": 10, "save_every": 5, "eval_every": 10})
+    recipe = parse_recipe(values, "test")
+    with monkeypatch.context() as patch:
+        patch.setattr(callbacks.Interruption, "on_step_end", lambda self, args, state, control, **_: setattr(
+            control, "should_training_stop", state.global_step == 5))  # fmt: skip
+        train(recipe, tmp_path / "runs", QUIET)
+    folder = tmp_path / "runs" / values["name"]
+    (folder / "metrics.json").unlink()
+    corpus = values["data"]["train"]
+    for side in ("source", "target"):
+        lines = Path(corpus[side]).read_text().splitlines(keepends=True)
+        Path(corpus[side]).write_text("".join(lines[:-1]))
+    with pytest.raises(TrainingError, match=r"checkpoint-5 was trained on other text than is there now \(train\)"):
+        train(recipe, tmp_path / "runs", QUIET)
+
+
+def test_weights_that_are_not_finite_are_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = tiny.recipe(tmp_path, train={"steps": 10, "save_every": 5, "eval_every": 10})
+    real, calls = trainer_module.cross_entropy_sum, []
+
+    def breaks(*arguments: Any) -> Any:
+        calls.append(1)
+        loss = real(*arguments)
+        if len(calls) == 10:
+            loss.register_hook(lambda gradient: gradient * float("nan"))
+        return loss
+
+    monkeypatch.setattr(trainer_module, "cross_entropy_sum", breaks)
+    with pytest.raises(TrainingError, match="weights are not finite after step 10"):
+        run(tmp_path, values)
+    kept = checkpoints(tmp_path / "runs" / values["name"] / "checkpoints")
+    assert [path.name for path in kept] == ["checkpoint-5"]
+    monkeypatch.setattr(trainer_module, "cross_entropy_sum", real)
+    metrics, _ = run(tmp_path, values)
+    assert metrics["steps"] == 10
 
 
 def test_averaging_is_the_mean_of_the_last_checkpoints(tmp_path: Path) -> None:
