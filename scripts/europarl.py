@@ -253,7 +253,9 @@ class Study:
         model.config.decoder_layers = 1
         with locked(folder), whole_folder(folder) as partial:
             model.save_pretrained(partial / "model")
-            shutil.copytree(base / "tokenizer", partial / "tokenizer")
+            for name in ("tokenizer", "tokenizer_target"):
+                if (base / name).exists():  # the second only where vocabularies are separate
+                    shutil.copytree(base / name, partial / name)
 
     def following(self, parts: set[str]) -> list[Recipe]:
         """What starts from a baseline and is taught by one that was trained on; first what others wait for."""

@@ -40,13 +40,16 @@ class TokenizerPair:
         return {"source": fingerprint(self.source), "target": fingerprint(self.target)}
 
     def save(self, folder: Path | str) -> None:
-        """Write `tokenizer/` and, for separate vocabularies, `tokenizer_target/` into `folder`."""
+        """Write `tokenizer/` and, for separate vocabularies, `tokenizer_target/` into `folder`.
+
+        `tokenizer/` comes last: where it stands, the pair is whole.
+        """
         source, target = _places(folder)
-        _save(self.source, source)
         if not self.shared:
             _save(self.target, target)
         elif target.exists():
             shutil.rmtree(target)
+        _save(self.source, source)
 
 
 class Piece(NamedTuple):

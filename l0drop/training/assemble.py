@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel, PreTrainedModel
+from transformers.utils import cached_file
 from transformers.utils import logging as hf_logging
 
 from l0drop.core.gates import gate_class
@@ -39,7 +40,9 @@ def quiet_libraries() -> None:
 def build_tokenizers(recipe: Recipe, folder: Path, say: Say) -> TokenizerPair:
     """The run's tokenizers: those in its folder, or new ones, which are then stored there."""
     if (folder / "tokenizer").is_dir():
-        return load_tokenizers(folder)
+        tokenizers = load_tokenizers(folder)
+        _check_kind(tokenizers, recipe, folder)
+        return tokenizers
     if recipe.model.init is not None:
         tokenizers = load_tokenizers(recipe.model.init)
     elif (name := recipe.tokenizer.pretrained or recipe.model.pretrained) is not None:
@@ -120,24 +123,24 @@ def split_text(recipe: Recipe, split: str, tokenizers: TokenizerPair) -> Paralle
     assert name is not None
     return TeacherText(
         text=text,
-        load=functools.partial(_load_teacher, recipe, name),
+        load=functools.partial(_load_teacher, recipe, name, tokenizers),
         tokenizers=tokenizers,
-        identity={"model": name, "weights": _weights_stamp(name), "tokenizer": fingerprint(tokenizers.source)},
+        identity={"model": name, "weights": weights_stamp(name), "tokenizer": fingerprint(tokenizers.source)},
         beams=teacher.beams,
         max_source=recipe.data.max_source,
         max_new_tokens=teacher.max_new_tokens or recipe.data.max_target,
     )
 
 
-def _load_teacher(recipe: Recipe, name: str) -> PreTrainedModel:
+def _load_teacher(recipe: Recipe, name: str, tokenizers: TokenizerPair) -> PreTrainedModel:
     model = load_dense(name).eval()
-    _check_positions(model, recipe, name)
+    _check_teacher(model, recipe, name, tokenizers)
     return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _weights_stamp(name: str) -> str | None:
+def weights_stamp(name: Path | str) -> str | None:
     """Tells one teacher from another under the same path; a name on the hub has to speak for itself."""
-    files = sorted(_model_folder(name).glob("*.safetensors"))
+    files = sorted(_model_folder(str(name)).glob("*.safetensors"))
     if not files:
         return None
     digest = hashlib.sha256()
@@ -188,9 +191,11 @@ def build_model(recipe: Recipe, tokenizers: TokenizerPair) -> tuple[Any, PreTrai
         _set_dropout(base, recipe.model.dropout)
     teacher = None
     if recipe.train.teacher is not None and recipe.train.teacher.weight:
-        same = recipe.train.teacher.model == "init"
-        teacher = (copy.deepcopy(base) if same else load_dense(recipe.train.teacher.model)).eval().requires_grad_(False)
-        _check_vocabulary(teacher, tokenizers, recipe.train.teacher.model)
+        name = recipe.train.teacher.model
+        teacher = (copy.deepcopy(base) if name == "init" else load_dense(name)).eval().requires_grad_(False)
+        if name != "init":
+            _check_teacher(teacher, recipe, name, tokenizers)
+            _check_distributions(teacher, base, name, start or "model.transformer")
     if recipe.l0drop is None:
         return base, teacher
     model = sparsify(base, gate_config(recipe.l0drop, tokenizers))
@@ -277,6 +282,54 @@ def _frozen_tables(model: Any) -> Any:
         if "Sinusoidal" in type(module).__name__:
             module.requires_grad_(False)
     return model
+
+
+def _check_kind(tokenizers: TokenizerPair, recipe: Recipe, folder: Path) -> None:
+    if recipe.tokenizer.vocab_size is not None and tokenizers.shared != recipe.tokenizer.shared:
+        kinds = {True: "one vocabulary for both sides", False: "one vocabulary for each side"}
+        raise ValueError(
+            f"{folder}: has {kinds[tokenizers.shared]}, but the recipe trains {kinds[recipe.tokenizer.shared]} "
+            f"(tokenizer.shared: {str(recipe.tokenizer.shared).lower()}); delete the folder to start again"
+        )
+
+
+def _check_teacher(teacher: PreTrainedModel, recipe: Recipe, name: str, tokenizers: TokenizerPair) -> None:
+    """A teacher reads and writes the run's ids: they should be the same tokens to it, and their rows not too long."""
+    is_start = name == (recipe.model.init or recipe.model.pretrained)
+    own = None if is_start else _tokenizers_beside(name)
+    for side in ("source", "target") if own is not None else ():
+        # not fingerprints: a tokenizer that was saved again may differ in what changes no id, such as its language
+        theirs, ours = (getattr(pair, side).get_vocab() for pair in (own, tokenizers))
+        if theirs != ours:
+            first = min(place for _, place in theirs.items() ^ ours.items())
+            raise ValueError(
+                f"train.teacher.model: {name} and {recipe.name} have different {side} vocabularies ({len(theirs)} and "
+                f"{len(ours)} entries, different from id {first} on); a teacher needs the tokenizer of what it teaches"
+            )
+    _check_vocabulary(teacher, tokenizers, f"train.teacher.model: {name}")
+    _check_positions(teacher, recipe, name)
+
+
+def _tokenizers_beside(name: str) -> TokenizerPair | None:
+    """The tokenizers of a run folder, a model folder, or a name on the hub; None where there are none."""
+    if (Path(name) / "tokenizer").is_dir():
+        return load_tokenizers(name)
+    folder = _model_folder(name)
+    place = str(folder) if folder.is_dir() else name
+    missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    if cached_file(place, "tokenizer_config.json", **missing) is None:
+        return None
+    source, target = AutoTokenizer.from_pretrained(place), folder / "tokenizer_target"
+    return TokenizerPair(source, AutoTokenizer.from_pretrained(target) if target.is_dir() else source)
+
+
+def _check_distributions(teacher: PreTrainedModel, student: PreTrainedModel, name: str, start: str) -> None:
+    theirs, ours = (len(model.get_output_embeddings().weight) for model in (teacher, student))
+    if theirs != ours:
+        raise ValueError(
+            f"train.teacher.model: {name} has {theirs} output embeddings and {start} {ours}; distributions are learned "
+            "from a teacher of the same vocabulary"
+        )
 
 
 def _check_vocabulary(model: PreTrainedModel, tokenizers: TokenizerPair, name: str) -> None:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import unicodedata
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import BatchEncoding
 
+from l0drop.data import tokenizer as tokenizer_module
 from l0drop.data.tokenizer import (
     SPECIAL_TOKENS,
     TokenizerPair,
@@ -19,6 +21,7 @@ from l0drop.data.tokenizer import (
     train_tokenizer,
     word_pieces,
 )
+from l0drop.data.whole import whole_folder
 
 ENGLISH = [
     "Hello, world!",
@@ -161,6 +164,36 @@ def test_saving_both_kinds_and_loading_them(shared: TokenizerPair, tmp_path: Pat
     assert (tmp_path / "tokenizer" / "tokenizer.json").is_file()
     with pytest.raises(ValueError, match="no tokenizer here"):
         load_tokenizers(tmp_path / "tokenizer")
+
+
+def test_what_was_saved_in_part_is_no_pair(
+    shared: TokenizerPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    separate = train_tokenizer(ENGLISH, GERMAN, vocab_size=150, shared=False)
+    written: list[Path] = []
+
+    def killed_before_the_second(folder: Path) -> AbstractContextManager[Path]:
+        if written:
+            raise KeyboardInterrupt
+        written.append(folder)
+        return whole_folder(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenizer_module, "whole_folder", killed_before_the_second)
+        with pytest.raises(KeyboardInterrupt):
+            separate.save(tmp_path)
+    with pytest.raises(ValueError, match="no tokenizer here"):
+        load_tokenizers(tmp_path)
+    (left,) = written
+    (left / "leftover").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenizer_module, "whole_folder", killed_before_the_second)
+        with pytest.raises(KeyboardInterrupt):
+            shared.save(tmp_path)
+    assert not left.exists(), "beside one for both sides it would make a pair that nobody trained"
+    separate.save(tmp_path)
+    assert load_tokenizers(tmp_path).fingerprints == separate.fingerprints
+    assert not (left / "leftover").exists()
 
 
 FRESH = """

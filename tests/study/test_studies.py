@@ -79,11 +79,13 @@ def test_a_rival_is_the_baseline_with_one_layer_of_its_decoder(data, tmp_path):
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
     base = MarianMTModel(MarianConfig(vocab_size=12, pad_token_id=0, max_position_embeddings=16, **sizes, **heads))
     base.save_pretrained(tmp_path / "base-s1" / "model")
-    (tmp_path / "base-s1" / "tokenizer").mkdir()
+    for name in ("tokenizer", "tokenizer_target"):
+        (tmp_path / "base-s1" / name).mkdir()
     (rival,) = (recipe for recipe in made.following({"rivals"}) if recipe.name == "cut-s1")
     assert not Path(rival.model.init).exists()
     made.cut()
-    assert (Path(rival.model.init) / "tokenizer").is_dir()
+    for name in ("tokenizer", "tokenizer_target"):
+        assert (Path(rival.model.init) / name).is_dir()
     assert rival.l0drop is None
     assert rival.train.teacher.model == str(tmp_path / "on-s1"), "taught as what is sparse"
     cut, whole = load_dense(rival.model.init).state_dict(), base.state_dict()
@@ -91,6 +93,16 @@ def test_a_rival_is_the_baseline_with_one_layer_of_its_decoder(data, tmp_path):
         name for name in whole if name.startswith(("model.decoder.layers.1.", "model.decoder.layers.2."))
     }
     assert all(tensor.equal(whole[name]) for name, tensor in cut.items())
+
+
+def test_a_rival_of_a_baseline_with_one_vocabulary_has_one(data, tmp_path, monkeypatch):
+    (tmp_path / "base-s1" / "tokenizer").mkdir(parents=True)
+    sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "decoder_attention_heads": 2}
+    small = MarianConfig(vocab_size=12, pad_token_id=0, max_position_embeddings=16, encoder_attention_heads=2, **sizes)
+    monkeypatch.setattr(europarl, "load_dense", lambda name: MarianMTModel(small))
+    study(data, runs=tmp_path).cut()
+    found = {path.name for path in (tmp_path / europarl.CUT).iterdir()}
+    assert found == {"model", "tokenizer"}
 
 
 def test_gates_at_the_rate_of_a_rule_are_wanted_once_it_is_known(data, tmp_path):
