@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from datetime import timedelta
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -77,10 +76,9 @@ class Processes:
     def __init__(self) -> None:
         self.rank, self.count = 0, 1
         if distributed.is_available() and distributed.is_torchelastic_launched():
-            from accelerate import PartialState
+            from l0drop.processes import joined_processes
 
-            # others wait as long as the first one waits for its input
-            state = PartialState(cpu=True, timeout=timedelta(days=30))
+            state = joined_processes(cpu=True)
             self.rank, self.count = state.process_index, state.num_processes
 
     @property

@@ -11,8 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import PartialState
 from rich.console import Console
 
 from l0drop.core.penalty import SteeredLambda
@@ -20,6 +18,7 @@ from l0drop.data import hints
 from l0drop.data.corpus import TokenizedCorpus
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.data.whole import locked, whole_folder, write_whole
+from l0drop.processes import joined_processes
 from l0drop.provenance import provenance
 from l0drop.recipe import Recipe, RecipeError, dump_recipe, load_recipe
 from l0drop.training.assemble import (
@@ -29,10 +28,12 @@ from l0drop.training.assemble import (
     build_tokenizers,
     quiet_libraries,
     references,
+    split_text,
 )
 from l0drop.training.averaging import averaged
 from l0drop.training.callbacks import Bar, Interruption, LogFile
 from l0drop.training.checkpoints import checkpoints, clear_staging, is_resumable, step_of
+from l0drop.training.teacher import TeacherText
 from l0drop.training.trainer import L0DropTrainer, TrainingError, decoding
 
 RUNS = Path("runs")
@@ -75,7 +76,7 @@ def prepare(
     """Tokenizer and corpora of a run; the main process of each machine makes them, the others wait."""
     quiet_libraries()
     console = console or Console(stderr=True)
-    processes = PartialState(cpu=not torch.cuda.is_available())
+    processes = joined_processes()
     say = (lambda text: console.print(f"[dim]{text}[/]")) if processes.is_main_process else (lambda text: None)
     with processes.main_process_first():
         folder = open_run(recipe, runs)
@@ -90,7 +91,7 @@ def train(recipe: Recipe, runs: Path = RUNS, console: Console | None = None) -> 
     Where another process is training it, wait for that one.
     """
     console = console or Console(stderr=True)
-    main = PartialState(cpu=not torch.cuda.is_available()).is_main_process
+    main = joined_processes().is_main_process
     with locked(runs / recipe.name / "run") if main else nullcontext():
         return _train(recipe, runs, console)
 
@@ -166,8 +167,11 @@ def _finish(trainer: L0DropTrainer, folder: Path) -> dict[str, Any]:
     for split in ("valid", "test"):
         if split in trainer.corpora and trainer.corpora[split].target_lengths is not None:
             texts = references(recipe, trainer.tokenizers, split)
+            text = split_text(recipe, split, trainer.tokenizers)
             score, meter, outputs = trainer.score(split, texts, len(texts))
             metrics[split] = {"score": score.as_json(), "sentences": len(texts)}
+            if isinstance(text, TeacherText):
+                metrics[split]["references"] = f"outputs of {text.identity['model']}"
             if trainer.args.should_save:
                 lines = (" ".join(output.splitlines()) + "\n" for output in outputs)
                 write_whole(folder / "outputs" / f"{split}.txt", "".join(lines))
