@@ -36,6 +36,8 @@ class Child:
     process: subprocess.Popen[bytes]
     bar: TaskID
     started: float
+    said: int = 0
+    """Bytes of its output file that earlier executions wrote."""
 
     @property
     def step(self) -> int:
@@ -49,7 +51,7 @@ class Child:
 
     @property
     def last_words(self) -> str:
-        text = (self.folder / OUTPUT).read_text(encoding="utf-8", errors="replace")
+        text = (self.folder / OUTPUT).read_bytes()[self.said :].decode("utf-8", errors="replace")
         _, found, message = text.rpartition("error: ")
         if found:
             return " ".join(message.split())
@@ -65,11 +67,13 @@ def side_by_side(
     spent: Spent,
     ready: Callable[[Recipe], bool] = lambda _: True,
     more: Callable[[str], Sequence[Recipe]] = lambda _: (),
+    busy: Callable[[], bool] = lambda: False,
 ) -> Iterator[str]:
     """Train recipes, so many at a time, and yield the names of those that are done, as they finish.
 
     ready: whether a recipe can start yet; the first that can goes first. more: recipes to train as well, now that the
-    run of this name is done. One that fails does not end the others; the error comes when none can start any more.
+    run of this name is done. One that fails does not end the others; the error comes when none can start any more: when
+    nothing runs and nothing else, of which `busy` knows, is under way.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     threads = threads or max(1, torch.get_num_threads() // parallel)
@@ -91,7 +95,7 @@ def side_by_side(
                 while len(running) < parallel and not stopped and (able := next(filter(ready, waiting), None)):
                     waiting.remove(able)
                     running.append(start(able, folder, threads, bars))
-                if failed and not running:  # what waits may wait for those
+                if failed and not running and not busy():  # what waits may wait for those
                     break
                 time.sleep(0.1)
                 for child in running:
@@ -123,6 +127,7 @@ def start(recipe: Recipe, folder: Path, threads: int, bars: Progress) -> Child:
     own = folder / recipe.name
     command = [sys.executable, "-m", "l0drop", "train", str(own / "recipe.yaml"), "--runs", str(folder)]
     with (own / OUTPUT).open("ab") as output:
+        said = output.tell()
         process = subprocess.Popen(
             [*command, "--threads", str(threads)],
             stdin=subprocess.DEVNULL,
@@ -131,4 +136,4 @@ def start(recipe: Recipe, folder: Path, threads: int, bars: Progress) -> Child:
             env={**os.environ, "OMP_NUM_THREADS": str(threads)},
             start_new_session=True,  # Ctrl-C reaches it through its parent alone, and once
         )
-    return Child(recipe, own, process, bars.add_task(recipe.name, total=recipe.train.steps), time.perf_counter())
+    return Child(recipe, own, process, bars.add_task(recipe.name, total=recipe.train.steps), time.perf_counter(), said)

@@ -1,5 +1,6 @@
 """What a gated model learns from: references, or a dense model's distributions, its translations, or both."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,8 +9,9 @@ from pathlib import Path
 
 import torch
 
-from l0drop.data.text import read_lines
+from l0drop.data.text import file_stamp, read_lines
 from l0drop.data.whole import write_whole
+from l0drop.training.assemble import weights_stamp
 
 WAYS = ("no", "distributions", "text", "both", "mixed")
 """Without a teacher; its distribution over the next token of a reference; its translations instead of references; its
@@ -46,8 +48,16 @@ class Lessons:
         """Have a run translate the training text, where one of these ways needs it and it is not there yet."""
         if not {"text", "both", "mixed"} & {*ways}:
             return
+        made_from = {"source": file_stamp(self.source)["sha256"], "model": weights_stamp(run)}
+        written = self.translated.with_name(f"{self.translated.name}.json")
         if not self.translated.exists():
+            write_whole(written, json.dumps(made_from, indent=1) + "\n")
             translate(run, self.source, self.translated, processes)
+        elif not written.exists() or json.loads(written.read_text(encoding="utf-8")) != made_from:
+            raise ValueError(
+                f"{self.translated}: not known to be what {run} makes of {self.source}, as {written.name} would say; "
+                "remove it, and what was taught by it"
+            )
         if "mixed" in ways:
             for side, (one, other) in zip(
                 self.mixed, ((self.source, self.source), (self.target, self.translated)), strict=True

@@ -82,7 +82,7 @@ def train_all(
                 _share(runs / leader.name, runs / recipe.name)
     with _Beside(runs, then or {}) as beside:
         for name in side_by_side(
-            missing, runs, parallel, threads, console, lambda name, seconds: None, beside.ready, brought_by
+            missing, runs, parallel, threads, console, lambda name, seconds: None, beside.ready, brought_by, beside.busy
         ):
             console.print(f"{name} is done")
             beside.begin()
@@ -104,7 +104,7 @@ class _Beside:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self.thread.shutdown()
+        self.thread.shutdown(cancel_futures=kind is not None)
         if kind is None:
             self.raise_what_failed()
 
@@ -112,6 +112,9 @@ class _Beside:
         """Take on what waited for runs that are there."""
         for names in [names for names in self.to_come if all(is_finished(self.runs, name) for name in names)]:
             self.begun.append(self.thread.submit(self.to_come.pop(names)))
+
+    def busy(self) -> bool:
+        return not all(task.done() for task in self.begun)
 
     def raise_what_failed(self) -> None:
         for task in self.begun:
@@ -128,7 +131,7 @@ class _Beside:
         if all(Path(path).exists() for path in _reads(recipe)):
             return True
         self.raise_what_failed()
-        return not self.to_come and all(task.done() for task in self.begun)
+        return not self.to_come and not self.busy()
 
 
 def _builds_on(recipe: Recipe, runs: Path) -> list[str]:
@@ -159,8 +162,8 @@ def _text_of(recipe: Recipe) -> str:
 
 
 def _share(leader: Path, follower: Path) -> None:
-    for part in ("tokenizer", "data"):
-        if not (follower / part).exists():
+    for part in ("tokenizer_target", "tokenizer", "data"):  # the first only where vocabularies are separate
+        if (leader / part).exists() and not (follower / part).exists():
             (follower / part).symlink_to(Path("..", leader.name, part), target_is_directory=True)
 
 
@@ -194,12 +197,19 @@ def gather(runs: Path, names: Iterable[str], what: str, margin: float) -> dict[s
         run["outputs_sha256"] = hashlib.sha256(text).hexdigest()  # whether a run that is repeated is the same
         lines = text.decode("utf-8").splitlines()
         outputs.setdefault(system, []).append((about["seed"], statistics_of("bleu", lines, truth)))
-    references_by_seed = dict(outputs.get(ON, []))
     for system, found in outputs.items():
+        references_by_seed = dict(outputs.get(reference_of(system, outputs), []))
         pairs = [(ours, references_by_seed[seed]) for seed, ours in found if seed in references_by_seed]
         if system != ON and len(pairs) > 1:
             systems[system]["against_on"] = compare_over_seeds(pairs, margin).as_json()
     return {"what": what, "systems": systems}
+
+
+def reference_of(system: str, systems: Collection[str]) -> str:
+    """The baseline trained on that a system is compared with: the one trained on in its way, such as `on-long` for
+    `zero-0.5-long`, where there is one."""
+    own = f"{ON}-{system.rpartition('-')[2]}"
+    return own if own in systems and own != system else ON
 
 
 def title(system: str, titles: Mapping[str, str] = TITLES) -> str:
@@ -248,7 +258,6 @@ def table(found: Mapping[str, Any], titles: Mapping[str, str] = TITLES) -> str:
 
 def single_table(found: Mapping[str, Any], titles: Mapping[str, str] = TITLES) -> str:
     """Markdown: every system of one seed, with its plain difference to the baseline trained on with that seed."""
-    ons = {run["seed"]: run for run in found["systems"][ON]["runs"]}
     lines = [
         "| system, one seed | sparsity, test | BLEU, valid | BLEU, test | "
         "valid, test: against the baseline trained on |",
@@ -262,6 +271,7 @@ def single_table(found: Mapping[str, Any], titles: Mapping[str, str] = TITLES) -
         sparsity = run["test"].get("sparsity")
         row = [title(name, titles), "-" if sparsity is None else f"{sparsity:.1%}"]
         row += [f"{value:.2f}" for value in scores.values()]
+        ons = {on["seed"]: on for on in found["systems"][reference_of(name, found["systems"])]["runs"]}
         on = ons.get(run["seed"]) if name != ON else None
         changes = [] if on is None else [scores[split] - on[split]["score"]["value"] for split in scores]
         row.append(", ".join(f"{change:+.2f}" for change in changes) or "-")

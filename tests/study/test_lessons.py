@@ -49,3 +49,14 @@ def test_the_translated_text_has_a_line_for_each_and_is_made_once(lessons, basel
     lessons.translated.write_text("as it was\n")
     lessons.write(baseline, ["both"], 1)
     assert lessons.translated.read_text() == "as it was\n"
+
+
+def test_text_of_another_teacher_is_not_taken(lessons, baseline, tmp_path):
+    lessons.translated.write_text("who wrote this?\n")
+    with pytest.raises(ValueError, match=r"train\.translated: not known to be what"):
+        lessons.write(baseline, ["both"], 1)
+    stamp = lessons.translated.with_name("train.translated.json")
+    stamp.write_text('{"source": "of another text", "model": "of another run"}')
+    with pytest.raises(ValueError, match="remove it, and what was taught by it"):
+        lessons.write(baseline, ["text"], 1)
+    lessons.write(baseline, ["distributions"], 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from l0drop.data.tokenizer import load_tokenizers
 from l0drop.recipe import parse_recipe
 from l0drop.study import children, seeds
 from tests.training import tiny
@@ -48,6 +49,12 @@ def test_results_gather_runs_by_system_and_compare_them_with_the_baseline_of_the
     assert differences[1] == 0
     assert "against_on" not in found["on"]
     assert "| zero at 0.5 | 2 | 50.0% | 51.50 ± 0.71 |" in seeds.table({"systems": found})
+
+
+def test_what_was_trained_otherwise_is_compared_with_a_baseline_trained_so():
+    systems = ("on", "on-long", "zero-0.5", "zero-0.5-long", "zero-long", "zero-0.5-text")
+    found = [seeds.reference_of(system, systems) for system in systems]
+    assert found == ["on", "on", "on", "on-long", "on-long", "on"]
 
 
 def test_systems_have_titles():
@@ -94,6 +101,17 @@ def test_runs_that_read_the_same_text_prepare_it_once(tmp_path, monkeypatch):
         assert second.resolve() == first.resolve()
 
 
+def test_separate_vocabularies_are_shared_as_two(tmp_path, monkeypatch):
+    separate = tiny.recipe(tmp_path, tokenizer={"vocab_size": 60, "shared": False})
+    recipes = [parse_recipe({**separate, "name": f"base-s{seed}", "seed": seed}, "test") for seed in (1, 2)]
+    monkeypatch.setattr(seeds, "side_by_side", lambda *_: iter(()))
+    seeds.train_all(recipes, tmp_path / "runs", 2, 1, Console(quiet=True))
+    first, second = (load_tokenizers(tmp_path / "runs" / recipe.name) for recipe in recipes)
+    assert not second.shared
+    assert second.fingerprints == first.fingerprints
+    assert (tmp_path / "runs" / "base-s2" / "tokenizer_target").is_symlink()
+
+
 def test_the_first_that_is_ready_starts_first(tmp_path, monkeypatch):
     recipes = [parse_recipe({**tiny.recipe(tmp_path), "name": name}, "test") for name in ("later", "now", "next")]
     finished = []
@@ -117,7 +135,7 @@ class Pool:
     def __init__(self, runs):
         self.runs, self.order = runs, []
 
-    def __call__(self, todo, folder, parallel, threads, console, spent, ready, more):
+    def __call__(self, todo, folder, parallel, threads, console, spent, ready, more, busy):
         waiting, running = list(todo), []
         while waiting or running:
             while len(running) < parallel and (able := next(filter(ready, waiting), None)):
@@ -207,6 +225,40 @@ def test_one_that_fails_does_not_end_the_others(tmp_path, monkeypatch):
     with pytest.raises(children.ChildError, match="bad: no room"):
         list(found)
     assert started == ["bad", "good", "last", "brought"], "and what waits for it does not wait for ever"
+
+
+def test_after_a_failure_what_is_under_way_beside_is_waited_for(tmp_path, monkeypatch):
+    recipes = [parse_recipe({**tiny.recipe(tmp_path), "name": name}, "test") for name in ("bad", "waits")]
+    started, looks = [], []
+
+    def start(recipe, folder, threads, bars):
+        started.append(recipe.name)
+        (folder / recipe.name).mkdir()
+        (folder / recipe.name / children.OUTPUT).write_text("error: before\nerror: no room\n")
+        process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({int(recipe.name == 'bad')})"])
+        return children.Child(recipe, folder / recipe.name, process, bars.add_task(""), time.perf_counter(), 14)
+
+    def busy():
+        looks.append(1)
+        return len(looks) < 5
+
+    monkeypatch.setattr(children, "start", start)
+    found = children.side_by_side(
+        recipes, tmp_path, 1, 1, Console(quiet=True), lambda *_: None,
+        lambda recipe: recipe.name == "bad" or len(looks) > 2, busy=busy,
+    )  # fmt: skip
+    with pytest.raises(children.ChildError, match="bad: no room"):
+        list(found)
+    assert started == ["bad", "waits"]
+
+
+def test_an_error_of_an_earlier_execution_is_not_told_again(tmp_path):
+    (tmp_path / children.OUTPUT).write_text("error: of yesterday\nkilled\n")
+    process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"])
+    process.wait()
+    recipe = parse_recipe(tiny.recipe(tmp_path), "test")
+    assert "ended with code 1" in children.Child(recipe, tmp_path, process, 0, 0.0, 20).last_words
+    assert children.Child(recipe, tmp_path, process, 0, 0.0).last_words == "of yesterday killed"
 
 
 def test_a_copy_of_the_start_is_not_waited_for_as_a_teacher(tmp_path):
