@@ -83,5 +83,7 @@ def sweep_table(summary: dict[str, Any]) -> Table:
         )
     table.caption = "differences to the reference: the baseline trained on for as long, without a gate"
     if score:
+        references = summary["reference"][split].get("references")
+        table.caption += f"; scores are against {references}" if references else ""
         table.caption += f"; {score['signature']}"
     return table

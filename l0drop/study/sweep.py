@@ -18,17 +18,19 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import PartialState
 from rich.console import Console
 
 from l0drop.core.gates import gate_class
 from l0drop.data.whole import write_whole
+from l0drop.processes import joined_processes
 from l0drop.provenance import provenance
-from l0drop.recipe import Recipe, override_recipe
+from l0drop.recipe import Recipe, RecipeError, load_recipe, override_recipe
 from l0drop.study.children import side_by_side
 from l0drop.training.run import open_run, prepare, train
 
+MOST = 1000
+"""Values that a range may have; more are a slip."""
 BASELINE, REFERENCE = "baseline", "reference"
 SUMMARY, TIMINGS = "sweep.json", "timings.json"
 UNGATED = ("l0drop=null", "train.elastic=false", "train.freeze=nothing")
@@ -37,6 +39,8 @@ COPIED = (
     *("commit", "device", "threads"),
 )
 """What `sweep.json` takes over from a run's `metrics.json`."""
+READING = ("documents", "max_source", "max_target", "source_prefix")
+"""What else of a recipe's data makes the examples of a text."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,8 @@ def target_point(value: float) -> Point:
 def rule_point(text: str, option: str) -> Point:
     """A gate by rule, fine-tuned as long: its name, with a rate where it takes one, such as `pos` or `random:0.45`."""
     name, given, rate = text.strip().partition(":")
+    if name == "learned":
+        raise ValueError(f"{option}: {name} is no rule; --lambda and --target train the learned gate")
     takes_rate = "rate" in inspect.signature(gate_class(name).__init__).parameters
     if takes_rate and not given:
         raise ValueError(f"{option}: {name} drops at a rate; give it, such as {name}:0.5")
@@ -74,6 +80,10 @@ def rule_point(text: str, option: str) -> Point:
     except ValueError:
         raise ValueError(f"{option}: {rate!r} is no rate; give {name}:0.5") from None
     arguments = {} if value is None else {"rate": value}
+    try:
+        gate_class(name)(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{option} {text}: {error}") from None
     unsteered = ("l0drop.target_sparsity=null", "l0drop.ramp=null", "l0drop.start=null", "l0drop.lambda_=0")
     return Point(name, value, (*unsteered, f"l0drop.gate={name}", f"l0drop.gate_args={json.dumps(arguments)}"))
 
@@ -95,6 +105,8 @@ def listed(text: str, option: str) -> list[float]:
             raise ValueError(
                 f"{option}: {part!r} has no values: it should rise from its first number by a step above 0"
             )
+        if last - first > MOST * step:
+            raise ValueError(f"{option}: {part!r} has more than {MOST} values")
         # in decimals, so that 0.1:0.3:0.1 has 0.3 in it
         numbers |= dict.fromkeys(float(first + i * step) for i in range(int((last - first) / step) + 1))
     return list(numbers)
@@ -117,7 +129,7 @@ def sweep(
     `parallel`, so many runs at a time, each a process of its own. Under torchrun every run takes all processes.
     """
     console = console or Console(stderr=True)
-    processes = PartialState(cpu=not torch.cuda.is_available())
+    processes = joined_processes()
     if processes.num_processes > 1 and parallel > 1:
         raise ValueError("parallel: under torchrun every run takes all processes; runs go one after the other")
     folder = runs / f"{recipe.name}-sweep"
@@ -211,12 +223,29 @@ def write_summary(folder: Path, tuning: Recipe, points: Sequence[Point]) -> None
 
 
 def start_of(tuning: Recipe, folder: Path) -> dict[str, Any]:
-    """The baseline, with its scores where it is a run."""
+    """The baseline, with its scores where it is a run that was scored as the sweep is."""
     start = tuning.model.init or tuning.model.pretrained
     assert start is not None
     place = Path(start)
-    scores = outcome(place.parent, place.name) if is_finished(place.parent, place.name) else {}
-    return {**scores, "run": place.name if place.parent == folder else start}
+    found = outcome(place.parent, place.name) if is_finished(place.parent, place.name) else {}
+    for split in ("valid", "test"):
+        if split in found and not scored_alike(place, tuning, split):
+            del found[split]
+    return {**found, "run": place.name if place.parent == folder else start}
+
+
+def scored_alike(run: Path, recipe: Recipe, split: str) -> bool:
+    """Whether a run has the same text in a split as a recipe, read and scored in the same way.
+
+    Not where the text has no targets: a teacher's outputs are in their place, and a sweep's teacher may be the run.
+    """
+    try:
+        stored = load_recipe(run / "recipe.yaml")
+    except RecipeError:  # of another version
+        return False
+    corpus = getattr(recipe.data, split)
+    same = all(getattr(stored.data, key) == getattr(recipe.data, key) for key in (split, *READING))
+    return same and corpus is not None and corpus.has_targets and stored.evaluate == recipe.evaluate
 
 
 def outcome(folder: Path, name: str) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from accelerate import PartialState
 from rich.console import Console
 
 from l0drop.app.sweep import sweep_table
-from l0drop.recipe import RecipeError, load_recipe, parse_recipe
-from l0drop.study.sweep import Point, lambda_point, listed, rule_point, sweep, target_point
+from l0drop.recipe import RecipeError, dump_recipe, load_recipe, parse_recipe
+from l0drop.study.sweep import Point, lambda_point, listed, rule_point, start_of, sweep, target_point
 from tests.integration.test_training_commands import ENVIRONMENT, command, free_port, written
 from tests.training import tiny
 
@@ -37,7 +37,20 @@ def test_numbers_and_ranges(text: str, expected: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a", "0.1:0.2", "0.1:0.2:0", "0.3:0.1:0.1", "0.1:0.3:-0.1", "0.1,,0.2", "nan", "1:inf:1"]
+    "text",
+    [
+        "",
+        "a",
+        "0.1:0.2",
+        "0.1:0.2:0",
+        "0.3:0.1:0.1",
+        "0.1:0.3:-0.1",
+        "0.1,,0.2",
+        "nan",
+        "1:inf:1",
+        "0:1:1e-9",
+        "0:1e999999:1e-999999",
+    ],
 )
 def test_what_is_no_list_is_named(text: str) -> None:
     with pytest.raises(ValueError, match="--lambda: "):
@@ -58,7 +71,8 @@ def comparable(folder: Path) -> dict[str, Any]:
 
 
 def test_points_reference_and_what_is_written(baseline: Path, tmp_path: Path) -> None:
-    recipe = parse_recipe(tiny_sweep(tmp_path, str(baseline), train={"average": 2}), "test")
+    data = load_recipe(baseline / "recipe.yaml").model_dump()["data"]
+    recipe = parse_recipe(tiny_sweep(tmp_path, str(baseline), data=data, train={"average": 2}), "test")
     points = [lambda_point(3.0), target_point(0.6), lambda_point(0.0)]
     summary = sweep(recipe, points, tmp_path / "runs", console=QUIET)
     folder = tmp_path / "runs" / "tiny-sweep"
@@ -114,13 +128,56 @@ def test_a_recipe_from_scratch_trains_its_baseline_first(tmp_path: Path) -> None
 
 def test_source_text_alone_is_translated_once(baseline: Path, tmp_path: Path) -> None:
     values = tiny_sweep(tmp_path, str(baseline), train={"steps": 2, "targets": "teacher", "teacher": {"weight": 0.0}})
-    del values["data"]["train"]["target"]
-    sweep(parse_recipe(values, "test"), [lambda_point(0.5)], tmp_path / "runs", console=QUIET)
+    del values["data"]["train"]["target"], values["data"]["test"]["target"]
+    summary = sweep(parse_recipe(values, "test"), [lambda_point(0.5)], tmp_path / "runs", console=QUIET)
     folder = tmp_path / "runs" / "tiny-sweep"
+    for entry in (summary["reference"], *summary["points"]):
+        assert entry["test"]["references"] == f"outputs of {baseline}"
+        assert "references" not in entry["valid"]
+    assert f"scores are against outputs of {baseline};" in str(sweep_table(summary).caption)
     assert (folder / "lambda-0.5" / "data").is_symlink()
     assert (folder / "lambda-0.5" / "data" / "train" / "manifest.json").samefile(
         folder / "reference" / "data" / "train" / "manifest.json"
     )
+
+
+def test_a_baseline_has_the_scores_that_were_made_as_the_sweeps(tmp_path: Path) -> None:
+    base = tiny.recipe(tmp_path, "base")
+    run = tmp_path / "runs" / "base"
+    run.mkdir(parents=True)
+    metrics = {"steps": 20, "valid": {"score": {"value": 30.0}}, "test": {"score": {"value": 40.0}}}
+    (run / "metrics.json").write_text(json.dumps(metrics))
+
+    def kept(**changes: Any) -> set[str]:
+        recipe = parse_recipe({**base, **changes}, "test")
+        (run / "recipe.yaml").write_text(dump_recipe(recipe))
+        tuning = parse_recipe(tiny_sweep(tmp_path, str(run)), "test")
+        found = start_of(tuning, tmp_path / "runs" / "tiny-sweep")
+        assert (found["run"], found["steps"]) == (str(run), 20)
+        return {"valid", "test"} & found.keys()
+
+    assert kept() == {"valid", "test"}
+    assert kept(name="other", seed=7) == {"valid", "test"}
+    assert kept(data={**base["data"], "test": base["data"]["valid"]}) == {"valid"}
+    assert kept(data={**base["data"], "max_source": 16}) == set()
+    assert kept(evaluate={**base["evaluate"], "metric": "chrf"}) == set()
+    taught = {**base["train"], "targets": "teacher", "teacher": {"model": "teacher"}}
+    sources = {"source": base["data"]["test"]["source"]}
+    assert kept(train=taught, data={**base["data"], "test": sources}) == {"valid"}
+    (run / "recipe.yaml").write_text("name: base\nkey: of another version\n")
+    assert start_of(parse_recipe(tiny_sweep(tmp_path, str(run)), "test"), tmp_path) == {"run": str(run), "steps": 20}
+
+
+def test_a_score_against_another_teachers_outputs_is_not_beside_the_sweeps(tmp_path: Path) -> None:
+    taught = {"targets": "teacher", "teacher": {"model": "init", "weight": 0.0}}
+    values = tiny_sweep(tmp_path, str(tmp_path / "base"), train=taught)
+    del values["data"]["test"]["target"]
+    tuning = parse_recipe(values, "test")
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "metrics.json").write_text(json.dumps({"valid": {}, "test": {}}))
+    stored = {**values, "name": "base", "model": {"init": "elsewhere"}}
+    (tmp_path / "base" / "recipe.yaml").write_text(dump_recipe(parse_recipe(stored, "test")))
+    assert set(start_of(tuning, tmp_path)) == {"run", "valid"}
 
 
 def test_points_can_be_other_gates(baseline: Path, tmp_path: Path) -> None:
@@ -268,7 +325,15 @@ def test_gates_by_rule_are_points_too(baseline: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("random", "drops at a rate"), ("pos:0.5", "has its own rate"), ("random:x", "no rate"), ("pso", "pso")],
+    [
+        ("random", "drops at a rate"),
+        ("pos:0.5", "has its own rate"),
+        ("random:x", "no rate"),
+        ("pso", "pso"),
+        ("random:2", "--rules random:2: rate"),
+        ("random:nan", "--rules random:nan: rate"),
+        ("learned", "is no rule"),
+    ],
 )
 def test_rules_that_cannot_be(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -1,6 +1,7 @@
 """One page that says what a run or a sweep has shown: report.html, whole in itself, and report.md for pull requests.
 
 findings.py   what there is to say, from the files of a folder; nothing is measured here
+agreement.py  which evaluations may stand in one table
 words.py      the summary, and the cells of the tables
 page.py       HTML, around page.html
 markdown.py   Markdown, with tables where the page has figures

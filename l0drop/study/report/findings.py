@@ -5,13 +5,24 @@ it.
 """
 
 import json
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from l0drop.data.text import file_stamp
 from l0drop.study.analysis import tables
 from l0drop.study.figures import LEARNED
+from l0drop.study.report.agreement import (
+    agreed,
+    differences_to_training,
+    is_compared,
+    main_score,
+    mean_score,
+    scored_text,
+)
 
 EVALUATION = Path("evaluation", "metrics.json")
 EXAMPLES = Path("evaluation", "examples.json")
@@ -98,14 +109,26 @@ class Findings:
 
     @property
     def tail(self) -> dict[str, Any] | None:
-        """Tail risk of the row that is shown."""
+        """Tail risk of the row that is shown; of its first seed."""
         return None if self.evaluation is None else self.evaluation["runs"][0].get("tail")
+
+    @property
+    def seeds(self) -> int:
+        """Over how many the scores are means; the same for all rows."""
+        return 1 if self.evaluation is None else len(self.evaluation["runs"])
+
+    @property
+    def over_seeds(self) -> dict[str, Any] | None:
+        """The difference of the row that is shown, where there are several seeds."""
+        if self.evaluation is None or "over_seeds" not in self.evaluation:
+            return None
+        return _difference(self.evaluation)
 
 
 def gather(folder: Path, margin: float | None = None) -> Findings:
     """What is known about a run, a sweep or a demo; `margin` judges the differences anew."""
-    if margin is not None and margin <= 0:
-        raise ReportError(f"margin={margin}: should be above 0, the loss that is small enough to accept")
+    if margin is not None and not 0 < margin < math.inf:
+        raise ReportError(f"margin={margin:g}: should be above 0 and finite, the loss that is small enough to accept")
     try:
         if (folder / "sweep.json").is_file():
             return _of_sweep(folder, margin)
@@ -129,8 +152,10 @@ def _of_run(folder: Path, metrics: dict[str, Any], margin: float | None) -> Find
     evaluation = _read(folder / EVALUATION)
     split = _split(metrics)
     if evaluation is not None:
-        run = evaluation["runs"][0]
-        rows = [Row(run["baseline"]["name"], "baseline", _score(run["baseline"], evaluation))] if "tail" in run else []
+        rows = []
+        if is_compared(evaluation):
+            name = evaluation["runs"][0]["baseline"]["name"]
+            rows.append(Row(name, "baseline", mean_score(evaluation, "baseline")))
         rows.append(_judged(metrics["name"], folder, evaluation))
     else:
         scored = metrics.get(split, {})
@@ -138,14 +163,16 @@ def _of_run(folder: Path, metrics: dict[str, Any], margin: float | None) -> Find
         value, sparsity = scored.get("score", {}).get("value"), scored.get("sparsity")
         rows = [Row(metrics["name"], role, value, sparsity, speed=_speed(folder), folder=folder)]
     evaluations = {metrics["name"]: evaluation}
-    return _complete(folder, "run", metrics["name"], rows, evaluations, metrics, f"{folder} --baseline RUN", margin)
+    return _complete(folder, "run", metrics["name"], rows, evaluations, [], metrics, f"{folder} --baseline RUN", margin)
 
 
 def _of_sweep(folder: Path, margin: float | None) -> Findings:
     sweep = _read(folder / "sweep.json")
     reference, split = sweep["reference"], _split(sweep["reference"])
-    against = folder / reference["run"]
-    evaluations = {point["run"]: _evaluation(folder / point["run"], against) for point in sweep["points"]}
+    entries = (sweep["baseline"], reference, *sweep["points"])
+    trained = {entry["run"]: entry[split] for entry in entries if split in entry}
+    runs = [folder / point["run"] for point in sweep["points"]]
+    evaluations, notes = _evaluations(runs, folder / reference["run"], trained, "sweep.json", margin)
     rows = []
     for point in sweep["points"]:
         name, evaluation = point["run"], evaluations[point["run"]]
@@ -157,51 +184,53 @@ def _of_sweep(folder: Path, margin: float | None) -> Findings:
             speed = _speed(folder / name)
             rows.append(Row(name, role, value, point.get("sparsity"), change, speed=speed, folder=folder / name))
     rows.sort(key=lambda row: (row.role == "rule", _sparsity(row)))
-    judged = next((found for found in evaluations.values() if found is not None and "tail" in found["runs"][0]), None)
-    same_text = judged is None or _score(judged["runs"][0]["baseline"], judged) == reference[split]["score"]["value"]
-    first = [Row(reference["run"], "reference", reference[split]["score"]["value"])]
-    if judged is not None:
-        first = [Row(reference["run"], "reference", _score(judged["runs"][0]["baseline"], judged))]
-    if same_text and split in sweep["baseline"]:  # the sweep's score of the baseline is on the text of the evaluations
-        first.insert(0, Row(sweep["baseline"]["run"], "baseline", sweep["baseline"][split]["score"]["value"]))
+    first = _bases(sweep["baseline"]["run"], reference["run"], trained, evaluations)
     settings = next(iter(sweep["points"]), reference)
     metrics = {**settings, **{key: sweep[key] for key in SOFTWARE if key in sweep}, split: reference[split]}
-    return _complete(folder, "sweep", sweep["name"], [*first, *rows], evaluations, metrics, str(folder), margin)
+    return _complete(folder, "sweep", sweep["name"], [*first, *rows], evaluations, notes, metrics, str(folder), margin)
 
 
 def _of_demo(folder: Path, metrics: dict[str, Any], margin: float | None) -> Findings:
     systems = metrics["systems"]
-    evaluation = _evaluation(folder / "sparse", folder / "trained-on")
-    judged = _difference(evaluation) if evaluation is not None else None
-    where = f"our engine, {_machine(metrics)}"
-    rows = [
-        Row("baseline", "baseline", systems["baseline"]["score"]["value"]),
-        Row("trained-on", "reference", systems["trained-on"]["score"]["value"]),
-        Row(
-            name="sparse",
-            role="sparse",
-            score=systems["sparse"]["score"]["value"],
-            sparsity=metrics["sparsity"],
-            difference=metrics["difference_to_trained_on"],
-            lower=None if judged is None else judged["lower"],
-            speed=Speed(metrics["dense_by_short_cpu"], None, where),
-            folder=folder / "sparse",
-        ),
-    ]
+    evaluations, notes = _evaluations(
+        [folder / "sparse"], folder / "trained-on", systems, "the demo's metrics.json", margin
+    )
+    speed = Speed(metrics["dense_by_short_cpu"], None, f"our engine, {_machine(metrics)}")
+    if (evaluation := evaluations["sparse"]) is not None:
+        sparse = replace(_judged("sparse", folder / "sparse", evaluation, "sparse"), speed=speed)
+    else:
+        value, change = systems["sparse"]["score"]["value"], metrics["difference_to_trained_on"]
+        sparse = Row("sparse", "sparse", value, metrics["sparsity"], change, speed=speed, folder=folder / "sparse")
+    rows = [*_bases("baseline", "trained-on", systems, evaluations), sparse]
     name = f"demo: {metrics['task']}, gating {metrics['gating']}"
     command = f"{folder / 'sparse'} --baseline {folder / 'trained-on'}"
     metrics = {**metrics, "test": systems["sparse"]}
-    return _complete(folder, "demo", name, rows, {"sparse": evaluation}, metrics, command, margin)
+    return _complete(folder, "demo", name, rows, evaluations, notes, metrics, command, margin)
+
+
+def _bases(
+    baseline: str, reference: str, trained: Mapping[str, dict[str, Any]], evaluations: dict[str, dict[str, Any] | None]
+) -> list[Row]:
+    """What the others are beside; the baseline, which is not evaluated, where the others are scored as in training."""
+    found = ((name, found) for name, found in evaluations.items() if found is not None and is_compared(found))
+    name, judged = next(found, ("", None))
+    value = trained[reference]["score"]["value"] if judged is None else mean_score(judged, "baseline")
+    rows = [Row(reference, "reference", value)]
+    alike = judged is None or not differences_to_training(judged, name, trained, reference)
+    if alike and baseline in trained:
+        rows.insert(0, Row(baseline, "baseline", trained[baseline]["score"]["value"]))
+    return rows
 
 
 def _complete(
     folder: Path, kind: Kind, name: str, rows: list[Row], evaluations: dict[str, dict[str, Any] | None],
-    metrics: dict[str, Any], command: str, margin: float | None,
+    notes: list[str], metrics: dict[str, Any], command: str, margin: float | None,
 ) -> Findings:  # fmt: skip
-    """What all have in common; `evaluations`, of rows by name; `command`: what `l0drop evaluate` is to be given."""
+    """What all have in common; `evaluations`, of rows by name; `notes`: why others are left out; `command`: what
+    `l0drop evaluate` is to be given."""
     runs = [row for row in rows if row.folder is not None]
     judged = [row for row in runs if row.lower is not None]
-    compared = [found for found in evaluations.values() if found is not None and "tail" in found["runs"][0]]
+    compared = [found for found in evaluations.values() if found is not None and is_compared(found)]
     at = margin or (compared[0]["judging"]["margin"] if compared else 0.5)
     good = [row for row in judged if row.non_inferior(at)]
     shown = max(good or runs, key=_sparsity, default=None)
@@ -234,7 +263,7 @@ def _complete(
         signatures={score["name"]: score["signature"] for score in scores},
         recipe=recipe,
         provenance=_provenance(metrics, evaluation),
-        missing=_missing(analysed[0], runs, judged, evaluations, command),
+        missing=[*notes, *_missing(analysed[0], runs, judged, command)],
     )
 
 
@@ -247,15 +276,9 @@ def _measured(analysed: list[Path]) -> dict[str, tuple[tables.Table, str]]:
     return found
 
 
-def _missing(
-    analysed: Path, runs: list[Row], judged: list[Row], evaluations: dict[str, dict[str, Any] | None], command: str
-) -> list[str]:
+def _missing(analysed: Path, runs: list[Row], judged: list[Row], command: str) -> list[str]:
     points = [row for row in runs if row.role in ("sparse", "rule")]
     notes = []
-    for row in points:
-        if row.folder is not None and evaluations.get(row.name) is None and (row.folder / EVALUATION).is_file():
-            other = _read(row.folder / EVALUATION)["runs"][0].get("baseline", {}).get("name", "nothing")
-            notes.append(f"{row.name} was evaluated against {other}, which the differences here are not to.")
     if len(judged) < len(points):
         notes.append(f"{len(judged)} of {len(points)} points are compared with a baseline: l0drop evaluate {command}")
     if points and all(row.speed is None for row in points):
@@ -269,12 +292,24 @@ def _missing(
 # --- from the files ---------------------------------------------------------------------------------------------------
 
 
-def _evaluation(run: Path, against: Path) -> dict[str, Any] | None:
-    """The evaluation of a run, if it has been compared with the run `against` or with none, but with no other."""
-    found = _read(run / EVALUATION)
-    if found is None or "tail" not in found["runs"][0]:
-        return found
-    return found if any(_belongs(file, against) for file in found["runs"][0]["baseline"]["files"]) else None
+def _evaluations(
+    runs: list[Path], against: Path, trained: Mapping[str, dict[str, Any]], file: str, margin: float | None
+) -> tuple[dict[str, dict[str, Any] | None], list[str]]:
+    """The evaluations of runs, by name, that may stand beside each other, and notes on those that may not.
+
+    They have been compared with the run `against` or with none, but with no other.
+    """
+    found, notes = {}, []
+    for run in runs:
+        evaluation = found[run.name] = _read(run / EVALUATION)
+        if evaluation is None or not is_compared(evaluation):
+            continue
+        baseline = evaluation["runs"][0]["baseline"]
+        if not any(_belongs(stamp, against) for stamp in baseline["files"]):
+            found[run.name] = None
+            notes.append(f"{run.name} was evaluated against {baseline['name']}, which the differences here are not to.")
+    evaluations, others = agreed(found, trained, against.name, file, margin)
+    return evaluations, [*notes, *others]
 
 
 def _belongs(file: dict[str, Any], run: Path) -> bool:
@@ -287,13 +322,13 @@ def _belongs(file: dict[str, Any], run: Path) -> bool:
 
 
 def _judged(name: str, folder: Path, evaluation: dict[str, Any], role: Role | None = None) -> Row:
-    """The row of a run that was evaluated."""
-    system = evaluation["runs"][0]["system"]
-    sparsity, difference = system.get("sparsity"), _difference(evaluation) or {}
+    """The row of a run that was evaluated; means, where there are several seeds."""
+    shares = [run["system"].get("sparsity") for run in evaluation["runs"]]
+    sparsity, difference = None if None in shares else fmean(shares), _difference(evaluation) or {}
     return Row(
         name=name,
         role=role or ("baseline" if sparsity is None else "sparse"),
-        score=_score(system, evaluation),
+        score=mean_score(evaluation, "system"),
         sparsity=sparsity,
         difference=difference.get("difference"),
         lower=difference.get("lower"),
@@ -310,10 +345,6 @@ def _difference(evaluation: dict[str, Any]) -> dict[str, Any] | None:
     return evaluation["runs"][0].get("differences", {}).get(metric)
 
 
-def _score(system: dict[str, Any], evaluation: dict[str, Any]) -> float:
-    return float(system["scores"][evaluation["judging"]["metric"]]["value"])
-
-
 def _sparsity(row: Row) -> float:
     return row.sparsity or 0.0
 
@@ -324,16 +355,18 @@ def _split(metrics: dict[str, Any]) -> str:
 
 def _metric(evaluation: dict[str, Any] | None, metrics: dict[str, Any]) -> str:
     if evaluation is not None:
-        return str(evaluation["runs"][0]["system"]["scores"][evaluation["judging"]["metric"]]["name"])
+        return str(main_score(evaluation)["name"])
     return str(metrics.get(_split(metrics), {}).get("score", {}).get("name", "score"))
 
 
 def _text(evaluation: dict[str, Any] | None, metrics: dict[str, Any]) -> str:
     if evaluation is not None:
-        paths = [str(entry["path"]) for entry in evaluation["inputs"] if "path" in entry]
-        return f"{evaluation['scored']:,} sentences of {paths[0] if paths else 'the test text'}"
+        return scored_text(evaluation)
     split = _split(metrics)
-    return f"{metrics[split]['sentences']:,} sentences of the {split} text" if split in metrics else "no text"
+    if split not in metrics:
+        return "no text"
+    against = f", against {metrics[split]['references']}" if "references" in metrics[split] else ""
+    return f"{metrics[split]['sentences']:,} sentences of the {split} text{against}"
 
 
 def _compared_with(rows: list[Row]) -> str | None:

@@ -23,7 +23,7 @@ def markdown(findings: Findings) -> str:
         plain(words.points_note(findings)),
     ]
     if findings.tail is not None:
-        parts += ["## Tail risk", table(words.tail_table(findings.tail)), plain(words.TAIL_NOTE)]
+        parts += ["## Tail risk", table(words.tail_table(findings.tail)), plain(words.tail_note(findings))]
     if findings.has_rules:
         parts += ["## Rules beside the learned gate", table(words.rules_table(findings))]
     for title, (content, note) in findings.measured.items():

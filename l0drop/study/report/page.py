@@ -92,7 +92,7 @@ def _comparison(findings: Findings) -> str:
     parts = [f"<p>{text(findings.shown.name)}, on {text(findings.text)}.</p>"]
     if findings.tail is not None:
         parts.append(table(words.differences_table(evaluation), words.differences_note(evaluation)))
-        parts.append("<h3>Tail risk</h3>" + table(words.tail_table(findings.tail), words.TAIL_NOTE))
+        parts.append("<h3>Tail risk</h3>" + table(words.tail_table(findings.tail), words.tail_note(findings)))
     controls = words.controls_table(evaluation, findings.metric)
     if controls is not None:
         parts.append("<h3>Does the task need the source?</h3>" + table(controls))

@@ -8,6 +8,7 @@ ROLES = {"baseline": "baseline", "reference": "baseline, trained on as long", "s
 SIDES = ("system", "baseline", "reference")
 KIND = "kind"
 NON_INFERIOR, NOT_SHOWN = "non-inferior", "not shown"
+FEW_SEEDS = "so few seeds say little about others"
 
 
 def summary(findings: Findings) -> list[str]:
@@ -26,7 +27,8 @@ def _what(findings: Findings) -> str:
     if row is None or row.score is None:
         return f"{findings.name} has not been scored."
     drops = "" if row.sparsity is None else f"drops {row.sparsity:.1%} of its encodings and "
-    return f"{row.name} {drops}reaches {row.score:.2f} {findings.metric} on {findings.text}."
+    over = f" over {findings.seeds} seeds" if findings.seeds > 1 else ""
+    return f"{row.name} {drops}reaches {row.score:.2f} {findings.metric}{over} on {findings.text}."
 
 
 def _verdict(findings: Findings) -> str:
@@ -36,7 +38,10 @@ def _verdict(findings: Findings) -> str:
     many, best = len(findings.points) > 1, findings.recommended
     to = f"non-inferior to {findings.compared_with} at a margin of {findings.margin:g} {findings.metric}"
     row = best or max(judged, key=lambda row: row.lower or 0)
-    bound = f"{row.difference:+.2f}, with 95% confidence above {row.lower:+.2f}"
+    seeds = findings.over_seeds
+    over = "" if seeds is None else f" over {seeds['seeds']} seeds"
+    few = f" ({FEW_SEEDS})" if seeds is not None and seeds["few_seeds"] else ""
+    bound = f"{row.difference:+.2f}{over}, with 95% confidence above {row.lower:+.2f}{few}"
     if best is not None:
         drops = f"{best.name}, which drops {best.sparsity:.1%}" if many else ""
         return f"{f'The sparsest that is {to} is {drops}' if many else f'It is {to}'}: its difference is {bound}."
@@ -56,8 +61,9 @@ def _price(findings: Findings) -> str:
     if findings.tail is None:
         return f"{gain}."
     chrf = findings.tail["chrf"]
+    first = "of the first seed, " if findings.seeds > 1 else ""
     return (
-        f"{gain}; {chrf['losing']:.1%} of the sentences lose more than {chrf['threshold']:.0f} chrF against the "
+        f"{gain}; {first}{chrf['losing']:.1%} of the sentences lose more than {chrf['threshold']:.0f} chrF against the "
         f"baseline, and {chrf['gaining']:.1%} gain as much."
     )
 
@@ -96,10 +102,17 @@ def points_note(findings: Findings) -> str:
     parts = [f"{findings.metric} on {findings.text}."]
     if findings.compared_with is not None:
         parts.append(f"Differences are to {findings.compared_with}.")
-    if any(row.lower is not None for row in findings.rows):
+    seeds = findings.over_seeds
+    if findings.seeds > 1:
+        few = f"; {FEW_SEEDS}" if seeds is not None and seeds["few_seeds"] else ""
         parts.append(
-            "95% bound: the difference is above it with 95% confidence (one-sided, paired bootstrap); non-inferior: "
-            f"the bound is above {-findings.margin:g}."
+            f"{'Scores' if seeds is None else 'Scores and differences'} are means over {findings.seeds} seeds{few}."
+        )
+    if any(row.lower is not None for row in findings.rows):
+        bootstrap = "paired bootstrap" if seeds is None else f"bootstrap over seeds and {seeds['unit']}s"
+        parts.append(
+            f"95% bound: the difference is above it with 95% confidence (one-sided, {bootstrap}); non-inferior: the "
+            f"bound is above {-findings.margin:g}."
         )
         if len(findings.points) > 1:
             parts.append("Each is tested by itself: of many, one may pass by chance.")
@@ -142,7 +155,7 @@ def differences_note(evaluation: dict[str, Any]) -> str:
         return note
     found = evaluation["over_seeds"][metric]
     each = ", ".join(f"{difference:+.2f}" for difference in found["differences"])
-    few = " So few seeds say little about others." if found["few_seeds"] else ""
+    few = f" {FEW_SEEDS[0].upper()}{FEW_SEEDS[1:]}." if found["few_seeds"] else ""
     return (
         f"{note} Of the first seed; over {found['seeds']} seeds the difference is {found['difference']:+.2f} ({each}), "
         f"with 95% confidence above {found['lower']:+.2f} (bootstrap over seeds and {found['unit']}s).{few}"
@@ -185,6 +198,10 @@ TAIL_NOTE = (
     "way round. Names: capitalised words inside a sentence of the source that the reference has too. Negations: "
     "sentences with a word of a list."
 )
+
+
+def tail_note(findings: Findings) -> str:
+    return f"{TAIL_NOTE} Of the first of {findings.seeds} seeds." if findings.seeds > 1 else TAIL_NOTE
 
 
 def controls_table(evaluation: dict[str, Any], metric: str) -> tuple[list[str], list[list[str]]] | None:

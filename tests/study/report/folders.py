@@ -1,6 +1,7 @@
 """Folders as runs, sweeps and evaluations leave them, without training anything."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +33,32 @@ def evaluated(
     theirs: list[str] | None,
     sparsity: float | None,
     against: str = "reference",
+    sentences: int = len(REFS),
+    seeds: Sequence[tuple[list[str], list[str]]] = (),
     **judging: Any,
 ) -> None:
-    """An evaluation of outputs; `theirs` are those of the run beside it that `against` names.
+    """An evaluation of outputs on the first `sentences`; `theirs` are those of the run beside it that `against` names.
 
-    What gates would have dropped is put in.
+    `seeds`: outputs of further pairs. What gates would have dropped is put in, and the signature that runs have.
     """
-    place, baseline = run.parent / f"{run.name}-texts", run.parent / against / "outputs" / "test.txt"
+    place, outputs = run.parent / f"{run.name}-texts", run.parent / against / "outputs"
+    baseline = outputs / ("test.txt" if sentences == len(REFS) else f"first-{sentences}.txt")
     sources = [f"source {number} {HOSTILE}" for number in range(len(REFS))]
     texts = {place / "source": sources, place / "reference": REFS, place / "ours": ours, baseline: theirs or []}
+    for number, sides in enumerate(seeds):
+        texts |= {place / f"{name}-{number}": side for name, side in zip(("ours", "theirs"), sides, strict=True)}
     for file, side in texts.items():
-        put(file, "".join(f"{line}\n" for line in side))
+        put(file, "".join(f"{line}\n" for line in side[:sentences]))
     text = read_files(place / "source", place / "reference")
-    baselines = [System(baseline)] if theirs else []
-    found, files = evaluate([System(place / "ours")], baselines, text, Judging(resamples=400, **judging), {})
-    if sparsity is not None:
-        found["runs"][0]["system"]["sparsity"] = sparsity
+    systems = [place / "ours", *(place / f"ours-{number}" for number in range(len(seeds)))]
+    baselines = [baseline, *(place / f"theirs-{number}" for number in range(len(seeds)))] if theirs else []
+    sides = [System(file) for file in systems], [System(file) for file in baselines]
+    found, files = evaluate(*sides, text, Judging(resamples=400, **judging), {})
+    for entry in found["runs"]:
+        if sparsity is not None:
+            entry["system"]["sparsity"] = sparsity
+        if found["judging"]["tokenize"] == "13a":
+            entry["system"]["scores"]["bleu"]["signature"] = SCORE["signature"]
     shown = json.loads(files["examples.json"])
     for example in shown:
         ((source, _),) = example["source"]

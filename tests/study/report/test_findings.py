@@ -1,12 +1,14 @@
 """What a report finds in folders."""
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from l0drop.study.report.findings import ReportError, gather
-from l0drop.study.report.words import points_table, rules_table, summary
+from l0drop.study.report.words import points_note, points_table, rules_table, summary
 from tests.study.report import folders
 from tests.study.test_significance import BAD, GOOD
 
@@ -67,6 +69,128 @@ def test_an_evaluation_counts_where_the_reference_no_longer_has_its_files(tmp_pa
     folders.sweep(tmp_path)
     shutil.rmtree(tmp_path / "reference" / "outputs")
     assert gather(tmp_path).recommended == gather(tmp_path).shown is not None
+
+
+def scores(folder: Path) -> dict[str, float]:
+    """By run, as sweep.json has them."""
+    sweep = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
+    return {e["run"]: e["test"]["score"]["value"] for e in (sweep["baseline"], sweep["reference"], *sweep["points"])}
+
+
+def test_rows_without_an_evaluation_are_scored_as_those_with_one(tmp_path: Path) -> None:
+    folders.sweep(tmp_path, judged=False)
+    folders.evaluated(tmp_path / "target-0.3", GOOD, GOOD, 0.31)
+    found = gather(tmp_path)
+    assert [row.name for row in found.rows if row.lower is not None] == ["target-0.3"]
+    assert {row.name: row.score for row in found.rows} == pytest.approx(scores(tmp_path))
+    folders.evaluated(tmp_path / "target-0.3", GOOD, GOOD, 0.31, sentences=3, metric="chrf")
+    found = gather(tmp_path)
+    assert (found.metric, found.text) == ("BLEU", "40 sentences of the test text")
+    assert {row.name: row.score for row in found.rows} == scores(tmp_path)
+    assert all(row.lower is None for row in found.rows)
+    assert found.evaluation is None
+    text = tmp_path / "target-0.3-texts" / "source"
+    assert (
+        "target-0.3/evaluation differs from sweep.json: metric chrF2, not BLEU; "
+        f"text 3 sentences of {text}, not 40 sentences, those of training."
+    ) in found.missing
+    assert "Rows of one table are scored alike, so all scores are those of sweep.json." in found.missing
+
+
+def test_a_text_of_as_many_sentences_is_known_by_the_score_of_the_reference(tmp_path: Path) -> None:
+    folders.sweep(tmp_path, judged=False)
+    folders.evaluated(tmp_path / "target-0.3", GOOD, BAD, 0.31)
+    found = gather(tmp_path)
+    assert {row.name: row.score for row in found.rows} == scores(tmp_path)
+    assert any("score of reference" in said for said in found.missing)
+    folders.evaluated(tmp_path / "target-0.3", GOOD, GOOD, 0.31, tokenize="intl")
+    assert any("tok:intl" in said and "signature" in said for said in gather(tmp_path).missing)
+    folders.evaluated(tmp_path / "target-0.3", BAD, None, 0.31)
+    found = gather(tmp_path)
+    assert {row.name: row.score for row in found.rows} == scores(tmp_path), "compared with none"
+    assert any("score of target-0.3" in said for said in found.missing)
+
+
+@pytest.mark.parametrize(
+    ("changes", "differs"),
+    [
+        ({"metric": "chrf"}, "metric chrF2, not BLEU."),
+        ({"tokenize": "intl"}, "tokenisation intl, not 13a."),
+        ({"margin": 20.0}, "margin 20, not 10."),
+        ({"sentences": 20}, "text 20 sentences of "),
+        ({"seeds": [(GOOD, GOOD)]}, "seeds 2, not 1."),
+    ],
+)
+def test_evaluations_that_differ_are_not_put_into_one_table(
+    tmp_path: Path, changes: dict[str, Any], differs: str
+) -> None:
+    folders.sweep(tmp_path)
+    folders.evaluated(tmp_path / "target-0.5", folders.OUTPUTS["target-0.5"], GOOD, 0.52, **{"margin": 10.0, **changes})
+    found = gather(tmp_path)
+    assert {row.name: row.score for row in found.rows} == scores(tmp_path)
+    assert found.metric == "BLEU"
+    assert found.recommended is None
+    (said,) = (note for note in found.missing if "target-0.5/evaluation" in note)
+    assert f"target-0.5/evaluation differs from target-0.3/evaluation: {differs}" in said
+    assert (gather(tmp_path, margin=10.0).recommended is not None) == ("margin" in changes), (
+        "judged anew, at one margin"
+    )
+
+
+def test_evaluations_decoded_in_other_ways_are_not_put_into_one_table(tmp_path: Path) -> None:
+    folders.sweep(tmp_path)
+    file = tmp_path / "target-0.5" / "evaluation" / "metrics.json"
+    evaluation = json.loads(file.read_text(encoding="utf-8"))
+    folders.put(file, {**evaluation, "generation": {"num_beams": 1}})
+    found = gather(tmp_path)
+    assert found.recommended is None
+    assert any("decoding num_beams 1, not the models' own" in note for note in found.missing)
+
+
+def test_a_sweep_evaluated_on_another_text_shows_that_text(tmp_path: Path) -> None:
+    """All rows are the evaluations', but for the baseline's, which is left out."""
+    folders.sweep(tmp_path)
+    for name, outputs in folders.OUTPUTS.items():
+        folders.evaluated(tmp_path / name, outputs, GOOD, folders.SPARSITIES[name], sentences=20, metric="chrf")
+    found = gather(tmp_path)
+    assert found.metric == "chrF2"
+    assert found.text.startswith("20 sentences of ")
+    assert [row.name for row in found.rows] == ["reference", *folders.OUTPUTS]
+    (reference, *points) = found.rows
+    for row in points:
+        assert row.score - reference.score == pytest.approx(row.difference)
+
+
+def test_scores_against_a_teachers_outputs_are_called_that(tmp_path: Path) -> None:
+    folders.sweep(tmp_path, judged=False)
+    sweep = json.loads((tmp_path / "sweep.json").read_text(encoding="utf-8"))
+    for entry in (sweep["reference"], *sweep["points"]):
+        entry["test"]["references"] = "outputs of runs/base"
+    folders.put(tmp_path / "sweep.json", sweep)
+    found = gather(tmp_path)
+    assert found.text == "40 sentences of the test text, against outputs of runs/base"
+    assert found.text in points_note(found)
+    folders.evaluated(tmp_path / "target-0.3", GOOD, GOOD, 0.31)
+    assert any("references the text's own, not outputs of runs/base" in note for note in gather(tmp_path).missing)
+
+
+def test_scores_are_means_where_differences_are(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    folders.finished(run, 0.4)
+    folders.evaluated(run, GOOD, GOOD, 0.4, seeds=[(BAD, GOOD), (BAD, BAD)])
+    found = gather(run)
+    base, row = found.rows
+    assert row.score == pytest.approx((folders.bleu(GOOD) + 2 * folders.bleu(BAD)) / 3)
+    assert row.score - base.score == pytest.approx(row.difference)
+    assert row.difference < -1
+    what, verdict, price = summary(found)
+    assert "BLEU over 3 seeds on" in what
+    assert f"its difference is {row.difference:+.2f} over 3 seeds" in verdict
+    assert "few seeds" in verdict
+    assert "of the first seed" in price
+    note = points_note(found)
+    assert "Scores and differences are means over 3 seeds; so few seeds say little about others." in note
+    assert "bootstrap over seeds and sentences" in note
 
 
 def test_nothing_is_recommended_where_nothing_was_compared(tmp_path: Path) -> None:
@@ -164,3 +288,10 @@ def test_the_demo(tmp_path: Path) -> None:
     assert found.recommended is not None
     assert found.recommended.name == "sparse"
     assert len(found.examples) == 20
+    assert [row.name for row in found.rows] == ["baseline", "trained-on", "sparse"]
+    folders.evaluated(tmp_path / "sparse", BAD, GOOD, 0.43, against="trained-on", sentences=20, metric="chrf")
+    found = gather(tmp_path)
+    reference, sparse = found.rows
+    assert (found.metric, reference.name) == ("chrF2", "trained-on")
+    assert sparse.score - reference.score == pytest.approx(sparse.difference), "difference and bound are of one text"
+    assert sparse.speed is not None

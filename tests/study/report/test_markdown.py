@@ -9,6 +9,7 @@ from l0drop.study.report.findings import ReportError, gather
 from l0drop.study.report.markdown import markdown, plain
 from tests.study.report import folders
 from tests.study.report.folders import HOSTILE
+from tests.study.test_significance import BAD, GOOD
 
 
 def test_tables_have_as_many_cells_in_every_row(tmp_path: Path) -> None:
@@ -20,6 +21,18 @@ def test_tables_have_as_many_cells_in_every_row(tmp_path: Path) -> None:
         assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
     assert "| **target-0.5** |" in text
     assert "**target-0.3**" not in text
+
+
+def test_seeds_and_what_is_left_out_are_said(tmp_path: Path) -> None:
+    folders.finished(tmp_path / "run", 0.4)
+    folders.evaluated(tmp_path / "run", BAD, GOOD, 0.4, seeds=[(GOOD, GOOD)])
+    text = markdown(gather(tmp_path / "run"))
+    assert "Scores and differences are means over 2 seeds; so few seeds say little about others." in text
+    assert "Of the first of 2 seeds." in text
+    folders.sweep(tmp_path / "sweep")
+    folders.evaluated(tmp_path / "sweep" / "target-0.3", GOOD, GOOD, 0.31, metric="chrf", margin=10.0)
+    left_out = markdown(gather(tmp_path / "sweep")).partition("## Not in this report")[2]
+    assert "target-0.5/evaluation differs from target-0.3/evaluation: metric BLEU, not chrF2." in left_out
 
 
 def test_an_analysis_is_told_in_tables(tmp_path: Path) -> None:
