@@ -163,11 +163,14 @@ def _points(summary: Path, dtype: str | None) -> "list[System]":
 
 
 def _output(system: "System", output: Path | None) -> Path:
+    from l0drop.study.evaluate import check_folder
+
     if output is None and not system.is_model:
         raise ValueError(f"--output is needed: {system.path} is a file, beside which nothing is written unasked")
+    if output is None and not system.path.exists():
+        raise ValueError(f"--output is needed: {system.path} is a name on the hub, and has no folder here")
     folder = output or (system.run or system.path) / "evaluation"
-    if (folder / "recipe.yaml").exists():
-        raise ValueError(f"--output {folder}: is a run, whose metrics.json is its training's; name another folder")
+    check_folder(folder)
     return folder
 
 

@@ -3,6 +3,7 @@
 Shapes: B sentences, N source positions. Masks are True on real tokens.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -42,6 +43,10 @@ class Dial:
                 raise ValueError(f"keep: expected a share in (0, 1], got {self.keep}")
         if self.max_memory is not None and (int(self.max_memory) != self.max_memory or self.max_memory < 1):
             raise ValueError(f"max_memory: expected a whole number of rows, at least 1, got {self.max_memory}")
+        if self.shift is not None and not math.isfinite(self.shift):
+            raise ValueError(f"shift: expected a finite number to add to log α, got {self.shift}")
+        if not isinstance(self.dense, bool):
+            raise ValueError(f"dense: expected True or False, got {self.dense!r}")
 
     def turn(self, gates: Gates, mask_BN: Tensor, gating: Gating, at: GateAt, always_BN: Tensor | None) -> Gates:
         """The gates at this setting. `at` gives the test-time gate of a log α; `always_BN` marks real tokens that are

@@ -241,8 +241,10 @@ class Engine:
 
     def decode(self, encoded: Encoded, *, length_penalty_style: str = "hf", **generation: Any) -> Generation:
         """Search the best outputs for a batch of memories. Sentences are grouped by the length of theirs."""
-        positions = getattr(self.model.config, "max_position_embeddings", None)
-        search = resolve(self.model.generation_config, generation, length_penalty_style, positions)
+        config = self.model.config
+        positions = getattr(config, "max_position_embeddings", None)
+        vocabulary = getattr(config, "decoder_vocab_size", None) or config.vocab_size
+        search = resolve(self.model.generation_config, generation, length_penalty_style, positions, vocabulary)
         if self.through_generate:
             return self._decode_through_generate(encoded, search, generation)
         self.memory_bytes = 0

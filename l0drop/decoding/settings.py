@@ -1,6 +1,8 @@
 """From generation_config's names to a `Search`; what the engine cannot do raises."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from numbers import Integral, Real
 from typing import Any
 
 from transformers import GenerationConfig
@@ -75,20 +77,37 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_mtp": (False,),
 }
 
+_WHOLE = frozenset(
+    {
+        *("max_length", "max_new_tokens", "min_length", "min_new_tokens"),
+        *("num_beams", "num_return_sequences", "no_repeat_ngram_size", "top_k"),
+    }
+)
+_REAL = frozenset({"temperature", "top_p", "repetition_penalty", "length_penalty"})
+_YES_OR_NO = frozenset({"do_sample", "renormalize_logits"})
+_TOKENS = frozenset(name for name in _DEFAULTS if name.endswith(("_id", "_ids", "_tokens"))) - _WHOLE
+
 DEFAULT_NEW_TOKENS = 20
 """What `generate` produces at most where neither caller nor model says."""
 
 
 def resolve(
-    model_settings: GenerationConfig, given: Mapping[str, Any], style: str, positions: int | None = None
+    model_settings: GenerationConfig,
+    given: Mapping[str, Any],
+    style: str,
+    positions: int | None = None,
+    vocabulary: int | None = None,
 ) -> Search:
     """The search for these settings; unset ones come from the model's generation_config, then from generate's defaults.
 
-    `positions` is how many the decoder has.
+    `positions` is how many the decoder has, `vocabulary` how many tokens.
     """
     if style not in ("hf", "gnmt"):
         raise ValueError(f'length_penalty_style: expected "hf" or "gnmt", got {style!r}')
     _refuse_unknown(given, model_settings)
+    for name, value in given.items():
+        if value is not None:
+            _check_kind(name, value, vocabulary)
     values = dict(_DEFAULTS)
     for source in (model_settings.to_dict(), given):
         for name, value in source.items():
@@ -149,6 +168,39 @@ def _refuse_unknown(given: Mapping[str, Any], model_settings: GenerationConfig) 
     for name in given:
         if name not in known:
             raise ValueError(f"{name}: not a setting of generation")
+
+
+def _check_kind(name: str, value: Any, vocabulary: int | None) -> None:
+    """Refuse what is no value of this setting, whatever its model makes of it."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if name in _WHOLE and not (is_number and math.isfinite(value) and value >= 0 and value == int(value)):
+        raise ValueError(f"{name}: expected a whole number, at least 0, got {value!r}")
+    if name in _REAL and not (is_number and math.isfinite(value)):
+        raise ValueError(f"{name}: expected a finite number, got {value!r}")
+    if name in _YES_OR_NO and not isinstance(value, bool):
+        raise ValueError(f"{name}: expected True or False, got {value!r}")
+    if name in _TOKENS:
+        if name == "bad_words_ids" and not (isinstance(value, (list, tuple)) and all(map(_is_list, value))):
+            raise ValueError(f"{name}: expected a list of lists of token ids, got {value!r}")
+        for token in _every(name, value):
+            if token < 0 or (vocabulary is not None and token >= vocabulary):
+                raise ValueError(f"{name}: no token has the id {token}; the vocabulary has {vocabulary}")
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) > 0
+
+
+def _every(name: str, value: Any) -> Iterator[int]:
+    """All token ids of a setting, whatever they stand in."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _every(name, part)
+    elif isinstance(value, Integral) and not isinstance(value, bool):
+        yield int(value)
+    else:
+        raise ValueError(f"{name}: expected token ids, got {value!r}")
 
 
 def _lengths(values: dict[str, Any], positions: int | None, given: Mapping[str, Any]) -> tuple[int, int]:

@@ -32,6 +32,9 @@ from l0drop.study.tail import tail_risk
 Scorer = Callable[[Sequence[str], Sequence[str]], Score]
 
 
+METRICS_FILE = "metrics.json"
+
+
 @dataclass(frozen=True)
 class Judging:
     """How outputs are judged; the differences are tested with `metric` first of all."""
@@ -47,8 +50,7 @@ class Judging:
     seed: int = significance.SEED
 
     def __post_init__(self) -> None:
-        if self.margin <= 0:
-            raise ValueError(f"margin={self.margin:g}: should be above 0, the loss that is small enough to accept")
+        significance.check_margin(self.margin)
 
 
 @dataclass(frozen=True)
@@ -298,11 +300,28 @@ def examples(
     ]
 
 
+def check_folder(folder: Path) -> None:
+    """Refuse to put an evaluation where something else is."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--output {folder}: is a file; name a folder")
+    if (folder / "recipe.yaml").exists():
+        raise ValueError(f"--output {folder}: is a run, whose {METRICS_FILE} is its training's; name another folder")
+    if (file := folder / METRICS_FILE).exists():
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or found.get("what") != "evaluation":
+            raise ValueError(f"--output {folder}: its {METRICS_FILE} is of no evaluation; name another folder")
+
+
 def write(folder: Path, metrics: dict[str, Any], files: dict[str, str]) -> None:
     """Put an evaluation into its folder; metrics.json comes last, so that where it is, all is."""
-    if (folder / "recipe.yaml").exists():
-        raise ValueError(f"{folder}: is a run, whose metrics.json is that of its training; choose another --output")
-    (folder / "metrics.json").unlink(missing_ok=True)
+    check_folder(folder)
+    if (folder / METRICS_FILE).exists():
+        former = {*folder.glob("hypotheses*.txt"), *folder.glob("baseline*.txt")}
+        for file in (folder / METRICS_FILE, *(file for file in former if file.name not in files)):
+            file.unlink()
     for name, content in files.items():
         write_whole(folder / name, content)
-    write_whole(folder / "metrics.json", json.dumps(metrics, indent=1, ensure_ascii=False) + "\n")
+    write_whole(folder / METRICS_FILE, json.dumps(metrics, indent=1, ensure_ascii=False) + "\n")

@@ -4,6 +4,7 @@ Corpus scores are not means of sentence scores, so what is drawn are the statist
 counts per sentence for BLEU and chrF, F-measures for ROUGE. Those of a resampled corpus are sums of them.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
@@ -207,9 +208,13 @@ def _test(differences: np.ndarray, margin: float) -> dict[str, Any]:
     return {"lower": ends(LEVEL)[0], "interval": ends(LEVEL / 2), "p": p, "non_inferior": p <= LEVEL}
 
 
+def check_margin(margin: float) -> None:
+    if not 0 < margin < math.inf:
+        raise ValueError(f"margin={margin:g}: should be above 0 and finite, the loss that is small enough to accept")
+
+
 def _check(system: Statistics, baseline: Statistics, margin: float) -> None:
-    if margin <= 0:
-        raise ValueError(f"margin={margin}: should be above 0, the loss that is small enough to accept")
+    check_margin(margin)
     if len(system.rows) != len(baseline.rows):
         raise ValueError(f"the system has {len(system.rows)} outputs but its baseline {len(baseline.rows)}")
     if len(system.rows) < 2:

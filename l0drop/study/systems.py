@@ -10,7 +10,7 @@ import numpy as np
 
 from l0drop.data.metrics import SparsityMeter
 from l0drop.data.text import CorpusError, file_stamp, read_lines
-from l0drop.decoding.folder import places
+from l0drop.decoding.folder import fingerprint, places
 from l0drop.decoding.offsets import Span
 from l0drop.decoding.results import SourceToken
 from l0drop.decoding.text import Source, TextModel, batches, load
@@ -135,7 +135,7 @@ def _decode(
     progress: Progress | None,
 ) -> Outputs:
     model = load(system.path, device, system.dtype)
-    recipe = system.recipe
+    recipe, weights = system.recipe, fingerprint(model.name, model.model)
     settings = model.settings(None, generation)
     encoded = model.encode(sources, max_source=None if recipe is None else recipe.data.max_source)
     texts = [""] * len(sources)
@@ -154,7 +154,7 @@ def _decode(
         pieces if model.is_gated else None,
         sum(source.cut > 0 for source in encoded),
         one_line(model.decode([_nothing(model)], settings)[0].text) if empty_source else None,
-        {**settings, "dtype": model.dtype, **provenance(model.model.device)},
+        {**settings, "dtype": model.dtype, "weights": weights, **provenance(model.model.device)},
     )
 
 

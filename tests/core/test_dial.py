@@ -96,6 +96,8 @@ def test_bad_settings_are_refused_by_name() -> None:
         ({"keep": 1.2}, r"keep: expected a share in \(0, 1\]"),
         ({"max_memory": 0}, "max_memory: expected a whole number"),
         ({"max_memory": 1.5}, "max_memory: expected a whole number"),
+        ({"shift": float("nan")}, "shift: expected a finite number"),
+        ({"dense": "maybe"}, "dense: expected True or False"),
     ):
         with pytest.raises(ValueError, match=message):
             Dial(**arguments)

@@ -421,6 +421,17 @@ def test_gnmt_scores_are_generates_with_another_divisor():
         ({"length_penalty_style": "other"}, "length_penalty_style"),
         ({"gates": torch.ones(6, 24), "keep": 0.5}, "keep"),
         ({"keep": 1.5}, "keep"),
+        ({"num_beams": "abc"}, "num_beams: expected a whole number, at least 0, got 'abc'"),
+        ({"num_beams": True}, "num_beams: expected a whole number"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size: expected a whole number"),
+        ({"max_new_tokens": float("inf")}, "max_new_tokens: expected a whole number"),
+        ({"length_penalty": float("nan")}, "length_penalty: expected a finite number"),
+        ({"do_sample": "yes"}, "do_sample: expected True or False"),
+        ({"bad_words_ids": 5}, "bad_words_ids: expected a list of lists"),
+        ({"bad_words_ids": [[]]}, "bad_words_ids: expected a list of lists"),
+        ({"suppress_tokens": "a"}, "suppress_tokens: expected token ids"),
+        ({"forced_bos_token_id": 100_000}, "forced_bos_token_id: no token has the id 100000"),
+        ({"eos_token_id": [2, -1]}, "eos_token_id: no token has the id -1"),
     ],
 )
 def test_refusals_name_the_setting(changes, named):

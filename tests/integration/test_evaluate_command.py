@@ -10,9 +10,12 @@ import pytest
 from rich.console import Console
 
 from l0drop.app import cli
+from l0drop.app.evaluate import _output
 from l0drop.data import metrics
 from l0drop.decoding.linear import int8_engines
 from l0drop.recipe import parse_recipe
+from l0drop.study.evaluate import write
+from l0drop.study.systems import System
 from l0drop.training.run import train
 from tests.training import tiny
 
@@ -185,3 +188,31 @@ def test_wrong_input_is_named_with_exit_code_2(
         for part in expected:
             assert part in said, f"{name}: {said}"
         assert not (tmp_path / "out" / "metrics.json").exists(), name
+
+
+def test_nothing_is_written_where_something_else_is(
+    text: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="acme/tiny is a name on the hub, and has no folder here"):
+        _output(System(Path("acme/tiny")), None)
+    assert not (tmp_path / "acme").exists(), "which would stand before the name from then on"
+    outputs = System(text["outputs"])
+    with pytest.raises(ValueError, match="is a file; name a folder"):
+        _output(outputs, text["source"])
+    for content in ('{"what": "demo"}', "[]", "no JSON"):
+        (tmp_path / "metrics.json").write_text(content)
+        with pytest.raises(ValueError, match=r"its metrics\.json is of no evaluation"):
+            _output(outputs, tmp_path)
+        assert (tmp_path / "metrics.json").read_text() == content
+
+
+def test_an_evaluation_takes_the_place_of_a_former_one(tmp_path: Path) -> None:
+    former = {"hypotheses-1.txt": "a\n", "hypotheses-2.txt": "b\n", "baseline-1.txt": "c\n", "baseline-2.txt": "d\n"}
+    write(tmp_path, {"what": "evaluation"}, former)
+    write(tmp_path, {"what": "evaluation"}, {"hypotheses.txt": "e\n"})
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["hypotheses.txt", "metrics.json"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "baseline.txt").write_text("of mine\n")
+    write(tmp_path / "mine", {"what": "evaluation"}, {"hypotheses.txt": "e\n"})
+    assert (tmp_path / "mine" / "baseline.txt").read_text() == "of mine\n"

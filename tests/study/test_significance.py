@@ -144,6 +144,12 @@ def test_the_test_errs_as_often_as_it_says() -> None:
     assert 0.025 < np.mean(passed) < 0.085
 
 
+@pytest.mark.parametrize("margin", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_margin_is_a_loss_that_can_be_exceeded(margin: float) -> None:
+    with pytest.raises(ValueError, match="margin="):
+        compare(by_mean(np.zeros(4)), by_mean(np.zeros(4)), margin=margin)
+
+
 def test_over_seeds_draws_runs_and_for_all_of_them_the_same_sentences() -> None:
     source = np.random.default_rng(1)
     pairs = [(source.normal(s, 1, 30), source.normal(0, 1, 30)) for s in (0.0, 0.2, -0.4)]
