@@ -99,11 +99,16 @@ def _published(result: dict[str, Any], place: Path) -> None:
     drawn = draw_all(place)
     for table in tables(result):
         console.print(table)
-    for part, why in result.get("left_out", {}).items():
+    for part, why in _left_out(result).items():
         log.print(f"[yellow]left out: {part}[/] ({escape(why)})", highlight=False)
     if why := result.get("missing", {}).get("baseline"):
         log.print(f"[yellow]nothing was compared with a baseline[/] ({escape(why)})", highlight=False)
     log.print(f"{place / RESULT}, and {len(drawn)} figures in {place / 'figures'}")
+
+
+def _left_out(result: dict[str, Any]) -> dict[str, str]:
+    """Parts that are missing, of a run or of points of a sweep, and why."""
+    return {part: why for one in result.get("points", [result]) for part, why in one.get("left_out", {}).items()}
 
 
 @contextmanager
@@ -169,9 +174,10 @@ def _points(result: dict[str, Any]) -> Table:
     names = list(next((point["groups"]["groups"] for point in result["points"] if "groups" in point), {}))
     table = _table(f"{result['sweep']}: sparsity by group, entropy", "run", "overall", *names, "kept", "dropped")
     for point in result["points"]:
-        rates = [point["groups"]["groups"][name]["sparsity"] for name in names] if "groups" in point else []
+        rates = [point["groups"]["groups"][name]["sparsity"] if "groups" in point else None for name in names]
         shares = ["" if rate is None else f"{rate:.0%}" for rate in rates]
-        entropies = [_number(point["entropy"]["sparse"][kind]) for kind in ("kept", "dropped")]
+        found = point["entropy"]["sparse"] if "entropy" in point else {}
+        entropies = [_number(found.get(kind)) for kind in ("kept", "dropped")]
         table.add_row(point["run"], f"{point['sparsity']:.1%}", *shares, *entropies)
     return table
 

@@ -323,9 +323,9 @@ def predict(
         table.add_row(str(source), *times)
     pays = []
     for batch, found in result["pays_from"].items():
-        decode, both = (str(tokens or f"more than {result['longest_source']}") for tokens in found.values())
-        pays.append(f"at batch {batch} from {decode} source tokens on ({both} with encoding)")
-    table.caption = f"It brings {PAYS - 1:.0%} or more {'; '.join(pays)}."
+        decode, both = ("not at the longest" if tokens is None else f"from {tokens} on" for tokens in found.values())
+        pays.append(f"batch {batch} {decode} (with encoding {both})")
+    table.caption = f"{PAYS - 1:.0%} or more, up to {result['longest_source']} source tokens: {'; '.join(pays)}."
     if check:
         title = "Shapes that were not fitted: measured CPU seconds (error of the prediction)"
         checked = Table(title=title, box=None, padding=(0, 2, 0, 0))

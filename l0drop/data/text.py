@@ -138,7 +138,7 @@ class JsonlFile:
             place = f"{self.path}, line {number}"
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:
                 raise CorpusError(f"{place}: not JSON ({error})") from error
             if not isinstance(row, dict):
                 raise CorpusError(f"{place}: expected a JSON object, got {type(row).__name__}")
@@ -275,4 +275,10 @@ def _field(row: Mapping[str, Any], field: str, place: str) -> str:
         value = value[key]
     if not isinstance(value, str):
         raise CorpusError(f"{place}: field {field!r} holds {type(value).__name__}, not text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # JSON can write half of a surrogate pair, which is no character
+        raise CorpusError(
+            f"{place}: field {field!r} has half of a surrogate pair at character {error.start}"
+        ) from error
     return value

@@ -148,8 +148,7 @@ def binary_concrete_density(s: np.ndarray, alpha: float, beta: float) -> np.ndar
 
 def quality(sweep: Mapping[str, Any]) -> Drawing:
     """Score against sparsity of a sweep's points, beside the baseline and the baseline trained on."""
-    split = "test" if "test" in sweep["reference"] else "valid"
-    points = sorted((point for point in sweep["points"] if split in point), key=lambda point: point["sparsity"])
+    split, points = _scored(sweep)
     if not points:
         raise ValueError("sweep.json: none of its points has a score")
     score = points[0][split]["score"]
@@ -182,11 +181,18 @@ def quality(sweep: Mapping[str, Any]) -> Drawing:
         axes.margins(x=0.16, y=0.18)
         _percent(axes.xaxis)
         axes.legend(loc="best")
+    references = points[0][split].get("references")
     caption = (
         f"{score['name']} against sparsity on the {split} text of {sweep['name']}, {points[0][split]['sentences']} "
-        f"sentences, gating {sweep['gating']}; each point is one fine-tuned model, one seed. {score['signature']}"
+        f"sentences{f' (against {references})' if references else ''}, gating {sweep['gating']}; each point is one fine-tuned model, one seed. {score['signature']}"
     )
     return rendered("quality", "Quality against sparsity", caption, figure)
+
+
+def _scored(sweep: Mapping[str, Any]) -> tuple[str, list[Mapping[str, Any]]]:
+    """The text that a sweep is judged on, and the points that have a score on it, by sparsity."""
+    split = "test" if "test" in sweep["reference"] else "valid"
+    return split, sorted((point for point in sweep["points"] if split in point), key=lambda point: point["sparsity"])
 
 
 _GATINGS = {"zero": ("o", BLUE), "mask": ("s", RED), "weight": ("^", GREEN)}
@@ -493,6 +499,8 @@ def entropy(analysis: Mapping[str, Any]) -> Drawing:
 _SYSTEMS = {
     "engine-short": "our engine, short memory",
     "engine-dense": "our engine, dense memory",
+    "engine-int8-short": "our engine, int8, short memory",
+    "engine-int8-dense": "our engine, int8, dense memory",
     "hf-short": "Hugging Face, short",
     "hf-dense": "Hugging Face, dense",
     "ct2-float32": "CTranslate2, float32",
@@ -502,7 +510,9 @@ _SYSTEMS = {
 
 def speed(bench: Mapping[str, Any]) -> Drawing:
     """CPU seconds of encoding and decoding by system, from the decoding benchmark."""
-    names = [name for name in _SYSTEMS if name in bench["systems"]][::-1]
+    names = _timed(bench)[::-1]
+    if not names:
+        raise ValueError(f"bench.json: none of its systems is one of {', '.join(_SYSTEMS)}")
     medians = [bench["systems"][name]["median"] for name in names]
     with matplotlib.rc_context(STYLE):
         figure, (axes,) = _axes(width=6.2, height=0.36 * len(names) + 1.3)
@@ -519,14 +529,26 @@ def speed(bench: Mapping[str, Any]) -> Drawing:
         axes.grid(axis="y", visible=False)
         axes.legend(loc="upper center", bbox_to_anchor=(0.45, 1.0), bbox_transform=figure.transFigure, ncols=2)
         axes.set_title(" ", pad=10)
-    gates = bench["gates"]
+    compared = any(bench["systems"][name].get("times_engine_short") for name in names)
+    brackets = "; in brackets, end to end by our engine's on the short memory" if compared else ""
+    gates = bench["gates"]  # None where no system that knows them was timed
+    read = (
+        f", {gates['source_tokens']:,} source tokens (longest {gates['longest_source']:,}), {gates['sparsity']:.1%} "
+        "dropped"
+        if gates is not None
+        else ""
+    )
     caption = (
-        "CPU time of encoding and decoding, medians over interleaved rounds; in brackets, end to end by our engine's "
-        f"on the short memory. {bench['what'][0].upper()}{bench['what'][1:]}: {bench['sentences']} sentences, "
-        f"{gates['source_tokens']:,} source tokens (longest {gates['longest_source']:,}), {gates['sparsity']:.1%} "
-        f"dropped; {bench['device']}, {bench['threads']} thread(s), beam {bench['generation']['num_beams']}."
+        f"CPU time of encoding and decoding, medians over interleaved rounds{brackets}. "
+        f"{bench['what'][0].upper()}{bench['what'][1:]}: {bench['sentences']} sentences{read}; {bench['device']}, "
+        f"{bench['threads']} thread(s), beam {bench['generation']['num_beams']}."
     )
     return rendered("speed", "Decoding time", caption, figure)
+
+
+def _timed(bench: Mapping[str, Any]) -> list[str]:
+    """The systems of a benchmark that can be drawn: none of several shapes, nor of other benchmarks."""
+    return [name for name in _SYSTEMS if name in bench.get("systems", {})]
 
 
 # --- length and position ----------------------------------------------------------------------------------------------
@@ -592,17 +614,31 @@ def _why_left_out(analysis: Mapping[str, Any], part: str) -> str:
     return "; ".join(sorted(reasons))
 
 
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; ValueError that names the file where it holds none."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: not JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file}: expected a JSON object, got {type(content).__name__}")
+    return content
+
+
 def drawings(folder: Path) -> Iterator[Drawing]:
-    """The figures that can be made from the JSON files in a run or sweep folder."""
+    """The figures that can be made from the JSON files in a run or sweep folder; files without any are passed over."""
     yield density()
     for file, parts in _FILES.items():
         if not (folder / file).is_file():
             continue
-        content = json.loads((folder / file).read_text(encoding="utf-8"))
-        for part, draw in parts:
-            holders = [content, *content.get("points", ())]
-            if part is None or any(part in holder for holder in holders):
-                yield from draw(content)
+        content = read_json(folder / file)
+        try:
+            for part, draw in parts:
+                holders = [content, *content.get("points", ())]
+                if part is None or any(part in holder for holder in holders):
+                    yield from draw(content)
+        except (KeyError, TypeError, IndexError, AttributeError) as error:
+            raise ValueError(f"{folder / file}: not as this version writes it ({error!r})") from error
 
 
 def _all_maps(analysis: Mapping[str, Any]) -> Iterator[Drawing]:
@@ -614,7 +650,7 @@ def _one(draw: Callable[[Mapping[str, Any]], Drawing]) -> Callable[[Mapping[str,
 
 
 _FILES: dict[str, tuple[tuple[str | None, Callable[[Mapping[str, Any]], Iterator[Drawing]]], ...]] = {
-    "sweep.json": ((None, _one(quality)),),
+    "sweep.json": ((None, lambda content: iter([quality(content)] if _scored(content)[1] else [])),),
     "analysis.json": (
         ("mass", lambda content: iter([attention_mass(content)]) if "mass" in content else iter(())),
         ("maps", _all_maps),
@@ -622,7 +658,7 @@ _FILES: dict[str, tuple[tuple[str | None, Callable[[Mapping[str, Any]], Iterator
         ("entropy", _one(entropy)),
         ("places", _one(places)),
     ),
-    "bench.json": ((None, _one(speed)),),
+    "bench.json": ((None, lambda content: iter([speed(content)] if _timed(content) else [])),),
 }
 
 

@@ -63,8 +63,8 @@ NOTES = {
     "seconds": "CPU seconds, the median over rounds",
     "costs": "seconds for one of each; the time of a shape is their sum, each as often as it occurs",
     "speed_up": "time on the dense memory by time on the short one; both is encoding and decoding",
-    "pays_from": f"the fewest source tokens with a speed-up of {PAYS:g} or more; null where there are none up to the "
-    "longest source",
+    "pays_from": "the fewest source tokens from which on every length up to the longest source has a speed-up of "
+    f"{PAYS:g} or more; null where the longest has less",
     "check": "shapes that the fit has not seen; decoded in the same rounds, encoded twice before them; errors are "
     "predicted / measured - 1",
 }
@@ -172,14 +172,17 @@ class Prediction:
         return {"decode": dense / short, "both": (encode + dense) / (encode + short)}
 
     def pays_from(self, batch: int, target: int, dropped: float, longest: int) -> dict[str, int | None]:
-        """The fewest source tokens, up to `longest`, at which each speed-up is `PAYS` or more."""
+        """The fewest source tokens from which on each speed-up is `PAYS` or more at every length up to `longest`.
+
+        None where `longest` has less: self-attention makes encoding grow with the square of the length, so what the
+        short memory brings to both may fall again.
+        """
         found: dict[str, int | None] = {"decode": None, "both": None}
-        for source in range(1, longest + 1):
-            for phase, times in self.speed_up(Shape(batch, source, target, dropped)).items():
-                if found[phase] is None and times >= PAYS:
-                    found[phase] = source
-            if None not in found.values():
-                break
+        for phase in found:
+            for source in range(longest, 0, -1):
+                if self.speed_up(Shape(batch, source, target, dropped))[phase] < PAYS:
+                    break
+                found[phase] = source
         return found
 
 

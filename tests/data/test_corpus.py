@@ -158,6 +158,9 @@ def test_jsonl(tmp_path: Path) -> None:
         ('["a list"]', "expected a JSON object"),
         ('{"source": "a"}', "no field 'target'; there is source"),
         ('{"source": "a", "target": 3}', "field 'target' holds int"),
+        (r'{"source": "a", "target": "b\ud83d"}', "field 'target' has half of a surrogate pair at character 1"),
+        ("[" * 200_000, "not JSON"),
+        ("9" * 5_000, "not JSON"),
     ],
 )
 def test_bad_jsonl_lines_are_named(tmp_path: Path, line: str, complaint: str) -> None:

@@ -6,6 +6,7 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
+from l0drop.app.analyze import _left_out, tables
 from l0drop.app.cli import app
 from tests.study.analysis.conftest import runs as runs  # the fixture
 
@@ -53,6 +54,26 @@ def test_a_sweep(runs, tmp_path) -> None:
     assert "attention-mass.svg" in {file.name for file in (tmp_path / "mask" / "figures").iterdir()}
     refused = invoke(tmp_path, "--only", "mass")
     assert "--only, --show, --entmax: are for single runs" in str(refused.exception)
+
+
+def test_points_that_lack_a_part_leave_their_cells_empty() -> None:
+    """As those of LED, whose encoder has no entropies, and of text that nobody can tag."""
+    rates = {"content": {"sparsity": 0.25}, "EOS": {"sparsity": None}}
+    entropy = {"sparse": {"kept": 1.5, "dropped": 2.5}}
+    whole = {"run": "both", "sparsity": 0.5, "groups": {"groups": rates}, "entropy": entropy}
+    points = [
+        whole,
+        {**{key: whole[key] for key in ("run", "sparsity", "groups")}, "left_out": {"entropy": "LED"}},
+        {**{key: whole[key] for key in ("run", "sparsity", "entropy")}, "left_out": {"groups": "German"}},
+    ]
+    (table,) = tables({"sweep": "s", "points": points})
+    rows = [*zip(*(column.cells for column in table.columns), strict=True)]
+    assert rows == [
+        ("both", "50.0%", "25%", "", "1.50", "2.50"),
+        ("both", "50.0%", "25%", "", "", ""),
+        ("both", "50.0%", "", "", "1.50", "2.50"),
+    ]
+    assert _left_out({"points": points}) == {"entropy": "LED", "groups": "German"}
 
 
 @pytest.mark.parametrize(

@@ -6,25 +6,37 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from l0drop.decoding.corpus import decode_corpus
 from l0drop.recipe import parse_recipe
+from l0drop.study import dial
 from l0drop.study.dial import dial_curve
 from l0drop.training.run import train
 from tests.training import tiny
 
 
-def test_the_curve_keeps_what_it_says(baseline: Path, tmp_path: Path) -> None:
+def test_the_curve_keeps_what_it_says(baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = tiny.sparse(tmp_path, str(baseline), train={"elastic": True})
     metrics = train(parse_recipe(values, "test"), tmp_path / "runs", Console(quiet=True))
+    run = (tmp_path / "runs" / "sparse").rename(tmp_path / "runs" / "kept")
+    before = sorted((tmp_path / "runs").rglob("*"))
     said: list[str] = []
-    curve = dial_curve(tmp_path / "runs" / "sparse", [0.25, 1.0], said.append)
+
+    def decoded(*arguments, **settings):  # type: ignore[no-untyped-def]
+        said.append("decoding")
+        return decode_corpus(*arguments, **settings)
+
+    monkeypatch.setattr(dial, "decode_corpus", decoded)
+    curve = dial_curve(run, [0.25, 1.0], said.append)
     own, quarter, everything = curve["rows"]
-    assert said == ["as trained", "keep 0.25", "keep 1"]
+    assert said[::2] == ["warming up", "as trained", "keep 0.25", "keep 1"]
+    assert said[1::2] == ["decoding"] * 4
+    assert sorted((tmp_path / "runs").rglob("*")) == before, "a renamed run is read where it is"
     assert own["sparsity"] == metrics["test"]["sparsity"]
     assert own["score"] == metrics["test"]["score"]
     # n = max(1, round(0.25 · tokens)) of sentences of 10 to 20 tokens
     assert quarter["sparsity"] == pytest.approx(0.75, abs=0.03)
     assert everything["sparsity"] == 0
-    assert (curve["split"], curve["sentences"]) == ("test", 24)
+    assert (curve["run"], curve["split"], curve["sentences"]) == ("kept", "test", 24)
     json.dumps(curve)
 
 

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 
 from l0drop.core import hard_concrete
 from l0drop.study import figures
+from l0drop.study.peers import SYSTEMS
 
 SVG = "{http://www.w3.org/2000/svg}"
 TEXT = {
@@ -243,6 +244,59 @@ def test_a_folder(analysis, sweep, bench, tmp_path) -> None:
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {f"{n}.svg" for n in files} | {figures.INDEX}
     assert all(entry["caption"] and entry["title"] for entry in index)
     assert len(made) == len(files)
+
+
+def test_benchmarks_without_gates_or_with_int8_are_drawn(bench, tmp_path) -> None:
+    alone = {"median": {"encode": {"cpu": 1.0}, "decode": {"cpu": 2.0}}, "times_engine_short": None}
+    for names, labels in (
+        (["ct2-float32"], {"CTranslate2, float32"}),
+        (
+            ["engine-int8-short", "engine-int8-dense"],
+            {"our engine, int8, short memory", "our engine, int8, dense memory"},
+        ),
+    ):
+        content = {**bench, "gates": None, "systems": dict.fromkeys(names, alone)}
+        (tmp_path / "bench.json").write_text(json.dumps(content), encoding="utf-8")
+        drawing = figures.draw_all(tmp_path)[-1]
+        assert labels <= set(texts(drawing.svg))
+        assert "One batch: 10 sentences; a machine, 1 thread(s), beam 4." in drawing.caption
+        assert "in brackets" not in drawing.caption
+
+
+def test_every_system_that_is_measured_has_a_name() -> None:
+    assert set(figures._SYSTEMS) == set(SYSTEMS)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("bench.json", {"shapes": {"mt": {"systems": {}}}, "device": "a machine"}),
+        ("bench.json", {"run": "sparse", "split": "test", "rows": []}),
+        ("bench.json", {"points": {"decode": [], "encode": []}, "table": []}),
+        ("bench.json", {"what": "random weights", "systems": {}}),
+        ("sweep.json", {"name": "x", "reference": {"run": "r"}, "points": [{"run": "a", "sparsity": 0.1}]}),
+        ("sweep.json", {"name": "x", "reference": {"run": "r"}, "points": []}),
+    ],
+)
+def test_files_with_nothing_to_draw_are_passed_over(name, content, tmp_path) -> None:
+    (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
+    assert [drawing.name for drawing in figures.draw_all(tmp_path)] == ["hard-concrete"]
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ('{"points": [', "not JSON"),
+        ("[" * 200_000, "not JSON"),
+        ("[]", "expected a JSON object, got list"),
+        ('{"name": "x", "points": []}', "not as this version writes it (KeyError('reference'))"),
+    ],
+)
+def test_damaged_files_are_named(content, complaint, tmp_path) -> None:
+    file = tmp_path / "sweep.json"
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=re.escape(f"{file}: {complaint}")):
+        figures.draw_all(tmp_path)
 
 
 def test_rules_are_no_part_of_the_curves(swept) -> None:

@@ -11,6 +11,7 @@ from l0drop.study.predict import CHECKS, DECODE, ENCODE, PAYS, Bench, Prediction
 from l0drop.study.workloads import Shape
 from tests.decoding import folders
 from tests.models import zoo
+from tests.snippets import ROOT
 from tests.study.test_decode_benchmark import l0drop
 
 SIZES = Sizes(beams=4, memory=512, activations=2048)
@@ -111,7 +112,7 @@ def test_both_is_encoding_and_decoding():
     assert 1 < times["both"] < times["decode"]
 
 
-def test_it_pays_from_the_first_length_that_brings_enough():
+def test_it_pays_from_the_length_from_which_on_all_bring_enough():
     for batch in (1, 8):
         found = PREDICTION.pays_from(batch, 64, 0.5, 2048)
         for phase, source in found.items():
@@ -119,6 +120,25 @@ def test_it_pays_from_the_first_length_that_brings_enough():
             assert PREDICTION.speed_up(Shape(batch, source - 1, 64, 0.5))[phase] < PAYS
     assert PREDICTION.pays_from(1, 64, 0.5, 100) == {"decode": None, "both": None}
     assert PREDICTION.pays_from(1, 64, 0.0, 300) == {"decode": None, "both": None}
+
+
+def test_what_pays_at_some_lengths_alone_is_not_said_to_pay_from_there_on():
+    """Encoding grows with the square of the length: its share of the time, and so the speed-up, turns at some point."""
+    slow = Prediction(SIZES, DECODE_COSTS, {**ENCODE_COSTS, "attended": 2e-6})
+    pays = [n for n in range(1, 2049) if slow.speed_up(Shape(8, n, 64, 0.5))["both"] >= PAYS]
+    assert pays[0] > 1
+    assert pays[-1] < 2048
+    assert slow.pays_from(8, 64, 0.5, 2048)["both"] is None
+    assert slow.pays_from(8, 64, 0.5, 2048)["decode"] is not None
+    assert slow.pays_from(8, 64, 0.5, pays[-1])["both"] is not None
+
+
+def test_what_was_published_pays_from_where_it_says():
+    stored = json.loads((ROOT / "docs" / "results" / "predict.json").read_text(encoding="utf-8"))
+    prediction = Prediction(Sizes(**stored["sizes"]), stored["costs"]["decode"], stored["costs"]["encode"])
+    for batch, found in stored["pays_from"].items():
+        shape = stored["target"], stored["sparsity"], stored["longest_source"]
+        assert prediction.pays_from(int(batch), *shape) == found
 
 
 @pytest.mark.parametrize(("family", "gating"), [("marian", "zero"), ("t5", "mask")])
@@ -153,7 +173,9 @@ def test_the_command_predicts_and_checks(model_folder, tmp_path, monkeypatch, ca
     assert code == 0, said
     result = json.loads(output.read_text())
     assert f"{result['sparsity']:.1%} dropped, 6 tokens to produce, beam 2" in said
-    assert "at batch 32 from" in said
+    pays = result["pays_from"]["32"]
+    decode, both = ("not at the longest" if tokens is None else f"from {tokens} on" for tokens in pays.values())
+    assert f"batch 32 {decode} (with encoding {both})." in " ".join(said.split())
     assert 0 < result["sparsity"] < 1
     assert result["input"]["path"] == str(text)
     assert result.keys() >= {"commit", "torch", "device", "threads", "notes", "costs", "points"}

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -301,6 +302,22 @@ def test_a_sweep(runs, tmp_path) -> None:
     assert typical_point({"points": points[2:]}) == "pos"
     (tmp_path / "sweep.json").write_text(json.dumps({**summary, "points": []}), encoding="utf-8")
     with pytest.raises(ValueError, match="sweep.json: no point of this sweep is finished"):
+        analyze_sweep(tmp_path, Reading(), say=lambda text: None)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ('{"points": [', "not JSON"),
+        ("3", "expected a JSON object, got int"),
+        ('{"name": "x"}', "expected points, each with run, kind, value"),
+        ('{"points": [{"kind": "lambda", "value": 0.3}]}', "expected points, each with run, kind, value"),
+    ],
+)
+def test_a_damaged_sweep_is_named(tmp_path, content, complaint) -> None:
+    file = tmp_path / "sweep.json"
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=re.escape(f"{file}: {complaint}")):
         analyze_sweep(tmp_path, Reading(), say=lambda text: None)
 
 
