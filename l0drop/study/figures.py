@@ -182,9 +182,11 @@ def quality(sweep: Mapping[str, Any]) -> Drawing:
         _percent(axes.xaxis)
         axes.legend(loc="best")
     references = points[0][split].get("references")
+    against = f" (against {references})" if references else ""
     caption = (
         f"{score['name']} against sparsity on the {split} text of {sweep['name']}, {points[0][split]['sentences']} "
-        f"sentences{f' (against {references})' if references else ''}, gating {sweep['gating']}; each point is one fine-tuned model, one seed. {score['signature']}"
+        f"sentences{against}, gating {sweep['gating']}; each point is one fine-tuned model, one seed. "
+        f"{score['signature']}"
     )
     return rendered("quality", "Quality against sparsity", caption, figure)
 

@@ -170,6 +170,9 @@ def test_ids_of_different_figures_differ_and_references_are_met(every) -> None:
 
 def test_the_same_numbers_make_the_same_file(sweep, every) -> None:
     assert figures.quality(sweep) == every["quality"]
+    for point in sweep["points"]:
+        point["test"]["references"] = "outputs of the teacher"
+    assert "sentences (against outputs of the teacher), gating" in figures.quality(sweep).caption
 
 
 def test_density_against_samples() -> None:
