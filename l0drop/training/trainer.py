@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,7 @@ from l0drop.data.whole import write_whole
 from l0drop.decoding.corpus import decode_corpus, encoder_inputs, length_batches
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import Evaluate, Recipe
+from l0drop.training.assemble import weights_stamp
 from l0drop.training.captured import Captured
 from l0drop.training.checkpoints import STAGING, clear_staging, publish
 from l0drop.training.fast import (
@@ -80,8 +82,8 @@ class Progress:
     evaluations_without_improvement: int = 0
     stopped_early: bool = False
     schedule: dict[str, Any] = field(default_factory=dict)
-    text: dict[str, str] | None = None
-    """A digest of each split: what it was made from, and how."""
+    made_from: dict[str, str | None] | None = None
+    """A digest of the text of each split, and of the teacher's weights."""
 
 
 class StepStream(IterableDataset):
@@ -618,7 +620,7 @@ class L0DropTrainer(Trainer):
             if self.args.should_save:
                 if self.gated:
                     self.progress.schedule = self.model.schedule.state_dict()
-                self.progress.text = self._text()
+                self.progress.made_from = self._made_from
                 write_whole(self.checkpoint_folder / STAGING / name / STATE, json.dumps(vars(self.progress), indent=1))
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
@@ -632,8 +634,14 @@ class L0DropTrainer(Trainer):
                 "Earlier checkpoints are whole; make room, then run the same command again"
             ) from error
 
-    def _text(self) -> dict[str, str]:
-        return {split: corpus.made_from for split, corpus in self.corpora.items()}
+    @cached_property
+    def _made_from(self) -> dict[str, str | None]:
+        found: dict[str, str | None] = {f"{split} text": corpus.made_from for split, corpus in self.corpora.items()}
+        if self.teacher is not None and self.recipe.train.teacher is not None:
+            name = self.recipe.train.teacher.model
+            name = (self.recipe.model.init or self.recipe.model.pretrained or name) if name == "init" else name
+            found["teacher"] = weights_stamp(name)
+        return found
 
     def _check_weights(self) -> None:
         """A gradient that is not finite shows in the weights before the next loss; no run could go on from them."""
@@ -650,11 +658,11 @@ class L0DropTrainer(Trainer):
     def restore(self, checkpoint: Path) -> None:
         """Take up what a checkpoint says beside what the Trainer itself restores."""
         self.progress = Progress(**json.loads((checkpoint / STATE).read_text(encoding="utf-8")))
-        if self.progress.text not in (None, text := self._text()):
-            different = [split for split, digest in text.items() if self.progress.text.get(split) != digest]
+        if (stored := self.progress.made_from) is not None and stored != self._made_from:
+            different = [name for name, digest in self._made_from.items() if stored.get(name) != digest]
             raise TrainingError(
-                f"{checkpoint} was trained on other text than is there now ({', '.join(different)}); bring that back, "
-                "or train under another name (--set name=...)"
+                f"{checkpoint}: was made with another {', another '.join(different)} than is there now; bring that "
+                "back, or train under another name (--set name=...)"
             )
         if self.gated:
             self.model.schedule.load_state_dict(self.progress.schedule)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
 
 from l0drop.models.modeling import L0DropModel
@@ -183,17 +183,39 @@ def test_a_run_does_not_go_on_with_other_text(tmp_path: Path, monkeypatch: pytes
     values = tiny.recipe(tmp_path, train={"steps": 10, "save_every": 5, "eval_every": 10})
     recipe = parse_recipe(values, "test")
     with monkeypatch.context() as patch:
-        patch.setattr(callbacks.Interruption, "on_step_end", lambda self, args, state, control, **_: setattr(
-            control, "should_training_stop", state.global_step == 5))  # fmt: skip
-        train(recipe, tmp_path / "runs", QUIET)
-    folder = tmp_path / "runs" / values["name"]
-    (folder / "metrics.json").unlink()
+        patch.setattr(trainer_module.L0DropTrainer, "_check_weights", stopped_after_5)
+        with pytest.raises(RuntimeError, match="the power is gone"):
+            train(recipe, tmp_path / "runs", QUIET)
     corpus = values["data"]["train"]
     for side in ("source", "target"):
         lines = Path(corpus[side]).read_text().splitlines(keepends=True)
         Path(corpus[side]).write_text("".join(lines[:-1]))
-    with pytest.raises(TrainingError, match=r"checkpoint-5 was trained on other text than is there now \(train\)"):
+    with pytest.raises(TrainingError, match="checkpoint-5: was made with another train text than is there now"):
         train(recipe, tmp_path / "runs", QUIET)
+
+
+def test_a_run_does_not_go_on_with_another_teacher(
+    baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(baseline, tmp_path / "teacher")
+    steps = {"steps": 10, "save_every": 5, "eval_every": 10}
+    values = tiny.sparse(
+        tmp_path, str(baseline), train={**steps, "teacher": {"model": str(tmp_path / "teacher"), "weight": 1.0}}
+    )
+    recipe = parse_recipe(values, "test")
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer_module.L0DropTrainer, "_check_weights", stopped_after_5)
+        with pytest.raises(RuntimeError, match="the power is gone"):
+            train(recipe, tmp_path / "runs", QUIET)
+    file = tmp_path / "teacher" / "model" / "model.safetensors"
+    save_file({name: tensor + 1 for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+    with pytest.raises(TrainingError, match="checkpoint-5: was made with another teacher than is there now"):
+        train(recipe, tmp_path / "runs", QUIET)
+
+
+def stopped_after_5(trainer: Any) -> None:
+    if trainer.state.global_step > 5:
+        raise RuntimeError("the power is gone")
 
 
 def test_weights_that_are_not_finite_are_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
