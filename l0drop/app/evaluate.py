@@ -152,14 +152,10 @@ def evaluate(
 
 
 def _points(summary: Path, dtype: str | None) -> "list[System]":
-    import json
-
+    from l0drop.study.sweep import finished_points
     from l0drop.study.systems import System
 
-    points = json.loads(summary.read_text(encoding="utf-8"))["points"]
-    if not points:
-        raise ValueError(f"{summary}: no point of this sweep is finished")
-    return [System(summary.parent / point["run"], dtype) for point in points]
+    return [System(summary.parent / point["run"], dtype) for point in finished_points(summary)]
 
 
 def _output(system: "System", output: Path | None) -> Path:

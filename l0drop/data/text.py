@@ -266,6 +266,17 @@ def _blank(text: ParallelText, number: int) -> Pair:
     return Pair("", None if text.source_only else "", number)
 
 
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; ValueError that names the file where it holds none."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: not JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file}: expected a JSON object, got {type(content).__name__}")
+    return content
+
+
 def _field(row: Mapping[str, Any], field: str, place: str) -> str:
     """The text under a field name or dotted path."""
     value: Any = row

@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
 from l0drop.core import hard_concrete
+from l0drop.data.text import read_json
 from l0drop.data.whole import locked, whole_folder
 
 INK = "#010203"  # stands for the page's colour of text until the file is written
@@ -614,17 +615,6 @@ def _along(analysis: Mapping[str, Any], part: str) -> list[Mapping[str, Any]]:
 def _why_left_out(analysis: Mapping[str, Any], part: str) -> str:
     reasons = {point.get("left_out", {}).get(part, "it was not asked for") for point in analysis["points"]}
     return "; ".join(sorted(reasons))
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; ValueError that names the file where it holds none."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: not JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file}: expected a JSON object, got {type(content).__name__}")
-    return content
 
 
 def drawings(folder: Path) -> Iterator[Drawing]:

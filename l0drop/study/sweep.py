@@ -22,6 +22,7 @@ from accelerate import PartialState
 from rich.console import Console
 
 from l0drop.core.gates import gate_class
+from l0drop.data.text import read_json
 from l0drop.data.whole import write_whole
 from l0drop.processes import joined_processes
 from l0drop.provenance import provenance
@@ -39,6 +40,8 @@ COPIED = (
     *("commit", "device", "threads"),
 )
 """What `sweep.json` takes over from a run's `metrics.json`."""
+NAMED = ("run", "kind", "value")
+"""What every point has in it."""
 READING = ("documents", "max_source", "max_target", "source_prefix")
 """What else of a recipe's data makes the examples of a text."""
 
@@ -220,6 +223,16 @@ def write_summary(folder: Path, tuning: Recipe, points: Sequence[Point]) -> None
         **provenance(PartialState().device),
     }
     write_whole(file, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+
+
+def finished_points(file: Path) -> list[dict[str, Any]]:
+    """The points of a `sweep.json`, at least one; ValueError that names the file where it has none."""
+    points = read_json(file).get("points")
+    if not isinstance(points, list) or not all(isinstance(p, dict) and p.keys() >= {*NAMED} for p in points):
+        raise ValueError(f"{file}: expected points, each with {', '.join(NAMED)}, as l0drop sweep writes them")
+    if not points:
+        raise ValueError(f"{file}: no point of this sweep is finished")
+    return points
 
 
 def start_of(tuning: Recipe, folder: Path) -> dict[str, Any]:

@@ -102,11 +102,12 @@ class Bar(TrainerCallback):
 class Interruption(TrainerCallback):
     """Ctrl-C or SIGTERM ends the run after the present step, with a checkpoint; a second one ends it at once.
 
-    Where several processes train, one that was asked ends all: a signal may reach one of them a step later.
+    Where several processes train, one that was asked ends all: a signal may reach one of them a step later, and there
+    it is still the first one.
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.asked = self._heard = False
         self._before: dict[int, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -115,10 +116,10 @@ class Interruption(TrainerCallback):
                 self._before[number] = signal.signal(number, self._ask)
 
     def _ask(self, number: int, frame: Any) -> None:
-        if self.asked:
+        if self._heard:
             self.restore()
             raise KeyboardInterrupt
-        self.asked = True
+        self.asked = self._heard = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if args.world_size > 1:

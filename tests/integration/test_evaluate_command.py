@@ -139,7 +139,7 @@ def test_every_point_of_a_sweep_against_its_reference(
 ) -> None:
     for name, run in {"reference": baseline, "target-0.4": sparse, "target-0.5": sparse}.items():
         shutil.copytree(run, tmp_path / name)
-    points = [{"run": "target-0.4"}, {"run": "target-0.5"}]
+    points = [{"run": f"target-{value}", "kind": "target", "value": value} for value in (0.4, 0.5)]
     (tmp_path / "sweep.json").write_text(json.dumps({"points": points}))
     code, said = l0drop("evaluate", tmp_path, "--resamples", 200)
     assert code == 0, said
@@ -216,3 +216,16 @@ def test_an_evaluation_takes_the_place_of_a_former_one(tmp_path: Path) -> None:
     (tmp_path / "mine" / "baseline.txt").write_text("of mine\n")
     write(tmp_path / "mine", {"what": "evaluation"}, {"hypotheses.txt": "e\n"})
     assert (tmp_path / "mine" / "baseline.txt").read_text() == "of mine\n"
+
+
+def test_a_damaged_sweep_is_named(tmp_path: Path, l0drop: Command) -> None:
+    for content, message in (
+        ("{", "not JSON"),
+        ("{}", "expected points"),
+        ('{"points": []}', "no point of this sweep"),
+    ):
+        (tmp_path / "sweep.json").write_text(content)
+        code, said = l0drop("evaluate", tmp_path)
+        assert code == 2
+        assert message in said
+        assert "sweep.json" in said.replace("\n", "")

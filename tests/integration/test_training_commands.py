@@ -96,6 +96,40 @@ def test_one_process_and_two_take_the_same_steps(baseline: Path, tmp_path: Path)
             assert second[key] == pytest.approx(first[key], abs=1e-5, rel=1e-5), (first["step"], key)
 
 
+LATE = """
+import os, signal
+from l0drop.app.cli import main
+from l0drop.training.callbacks import Interruption
+
+rank, end = int(os.environ["RANK"]), Interruption.on_step_end
+
+def on_step_end(self, args, state, control, **more):
+    if state.global_step == 5 and rank == 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+    end(self, args, state, control, **more)
+    if state.global_step == 5 and rank == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+Interruption.on_step_end = on_step_end
+main()
+"""
+
+
+def test_a_signal_that_reaches_one_process_a_step_later_ends_both_alike(baseline: Path, tmp_path: Path) -> None:
+    values = tiny.sparse(tmp_path, str(baseline), train={"steps": 20, "save_every": 20, "batch_tokens": 600})
+    recipe, script = written(tmp_path, values), tmp_path / "late.py"
+    script.write_text(LATE)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+    done = subprocess.run(
+        [*launch, str(script), "train", recipe, "--runs", str(tmp_path / "runs")],
+        capture_output=True, text=True, env=ENVIRONMENT, check=False, timeout=120,
+    )  # fmt: skip
+    assert "stopped at step 5 of 20, with a checkpoint" in " ".join(done.stderr.split())
+    assert "KeyboardInterrupt" not in done.stderr, "the first signal is no second one"
+    kept = [path.name for path in (tmp_path / "runs" / "sparse" / "checkpoints").glob("checkpoint-*")]
+    assert kept == ["checkpoint-5"]
+
+
 def test_ctrl_c_saves_and_says_how_to_go_on(baseline: Path, tmp_path: Path) -> None:
     recipe = written(tmp_path, tiny.sparse(tmp_path, str(baseline), train={"steps": 5000, "save_every": 5000}))
     process = subprocess.Popen(

@@ -28,7 +28,8 @@ from l0drop.study.analysis.material import Material, inputs_of
 from l0drop.study.analysis.source_use import source_use
 from l0drop.study.analysis.subject import Reading, Subject, opened
 from l0drop.study.analysis.timing import decoder_time
-from l0drop.study.figures import LEARNED, read_json
+from l0drop.study.figures import LEARNED
+from l0drop.study.sweep import NAMED, SUMMARY, finished_points
 
 NEEDS: dict[str, tuple[str, ...]] = {
     "mass": (),
@@ -214,15 +215,8 @@ def analyze_sweep(
     folder: Path, reading: Reading, baseline: str | None = None, bar: Bar = no_bar, say: Say = print
 ) -> dict[str, Any]:
     """What the points of a sweep drop and how their encoders attend, with their scores as the sweep has them."""
-    file = folder / "sweep.json"
-    swept = read_json(file).get("points")
-    named = ("run", "kind", "value")
-    if not isinstance(swept, list) or not all(isinstance(p, dict) and p.keys() >= {*named} for p in swept):
-        raise ValueError(f"{file}: expected points, each with {', '.join(named)}, as l0drop sweep writes them")
-    if not swept:
-        raise ValueError(f"{file}: no point of this sweep is finished")
     points, shared = [], {}
-    for point in swept:
+    for point in finished_points(folder / SUMMARY):
         name = str(folder / point["run"])
         say(f"analysing {name}")
         with opened(name, reading, baseline=baseline) as subject:
@@ -231,7 +225,7 @@ def analyze_sweep(
         shared = {key: result.pop(key) for key in ("text", "decoding", "dtype", *provenance())}
         left_out = {part: why for part, why in left_out.items() if part in OF_A_SWEEP}
         scores = {split: point[split]["score"] for split in ("valid", "test") if split in point}
-        varied = {key: point[key] for key in named}
+        varied = {key: point[key] for key in NAMED}
         points.append({**varied, "scores": scores, **result, "left_out": left_out})
     return {"sweep": str(folder), "points": points, **shared}
 

@@ -5,7 +5,6 @@ it.
 """
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from l0drop.study.report.agreement import (
     mean_score,
     scored_text,
 )
+from l0drop.study.significance import check_margin
 
 EVALUATION = Path("evaluation", "metrics.json")
 EXAMPLES = Path("evaluation", "examples.json")
@@ -127,8 +127,8 @@ class Findings:
 
 def gather(folder: Path, margin: float | None = None) -> Findings:
     """What is known about a run, a sweep or a demo; `margin` judges the differences anew."""
-    if margin is not None and not 0 < margin < math.inf:
-        raise ReportError(f"margin={margin:g}: should be above 0 and finite, the loss that is small enough to accept")
+    if margin is not None:
+        check_margin(margin)
     try:
         if (folder / "sweep.json").is_file():
             return _of_sweep(folder, margin)

@@ -47,8 +47,9 @@ def test_another_margin_judges_anew(tmp_path: Path) -> None:
     lenient = gather(tmp_path, margin=99)
     assert lenient.recommended is not None
     assert lenient.recommended.name == "target-0.8"
-    with pytest.raises(ReportError, match="margin=0"):
-        gather(tmp_path, margin=0)
+    for margin in (0, float("nan")):
+        with pytest.raises(ValueError, match="margin="):
+            gather(tmp_path, margin=margin)
 
 
 def test_a_comparison_with_something_else_is_no_verdict(tmp_path: Path) -> None:
