@@ -173,12 +173,16 @@ class Sentences(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibration:
-    """The outcome: where gates close now, and the sparsity on the text it was found on, as trained and with it."""
+    """The outcome: where gates close now, and the sparsity on the text it was found on, as trained and with it.
+
+    inner_moved: how far the thresholds of gates between layers were moved as well.
+    """
 
     threshold: float
     target: float
     before: float
     after: float
+    inner_moved: float = 0.0
 
     @property
     def met(self) -> bool:

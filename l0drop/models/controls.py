@@ -1,8 +1,9 @@
 """What users turn and read on a sparsified model: the dial, λ, optimizer groups, explanations, the calibration."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -130,24 +131,66 @@ class Controls(nn.Module):
         other gates stay as they are. `batches` hold input_ids, attention_mask and what else the encoder takes.
 
         Opening what training had closed is harmless. Closing what it had left open is not: the fewer, the better.
+        Where gates between layers have removed more rows than the target allows, which the last gate cannot bring
+        back, their thresholds move as well, all by as much (`Calibration.inner_moved`).
         """
         wanted = self.config.l0drop.target_sparsity if target is None else target
         if wanted is None:
             raise ValueError("target: the model has no target_sparsity; say which sparsity to calibrate to")
-        sentences = []
+        texts = [{k: v for k, v in b.items() if k not in ("labels", "noise_key", "decoder_input_ids")} for b in batches]
         with evaluating(self), self.dial():
-            for batch in batches:
-                inputs = {k: v for k, v in batch.items() if k not in ("labels", "noise_key", "decoder_input_ids")}
-                gates = self.get_encoder()(**inputs).gates
-                if gates.log_alpha is None:
-                    raise ValueError("calibrate: this gate has no log α that decides what is closed (it is a rule)")
-                mask_BN = real_tokens(inputs.get("attention_mask"), gates.values)
-                always_BN = self._always(inputs.get("input_ids"), mask_BN)
-                sentences.append(Sentences(gates.log_alpha, mask_BN, always_BN))
-        result = calibrate(sentences, wanted, self.gate.threshold, self.config.l0drop.gating)
+            result = self._calibration(texts, wanted)
+            if len(self.inner_gates) and not result.met and result.after > wanted:
+                result = replace(self._open_between_layers(texts, result), before=result.before)
         if result.threshold != self.gate.threshold:
             self.gate.close_at(result.threshold)
         return result
+
+    def _calibration(self, texts: Sequence[Mapping[str, Any]], wanted: float) -> Calibration:
+        """Where the last gate should close, given what stands before it."""
+        sentences = []
+        for inputs in texts:
+            gates = self.get_encoder()(**inputs).gates
+            if gates.log_alpha is None:
+                raise ValueError("calibrate: this gate has no log α that decides what is closed (it is a rule)")
+            mask_BN = real_tokens(inputs.get("attention_mask"), gates.values)
+            always_BN = self._always(inputs.get("input_ids"), mask_BN)
+            sentences.append(Sentences(gates.log_alpha, mask_BN, always_BN))
+        return calibrate(sentences, wanted, self.gate.threshold, self.config.l0drop.gating)
+
+    def _open_between_layers(self, texts: Sequence[Mapping[str, Any]], closed: Calibration) -> Calibration:
+        """Lower the thresholds between layers as little as brings the last gate to its target.
+
+        Every row that stays changes what later layers see, so each candidate is tried on the text: steps that double
+        until enough is open, then halves between the last two.
+        """
+        gates = [gate for gate in self.inner_gates if isinstance(gate, Gate)]
+        as_trained = [gate.threshold for gate in gates]
+
+        def lowered(by: float) -> Calibration:
+            for gate, threshold in zip(gates, as_trained, strict=True):
+                gate.close_at(threshold - by)
+            return replace(self._calibration(texts, closed.target), inner_moved=-by)
+
+        too_little, by = 0.0, 1.0
+        while not (found := lowered(by)).met and found.after > closed.target:
+            too_little, by = by, 2 * by
+            if by > _WIDEST:
+                lowered(0.0)
+                return closed
+        for _ in range(_HALVES):
+            middle = (too_little + by) / 2
+            tried = lowered(middle)
+            if tried.met or tried.after <= closed.target:
+                by, found = middle, tried
+            else:
+                too_little = middle
+        return found if found is tried else lowered(by)  # the thresholds stand where the last candidate put them
+
+
+_WIDEST = 64.0
+"""No log α that is finite in practice is further below its threshold."""
+_HALVES = 6
 
 
 def real_tokens(attention_mask: Tensor | None, like_BN: Tensor) -> Tensor:

@@ -182,6 +182,39 @@ def test_dial_and_calibration_act_on_the_last_gate() -> None:
 
 
 @torch.no_grad()
+def test_calibration_opens_gates_between_layers_where_the_last_one_cannot_bring_rows_back() -> None:
+    model, batch = layered("marian", "mask", closed=0.5), zoo.ragged_batch()
+    gone = float(
+        (model(**batch, labels=LABELS).layer_gates[0].values == 0)[batch["attention_mask"].bool()].float().mean()
+    )
+    weights = {name: weight.clone() for name, weight in model.named_parameters()}
+    inner = model.inner_gates[0].threshold
+    result = model.calibrate([batch], target=gone / 2)
+    assert abs(result.after - gone / 2) < 0.03, "there are 40 tokens, of which each is a jump"
+    assert result.before > gone - 1e-6
+    assert model.inner_gates[0].threshold == pytest.approx(inner + result.inner_moved)
+    assert result.inner_moved < 0
+    output = model(**batch, labels=LABELS)
+    assert float(output.sparsity) == pytest.approx(result.after, abs=1e-6)
+    with model.dial(dense=True):
+        torch.testing.assert_close(model(**batch, labels=LABELS).logits, output.logits, atol=1e-10, rtol=1e-10)
+    assert all(torch.equal(weights[name], weight) for name, weight in model.named_parameters())
+
+
+@torch.no_grad()
+def test_calibration_leaves_gates_between_layers_alone_where_they_cannot_help() -> None:
+    model, batch = layered("marian", "mask", closed=0.5), zoo.ragged_batch()
+    for gate in model.inner_gates:
+        gate.weight.zero_()
+        gate.bias.fill_(-1e4)  # closed, whatever the threshold
+    inner = model.inner_gates[0].threshold
+    result = model.calibrate([batch], target=0.3)
+    assert not result.met
+    assert result.inner_moved == 0
+    assert model.inner_gates[0].threshold == inner
+
+
+@torch.no_grad()
 def test_tokens_always_kept_survive_every_layer() -> None:
     batch = zoo.ragged_batch()
     token = int(batch["input_ids"][0, 4])
