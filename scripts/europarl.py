@@ -48,7 +48,7 @@ from l0drop.study.analysis.subject import Reading, opened
 from l0drop.study.benchmark import interleaved
 from l0drop.study.figures import RULES, draw_all, quality_and_time
 from l0drop.study.lessons import UNTAUGHT, WAYS, Lessons
-from l0drop.study.seeds import TITLES, gather, single_table, table, text_in, title, train_all
+from l0drop.study.seeds import TITLES, gather, interval, single_table, table, text_in, title, train_all
 from l0drop.study.sweep import UNGATED, is_finished, rule_point, target_point, write_summary
 from l0drop.training.assemble import load_dense, quiet_libraries
 
@@ -58,7 +58,7 @@ HALF = 0.46
 """Nearly half: runs end above what they are asked for, by up to 1.7 points."""
 ZERO, MASK = (0.3, 0.4, HALF, 0.6, 0.7), (HALF,)
 SEEDED = (HALF, 0.3)
-"""What is trained with every seed: nearly half, and a sparsity at which little should be lost."""
+"""What is trained with every seed: nearly half, first, and a sparsity at which little should be lost."""
 LAYERED = ("zero", "mask")
 """How gates between layers close."""
 RIVALS = ("on", f"zero-{HALF:g}", "cut")
@@ -72,6 +72,10 @@ MARGIN = 0.5
 CUT = Path("cut", "base-s1")
 """Where the baseline with a decoder of one layer is put."""
 WHAT = "Europarl English-German sentences, cased BLEU"
+BESIDE = {f"{how}{rule}": f"learned-as-{rule}" for rule in RULES for how in ("", "random-as-")} | {
+    f"layers-{gating}": f"zero-{HALF:g}" for gating in LAYERED
+}
+"""What is compared with a learned gate of about its sparsity, beside the baseline trained on."""
 
 
 def main() -> None:
@@ -136,8 +140,38 @@ TITLES_HERE = {
 
 
 def tables(found: dict[str, Any]) -> str:
-    """Markdown: the systems of several seeds, then those of one, each against the baseline trained on with its seed."""
-    return f"{table(found, TITLES_HERE)}\n\n{single_table(found, TITLES_HERE)}"
+    """Markdown: the systems of several seeds, then those of one, each against the baseline trained on with its seed;
+    then rules beside gates at their rates, where there are such."""
+    parts = [single_table(found, TITLES_HERE)]
+    if any("against_on" in system for system in found["systems"].values()):
+        parts.insert(0, table(found, TITLES_HERE))
+    if any(rule in found["systems"] for rule in RULES):
+        parts.append(rules_table(found))
+    return "\n\n".join(parts)
+
+
+def rules_table(found: dict[str, Any]) -> str:
+    """Markdown: what rules drop and score on test text, beside a learned and a random gate at the rate of each.
+
+    Differences are to the learned gate, with intervals over sentences.
+    """
+    lines = [
+        "| rule | dropped: rule, learned, random | BLEU: rule | learned | random | rule less learned | "
+        "random less learned |",
+        "|---" * 7 + "|",
+    ]
+    systems = found["systems"]
+    for rule in RULES:
+        names = (rule, f"learned-as-{rule}", f"random-as-{rule}")
+        if not all(name in systems for name in names):
+            continue
+        tests = [systems[name]["runs"][0]["test"] for name in names]
+        scores = [test["score"]["value"] for test in tests]
+        row = [f"`{rule}`", ", ".join(f"{test['sparsity']:.1%}" for test in tests), *(f"{s:.2f}" for s in scores)]
+        for name, score in ((names[0], scores[0]), (names[2], scores[2])):
+            row.append(f"{score - scores[1]:+.2f}{interval(systems[name], names[1])}")
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)
 
 
 class Study:
@@ -261,7 +295,11 @@ class Study:
         """What starts from a baseline and is taught by one that was trained on; first what others wait for."""
         seeds = self.seeds if "seeds" in parts else self.seeds[:1]
         targets = SEEDED if "seeds" in parts else (HALF,)
-        recipes = [self.tuned(f"zero-{t:g}", seed, f"l0drop.target_sparsity={t}") for t in targets for seed in seeds]
+        recipes = [self.tuned(f"zero-{HALF:g}", seed) for seed in seeds]
+        if "seeds" in parts and self.teach != "no":
+            recipes += [self.tuned("on-taught", seed, *UNGATED) for seed in seeds[:TAUGHT]]
+        for target in targets[1:]:
+            recipes += [self.tuned(f"zero-{target:g}", seed, f"l0drop.target_sparsity={target}") for seed in seeds]
         if "rules" in parts:
             recipes += [self.tuned(rule, 1, *rule_point(rule, "--parts").overrides) for rule in RULES]
         if "rivals" in parts:
@@ -275,8 +313,6 @@ class Study:
             for gating in LAYERED:
                 between = (f"l0drop.gating={gating}", "l0drop.layerwise=true")
                 recipes.append(self.tuned(f"layers-{gating}", 1, *between))
-        if "seeds" in parts and self.teach != "no":
-            recipes += [self.tuned("on-taught", seed, *UNGATED) for seed in seeds[:TAUGHT]]
         if "tried" in parts:
             recipes += self.other_ways()
         return recipes
@@ -300,9 +336,9 @@ class Study:
         return self.wanted([learned, chance])
 
     def gather(self) -> None:
-        found = gather(self.runs, self.recipes, WHAT, MARGIN)
+        found = gather(self.runs, self.recipes, WHAT, MARGIN, BESIDE)
         write_whole(self.runs / "results.json", json.dumps(found, indent=1) + "\n")
-        if any("against_on" in system for system in found["systems"].values()):
+        if "on" in found["systems"]:
             self.console.print(tables(found), highlight=False, markup=False)
         self.gather_analyses()
 

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from l0drop.recipe import Recipe, TextCorpus, load_recipe
 from l0drop.study.children import side_by_side
-from l0drop.study.significance import compare_over_seeds
+from l0drop.study.significance import compare, compare_over_seeds
 from l0drop.study.significance import statistics as statistics_of
 from l0drop.study.sweep import is_finished
 from l0drop.training.assemble import build_tokenizers, references
@@ -28,6 +28,8 @@ ON = "on"
 TITLES = {"base": "baseline", ON: "baseline trained on"}
 SAID = ("steps", "lambda", "calibration", "valid", "test")
 """Taken over from a run's `metrics.json`."""
+ONE_SEED = "one_seed"
+"""Where a system of one seed has its comparisons, by the system it is compared with."""
 Then = Mapping[tuple[str, ...], Callable[[], None]]
 """What to do once the runs of these names are there."""
 PROVENANCE = ("commit", "device", "torch", "transformers", "python", "threads")
@@ -167,10 +169,13 @@ def _share(leader: Path, follower: Path) -> None:
             (follower / part).symlink_to(Path("..", leader.name, part), target_is_directory=True)
 
 
-def gather(runs: Path, names: Iterable[str], what: str, margin: float) -> dict[str, Any]:
+def gather(
+    runs: Path, names: Iterable[str], what: str, margin: float, beside: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """What the finished ones of these runs say, by system, and how each differs from the baseline trained on.
 
-    margin: the loss of BLEU that is small enough to accept. No text of the data is in it.
+    margin: the loss of BLEU that is small enough to accept. beside: which other system one is compared with as well.
+    A system of one seed is compared over sentences alone (`one_seed`). No text of the data is in it.
     """
     systems: dict[str, dict[str, Any]] = {}
     outputs: dict[str, list[Any]] = {}
@@ -198,10 +203,16 @@ def gather(runs: Path, names: Iterable[str], what: str, margin: float) -> dict[s
         lines = text.decode("utf-8").splitlines()
         outputs.setdefault(system, []).append((about["seed"], statistics_of("bleu", lines, truth)))
     for system, found in outputs.items():
-        references_by_seed = dict(outputs.get(reference_of(system, outputs), []))
-        pairs = [(ours, references_by_seed[seed]) for seed, ours in found if seed in references_by_seed]
-        if system != ON and len(pairs) > 1:
-            systems[system]["against_on"] = compare_over_seeds(pairs, margin).as_json()
+        others = {ON: reference_of(system, outputs)} if system != ON else {}
+        if beside and system in beside:
+            others[beside[system]] = beside[system]
+        for name, other in others.items():
+            theirs = dict(outputs.get(other, []))
+            pairs = [(ours, theirs[seed]) for seed, ours in found if seed in theirs]
+            if len(pairs) == 1 and len(found) == 1:
+                systems[system].setdefault(ONE_SEED, {})[name] = compare(*pairs[0], margin).as_json()
+            elif len(pairs) > 1 and name == ON:
+                systems[system]["against_on"] = compare_over_seeds(pairs, margin).as_json()
     return {"what": what, "systems": systems}
 
 
@@ -257,7 +268,10 @@ def table(found: Mapping[str, Any], titles: Mapping[str, str] = TITLES) -> str:
 
 
 def single_table(found: Mapping[str, Any], titles: Mapping[str, str] = TITLES) -> str:
-    """Markdown: every system of one seed, with its plain difference to the baseline trained on with that seed."""
+    """Markdown: every system of one seed, with its difference to the baseline trained on with that seed.
+
+    The interval is over sentences; it is left out where outputs were not compared, in older files.
+    """
     lines = [
         "| system, one seed | sparsity, test | BLEU, valid | BLEU, test | "
         "valid, test: against the baseline trained on |",
@@ -274,6 +288,12 @@ def single_table(found: Mapping[str, Any], titles: Mapping[str, str] = TITLES) -
         ons = {on["seed"]: on for on in found["systems"][reference_of(name, found["systems"])]["runs"]}
         on = ons.get(run["seed"]) if name != ON else None
         changes = [] if on is None else [scores[split] - on[split]["score"]["value"] for split in scores]
-        row.append(", ".join(f"{change:+.2f}" for change in changes) or "-")
+        row.append((", ".join(f"{change:+.2f}" for change in changes) + interval(system, ON)) or "-")
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
+
+
+def interval(system: Mapping[str, Any], other: str) -> str:
+    """How far the difference of one seed to another system may be from what was found, over sentences; or nothing."""
+    compared = system.get(ONE_SEED, {}).get(other)
+    return "" if compared is None else " [{:+.2f}, {:+.2f}]".format(*compared["interval"])

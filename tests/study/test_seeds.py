@@ -51,6 +51,29 @@ def test_results_gather_runs_by_system_and_compare_them_with_the_baseline_of_the
     assert "| zero at 0.5 | 2 | 50.0% | 51.50 ± 0.71 |" in seeds.table({"systems": found})
 
 
+def test_one_seed_is_compared_over_sentences_also_with_another_system(tmp_path, monkeypatch):
+    truth = [f"the small house number {n} stands there" for n in range(30)]
+    monkeypatch.setattr(seeds, "load_recipe", lambda path: None)
+    monkeypatch.setattr(seeds, "build_tokenizers", lambda *arguments: None)
+    monkeypatch.setattr(seeds, "references", lambda recipe, tokenizers, split: truth)
+    for system, every in (("on", 99), ("learned", 5), ("rule", 3)):
+        wrong = [line.replace("house", "tree") if n % every == 1 else line for n, line in enumerate(truth)]
+        run_folder(tmp_path / f"{system}-s1", wrong, 1, sparse=system != "on")
+    names = ["on-s1", "learned-s1", "rule-s1"]
+    found = seeds.gather(tmp_path, names, "a test", 0.5, {"rule": "learned", "other": "learned"})["systems"]
+    assert [sorted(found[system].get(seeds.ONE_SEED, {})) for system in found] == [[], ["on"], ["learned", "on"]]
+    against = {other: compared["difference"] for other, compared in found["rule"][seeds.ONE_SEED].items()}
+    assert against["on"] < against["learned"] < 0
+    assert against["on"] - against["learned"] == pytest.approx(found["learned"][seeds.ONE_SEED]["on"]["difference"])
+    low, high = found["rule"][seeds.ONE_SEED]["learned"]["interval"]
+    assert low < against["learned"] < high
+    assert seeds.interval(found["rule"], "learned") == f" [{low:+.2f}, {high:+.2f}]"
+    assert seeds.interval(found["learned"], "rule") == ""
+    assert f"+0.00, +0.00{seeds.interval(found['rule'], 'on')} |" in seeds.single_table({"systems": found})
+    alone = seeds.gather(tmp_path, ["learned-s1", "rule-s1"], "a test", 0.5)["systems"]
+    assert not any(seeds.ONE_SEED in system for system in alone.values())
+
+
 def test_what_was_trained_otherwise_is_compared_with_a_baseline_trained_so():
     systems = ("on", "on-long", "zero-0.5", "zero-0.5-long", "zero-long", "zero-0.5-text")
     found = [seeds.reference_of(system, systems) for system in systems]

@@ -113,3 +113,33 @@ def test_gates_at_the_rate_of_a_rule_are_wanted_once_it_is_known(data, tmp_path)
     assert learned.l0drop.target_sparsity == 0.563
     assert (chance.l0drop.gate, chance.l0drop.gate_args) == ("random", {"rate": 0.563})
     assert {"learned-as-pos-s1", "random-as-pos-s1"} == set(made.recipes)
+
+
+def test_rules_stand_beside_gates_at_their_rates():
+    def system(score, sparsity, **against):
+        both = {"score": {"value": score}, **({} if sparsity is None else {"sparsity": sparsity})}
+        intervals = {other: {"interval": ends} for other, ends in against.items()}
+        return {"runs": [{"seed": 1, "valid": both, "test": both}], "one_seed": intervals}
+
+    learned = {"learned-as-pos": [-0.5, 0.25]}
+    systems = {
+        "on": system(21.0, None),
+        "pos": system(19.5, 0.481, **learned),
+        "learned-as-pos": system(20.0, 0.49),
+        "random-as-pos": system(15.0, 0.48),
+        "freq": system(19.0, 0.4),
+    }
+    single, rules = europarl.tables({"systems": systems}).split("\n\n")
+    assert "| rule `freq` | 40.0% | 19.00 | 19.00 | -2.00, -2.00 |" in single
+    assert rules.splitlines()[2:] == [
+        "| `pos` | 48.1%, 49.0%, 48.0% | 19.50 | 20.00 | 15.00 | -0.50 [-0.50, +0.25] | -5.00 |"
+    ]
+
+
+def test_what_is_compared_with_a_learned_gate_is_made_by_the_study(data):
+    made = study(data)
+    names = {*named(made.following({"rules", "layers"}))}
+    for system, other in europarl.BESIDE.items():
+        if not system.startswith("random-as-"):
+            assert f"{system}-s1" in names
+        assert f"{other}-s1" in names or other.startswith("learned-as-")
