@@ -17,7 +17,7 @@ from typing import Any
 
 from l0drop.data.whole import write_whole
 from l0drop.study.analysis import tables as analysis_tables
-from l0drop.study.figures import attention_mass, entropy, groups, seeds_and_sparsity
+from l0drop.study.figures import attention_mass, entropy, groups, quality_and_time, seeds_and_sparsity
 from l0drop.study.report.markdown import table as markdown_table
 from l0drop.study.seeds import single_table, verdict
 
@@ -52,6 +52,10 @@ SHORTER = ("europarl-6000", "europarl-short")
 """Several seeds of Europarl with shorter training."""
 BASELINES = {"europarl-tried": "zero-both", "europarl-6000": "zero-0.47", "europarl": "zero-0.46"}
 """Europarl with baselines of several lengths, and the gated models at nearly half that were taught alike."""
+VARIANTS = "europarl-variants"
+"""One seed of Europarl: rules beside gates at their rates, gates between layers, rivals."""
+LAYERS = "europarl-layers"
+RIVALS = "europarl-rivals"
 ANALYSES = "europarl-analysis"
 DRAWN = ("multi30k", *SHORTER, "europarl-small")
 DENSE = {"on": "0", "on-taught": "0, taught alike"}
@@ -74,6 +78,7 @@ def main() -> None:
         "europarl-groups": groups(analyses["sweep"]),
         "europarl-entropy": entropy(analyses["sweep"]),
         "europarl-mass": attention_mass(analyses["point"]),
+        RIVALS: quality_and_time(_read(RIVALS), RIVALS),
     }
     for name, drawing in drawings.items():
         write_whole(RESULTS / f"{name}.svg", drawing.svg)
@@ -89,12 +94,15 @@ def all_tables() -> dict[str, str]:
     found |= dict(zip(("predict", "predict-check"), predict_tables(_read("predict")), strict=True))
     found["quality"] = quality_table({study: _read(study) for study in STUDIES})
     found["ragged"] = ragged_table(_read("decode-ragged"), _read("decode-even"))
-    for study in (*STUDIES, *SHORTER):
+    for study in (*STUDIES, *SHORTER, VARIANTS):
         for number, table in enumerate(_script(study.partition("-")[0]).tables(_read(study)).split("\n\n"), start=1):
             found[f"{study}-{number}"] = table
     found["europarl-baselines"] = baselines_table({study: _read(study) for study in BASELINES})
     found |= {f"{ANALYSES}-{name}": table for name, table in analyses_tables(_read(ANALYSES)).items()}
     titles = _script("europarl").TITLES_HERE
+    layered = [(titles[name], analysis) for name, analysis in _read(LAYERS).items() if name in titles]
+    found[LAYERS] = markdown_table(analysis_tables.layers_table(layered))
+    found[RIVALS] = rivals_table(_read(RIVALS))
     return found | {study: single_table(_read(study), titles) for study in SINGLE}
 
 
@@ -213,6 +221,16 @@ def baselines_table(studies: Mapping[str, Mapping[str, Any]]) -> str:
         sparsity = statistics.mean(run["test"]["sparsity"] for run in runs[gated])
         row = [f"{steps[0]:,}, {steps[1]:,}", str(len(seeds)), *(f"{score:.2f}" for score in scores.values())]
         lines.append(f"| {' | '.join(row)} | {sparsity:.1%} | {scores[gated] - scores['on']:+.2f} |")
+    return "\n".join(lines)
+
+
+def rivals_table(found: Mapping[str, Any]) -> str:
+    """Quality and time of what costs about as much."""
+    lines = ["| system | beams | BLEU, test | CPU time of a sentence, ms: median | of all rounds |", "|---" * 5 + "|"]
+    for row in found["rows"]:
+        times = [1000 * seconds / row["sentences"] for seconds in row["cpu_seconds"]]
+        span = f"{statistics.median(times):.0f} | {min(times):.0f} to {max(times):.0f}"
+        lines.append(f"| {row['system']} | {row['beams']} | {row['score']['value']:.2f} | {span} |")
     return "\n".join(lines)
 
 

@@ -88,3 +88,8 @@ def test_baselines_of_several_lengths_stand_beside_what_came_of_them(monkeypatch
     monkeypatch.setattr(results, "BASELINES", {"one": "zero"})
     table = results.baselines_table({"one": {"systems": systems}})
     assert table.splitlines()[2:] == ["| 4,000, 1,000 | 1 | 20.00 | 21.00 | 20.50 | 50.0% | -0.50 |"]
+
+
+def test_rivals_are_told_with_the_spread_of_their_times():
+    row = {"system": "dense", "beams": 2, "score": {"value": 20.456}, "cpu_seconds": [0.3, 0.1, 0.2], "sentences": 10}
+    assert results.rivals_table({"rows": [row]}).splitlines()[2:] == ["| dense | 2 | 20.46 | 20 | 10 to 30 |"]
