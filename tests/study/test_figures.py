@@ -11,6 +11,10 @@ from matplotlib.axes import Axes
 
 from l0drop.core import hard_concrete
 from l0drop.study import figures
+from l0drop.study.figures.distribution import binary_concrete_density
+from l0drop.study.figures.drawing import INK
+from l0drop.study.figures.files import INDEX
+from l0drop.study.figures.times import SYSTEMS as DRAWN
 from l0drop.study.peers import SYSTEMS
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -145,7 +149,7 @@ def test_files_take_their_colour_from_the_page(every) -> None:
         root = ET.fromstring(drawing.svg)
         assert root.tag == f"{SVG}svg"
         assert root.get("class") == "l0drop-figure"
-        assert figures.INK not in drawing.svg
+        assert INK not in drawing.svg
         assert drawing.svg.count("currentColor") > 10
         assert "#000000" not in drawing.svg
         assert "#ffffff" not in drawing.svg.lower(), "the background is the page's"
@@ -181,7 +185,7 @@ def test_density_against_samples() -> None:
     counts, edges = np.histogram(s, bins=20, range=(0.05, 0.95))
     middle = (edges[1:] + edges[:-1]) / 2
     np.testing.assert_allclose(
-        counts / 400_000 / (edges[1] - edges[0]), figures.binary_concrete_density(middle, 0.7, 2 / 3), rtol=0.04
+        counts / 400_000 / (edges[1] - edges[0]), binary_concrete_density(middle, 0.7, 2 / 3), rtol=0.04
     )
     gates = hard_concrete.sample(torch.full((400_000,), 0.7), torch.rand(400_000), 2 / 3, 0.1)
     shown = " ".join(texts(figures.density(0.7).svg))
@@ -241,10 +245,10 @@ def test_a_folder(analysis, sweep, bench, tmp_path) -> None:
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "old.svg").write_text("of an earlier analysis", encoding="utf-8")
     made = figures.draw_all(tmp_path)
-    index = json.loads((tmp_path / "figures" / figures.INDEX).read_text(encoding="utf-8"))
+    index = json.loads((tmp_path / "figures" / INDEX).read_text(encoding="utf-8"))
     files = {"hard-concrete", "quality", "attention-mass", "attention-maps", "groups", "entropy", "places", "speed"}
     assert {entry["file"] for entry in index} == {f"{name}.svg" for name in files}
-    assert {path.name for path in (tmp_path / "figures").iterdir()} == {f"{n}.svg" for n in files} | {figures.INDEX}
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {f"{n}.svg" for n in files} | {INDEX}
     assert all(entry["caption"] and entry["title"] for entry in index)
     assert len(made) == len(files)
 
@@ -267,7 +271,7 @@ def test_benchmarks_without_gates_or_with_int8_are_drawn(bench, tmp_path) -> Non
 
 
 def test_every_system_that_is_measured_has_a_name() -> None:
-    assert set(figures._SYSTEMS) == set(SYSTEMS)
+    assert set(DRAWN) == set(SYSTEMS)
 
 
 @pytest.mark.parametrize(
