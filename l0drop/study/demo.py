@@ -39,7 +39,7 @@ from l0drop.study.report import write_report
 from l0drop.study.sweep import is_finished
 from l0drop.study.systems import System
 from l0drop.training.run import open_run, prepare, train
-from l0drop.training.trainer import decoding, scored
+from l0drop.training.settings import decoding, scored
 
 CLASSES = ("content", "function", "punctuation", "rest", "later pieces of words", "end of sentence")
 SYSTEMS = ("baseline", "trained-on", "sparse")

@@ -17,7 +17,7 @@ from l0drop.models.modeling import L0DropModel
 from l0drop.provenance import provenance
 from l0drop.recipe import load_recipe
 from l0drop.training.assemble import quiet_libraries, references, split_text
-from l0drop.training.trainer import decoding, scored
+from l0drop.training.settings import decoding, scored
 
 
 def dial_curve(run: Path, keeps: Sequence[float], progress: Callable[[str], None]) -> dict[str, Any]:

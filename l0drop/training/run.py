@@ -33,8 +33,9 @@ from l0drop.training.assemble import (
 from l0drop.training.averaging import averaged
 from l0drop.training.callbacks import Bar, Interruption, LogFile
 from l0drop.training.checkpoints import checkpoints, clear_staging, is_resumable, step_of
+from l0drop.training.settings import decoding
 from l0drop.training.teacher import TeacherText
-from l0drop.training.trainer import L0DropTrainer, TrainingError, decoding
+from l0drop.training.trainer import L0DropTrainer, TrainingError
 
 RUNS = Path("runs")
 

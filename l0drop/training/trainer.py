@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,20 +23,20 @@ import numpy as np
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from torch.utils.data import DataLoader
+from transformers import PrinterCallback, Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from l0drop.core import hard_concrete
 from l0drop.core.penalty import RampedLambda
 from l0drop.data.batches import TokenBatches, collate
 from l0drop.data.corpus import TokenizedCorpus
-from l0drop.data.metrics import Score, SparsityMeter, bleu, bleu_paper, chrf, rouge
+from l0drop.data.metrics import Score, SparsityMeter
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.data.whole import write_whole
 from l0drop.decoding.corpus import decode_corpus, encoder_inputs, length_batches
 from l0drop.models.modeling import L0DropModel
-from l0drop.recipe import Evaluate, Recipe
+from l0drop.recipe import Recipe
 from l0drop.training.assemble import weights_stamp
 from l0drop.training.captured import Captured
 from l0drop.training.checkpoints import STAGING, clear_staging, publish
@@ -45,7 +45,6 @@ from l0drop.training.fast import (
     Early,
     LowPrecision,
     OutputLayer,
-    Packed,
     StaticGradients,
     in_low_precision,
     quick_zero_grad,
@@ -53,13 +52,14 @@ from l0drop.training.fast import (
 )
 from l0drop.training.fused_loss import Lesson
 from l0drop.training.objective import (
-    Totals,
     cross_entropy_sum,
     decoder_inputs,
     distillation_sum,
     noise_keys,
 )
 from l0drop.training.ragged import any_shape, plain_attention, ragged_attention
+from l0drop.training.settings import build_optimizer, decoding, scored, trainer_arguments
+from l0drop.training.stream import PackedStream, StepStream, unpacked
 
 logger = logging.getLogger(__name__)
 
@@ -84,70 +84,6 @@ class Progress:
     schedule: dict[str, Any] = field(default_factory=dict)
     made_from: dict[str, str | None] | None = None
     """A digest of the text of each split, and of the teacher's weights."""
-
-
-class StepStream(IterableDataset):
-    """The micro-batches of this process, from the trainer's present step on.
-
-    `real`, the places of real target tokens in a flattened batch, and how many tokens each side has are found here: to
-    know them from the GPU means to wait for it. Where batches have few shapes, `real` has few lengths too: places of
-    padding fill it up.
-    """
-
-    def __init__(
-        self, batches: TokenBatches, corpus: TokenizedCorpus, pad_id: int, present_step: Callable[[], int]
-    ) -> None:
-        self.batches, self.corpus, self.pad_id, self.present_step = batches, corpus, pad_id, present_step
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return self.every(1, 0)
-
-    def every(self, turns: int, turn: int) -> Iterator[dict[str, Any]]:
-        """Of each `turns` micro-batches the one whose turn it is."""
-        start, numbers = self.present_step(), itertools.count()
-        for step, content in enumerate(self.batches.steps_from(start), start):
-            for indices in content.mine:
-                if next(numbers) % turns != turn:
-                    continue
-                batch = collate([self.corpus[int(i)] for i in indices], self.pad_id, length=content.length)
-                is_real = (batch["labels"] != -100).flatten()
-                real = is_real.nonzero().flatten()
-                known: dict[str, Any] = {
-                    "target_tokens": len(real),
-                    "source_tokens": int(batch["attention_mask"].sum()),
-                }
-                known["real"] = real if content.length is None else filled_up(real, is_real)
-                totals = Totals(content.target_tokens, content.sentences)
-                yield {**batch, **known, "step": step, "totals": totals}
-
-
-def filled_up(real_R: Tensor, is_real_X: Tensor) -> Tensor:
-    """The places of real tokens, then a place of padding again and again, up to a multiple of an eighth of all."""
-    eighth = -(-len(is_real_X) // 8)
-    missing = min(len(is_real_X), -(-len(real_R) // eighth) * eighth) - len(real_R)
-    return torch.cat([real_R, is_real_X.int().argmin().expand(missing)])
-
-
-class PackedStream(IterableDataset):
-    """The same, each batch as few objects as can be, to be made by turns in several other processes."""
-
-    def __init__(self, stream: StepStream) -> None:
-        self.stream = stream
-
-    def __iter__(self) -> Iterator[tuple[Packed, dict[str, Any]]]:
-        worker = get_worker_info()
-        turn, turns = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        for batch in self.stream.every(turns, turn):
-            tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
-            hints = {f"hints.{name}": tensor for name, tensor in batch["hints"].items()}
-            yield Packed({**tensors, **hints}), {n: v for n, v in batch.items() if n not in tensors and n != "hints"}
-
-
-def unpacked(batch: tuple[Packed, dict[str, Any]], device: torch.device) -> dict[str, Any]:
-    """A batch of `PackedStream` as `StepStream` made it, on a device."""
-    tensors = batch[0].unpacked(device)
-    hints = {name.removeprefix("hints."): tensors.pop(name) for name in list(tensors) if name.startswith("hints.")}
-    return {**tensors, **batch[1], "hints": hints}
 
 
 class _Steer(TrainerCallback):
@@ -189,10 +125,10 @@ class L0DropTrainer(Trainer):
         os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(folder / "tensorboard"))
         super().__init__(
             model=model,
-            args=_arguments(recipe, folder),
+            args=trainer_arguments(recipe, folder),
             eval_dataset=corpora["valid"],
             callbacks=callbacks,
-            optimizers=(_optimizer(recipe, model), None),
+            optimizers=(build_optimizer(recipe, model), None),
         )
         self.model_accepts_loss_kwargs = True
         self.remove_callback(PrinterCallback)
@@ -666,70 +602,3 @@ class L0DropTrainer(Trainer):
             )
         if self.gated:
             self.model.schedule.load_state_dict(self.progress.schedule)
-
-
-def decoding(recipe: Recipe) -> dict[str, Any]:
-    """How a recipe decodes, as arguments of `decode_corpus`."""
-    evaluate = recipe.evaluate
-    return {
-        "batch_tokens": evaluate.batch_tokens,
-        "beams": evaluate.beams,
-        "length_penalty": evaluate.length_penalty,
-        "max_new_tokens": evaluate.max_new_tokens or recipe.data.max_target,
-    }
-
-
-def scored(texts: list[str], references: list[str], evaluate: Evaluate) -> Score:
-    """The recipe's metric."""
-    match evaluate.metric:
-        case "bleu":
-            return bleu(texts, references, evaluate.tokenize)
-        case "bleu_paper":
-            return bleu_paper(texts, references)
-        case "chrf":
-            return chrf(texts, references)
-        case "rouge":
-            return rouge(texts, references)
-
-
-def _arguments(recipe: Recipe, folder: Path) -> TrainingArguments:
-    train = recipe.train
-    return TrainingArguments(
-        output_dir=str(folder / "checkpoints"),
-        max_steps=train.steps,
-        gradient_accumulation_steps=train.accumulation,
-        learning_rate=train.learning_rate,
-        lr_scheduler_type="constant_with_warmup" if train.schedule == "constant" else train.schedule,
-        warmup_steps=train.warmup,
-        max_grad_norm=train.clip or 0.0,
-        bf16=train.precision == "bf16",
-        use_cpu=not torch.cuda.is_available(),
-        seed=recipe.seed,
-        logging_steps=train.log_every,
-        logging_nan_inf_filter=False,
-        save_steps=train.save_every,
-        eval_strategy="steps",
-        eval_steps=train.eval_every,
-        report_to=list(train.report_to),
-        remove_unused_columns=False,
-        ignore_data_skip=True,  # the stream starts at the right step by itself
-        disable_tqdm=True,
-        average_tokens_across_devices=False,
-        ddp_find_unused_parameters=False,
-    )
-
-
-def _optimizer(recipe: Recipe, model: Any) -> torch.optim.Optimizer:
-    train = recipe.train
-    if isinstance(model, L0DropModel):
-        groups = [group for group in model.parameter_groups(train.learning_rate, train.gate_scale) if group["params"]]
-    else:
-        groups = [{"params": [p for p in model.parameters() if p.requires_grad], "lr": train.learning_rate}]
-    return torch.optim.AdamW(
-        groups,
-        lr=train.learning_rate,
-        betas=train.adam_betas,
-        eps=train.adam_epsilon,
-        weight_decay=train.weight_decay,
-        fused=torch.cuda.is_available() or None,
-    )

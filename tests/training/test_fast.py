@@ -19,7 +19,7 @@ from l0drop.training.fast import Compiled, Early, LowPrecision, OutputLayer, Pac
 from l0drop.training.objective import decoder_inputs
 from l0drop.training.ragged import NAME, plain_attention, ragged_attention
 from l0drop.training.run import train
-from l0drop.training.trainer import PackedStream, StepStream, filled_up, unpacked
+from l0drop.training.stream import PackedStream, StepStream, filled_up, unpacked
 from tests.models import zoo
 from tests.training import tiny
 

@@ -16,7 +16,7 @@ from l0drop.decoding.corpus import decode_corpus, encoder_inputs, length_batches
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import Evaluate
 from l0drop.training.objective import cross_entropy_sum, decoder_inputs
-from l0drop.training.trainer import scored
+from l0drop.training.settings import scored
 
 CHUNK = 1_000
 """Sentences that are sorted by length together."""

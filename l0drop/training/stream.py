@@ -1,0 +1,78 @@
+"""Micro-batches as they reach a training step, made here or in other processes."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset, get_worker_info
+
+from l0drop.data.batches import TokenBatches, collate
+from l0drop.data.corpus import TokenizedCorpus
+from l0drop.training.fast import Packed
+from l0drop.training.objective import Totals
+
+
+class StepStream(IterableDataset):
+    """The micro-batches of this process, from the trainer's present step on.
+
+    `real`, the places of real target tokens in a flattened batch, and how many tokens each side has are found here: to
+    know them from the GPU means to wait for it. Where batches have few shapes, `real` has few lengths too: places of
+    padding fill it up.
+    """
+
+    def __init__(
+        self, batches: TokenBatches, corpus: TokenizedCorpus, pad_id: int, present_step: Callable[[], int]
+    ) -> None:
+        self.batches, self.corpus, self.pad_id, self.present_step = batches, corpus, pad_id, present_step
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self.every(1, 0)
+
+    def every(self, turns: int, turn: int) -> Iterator[dict[str, Any]]:
+        """Of each `turns` micro-batches the one whose turn it is."""
+        start, numbers = self.present_step(), itertools.count()
+        for step, content in enumerate(self.batches.steps_from(start), start):
+            for indices in content.mine:
+                if next(numbers) % turns != turn:
+                    continue
+                batch = collate([self.corpus[int(i)] for i in indices], self.pad_id, length=content.length)
+                is_real = (batch["labels"] != -100).flatten()
+                real = is_real.nonzero().flatten()
+                known: dict[str, Any] = {
+                    "target_tokens": len(real),
+                    "source_tokens": int(batch["attention_mask"].sum()),
+                }
+                known["real"] = real if content.length is None else filled_up(real, is_real)
+                totals = Totals(content.target_tokens, content.sentences)
+                yield {**batch, **known, "step": step, "totals": totals}
+
+
+def filled_up(real_R: Tensor, is_real_X: Tensor) -> Tensor:
+    """The places of real tokens, then a place of padding again and again, up to a multiple of an eighth of all."""
+    eighth = -(-len(is_real_X) // 8)
+    missing = min(len(is_real_X), -(-len(real_R) // eighth) * eighth) - len(real_R)
+    return torch.cat([real_R, is_real_X.int().argmin().expand(missing)])
+
+
+class PackedStream(IterableDataset):
+    """The same, each batch as few objects as can be, to be made by turns in several other processes."""
+
+    def __init__(self, stream: StepStream) -> None:
+        self.stream = stream
+
+    def __iter__(self) -> Iterator[tuple[Packed, dict[str, Any]]]:
+        worker = get_worker_info()
+        turn, turns = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for batch in self.stream.every(turns, turn):
+            tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
+            hints = {f"hints.{name}": tensor for name, tensor in batch["hints"].items()}
+            yield Packed({**tensors, **hints}), {n: v for n, v in batch.items() if n not in tensors and n != "hints"}
+
+
+def unpacked(batch: tuple[Packed, dict[str, Any]], device: torch.device) -> dict[str, Any]:
+    """A batch of `PackedStream` as `StepStream` made it, on a device."""
+    tensors = batch[0].unpacked(device)
+    hints = {name.removeprefix("hints."): tensors.pop(name) for name in list(tensors) if name.startswith("hints.")}
+    return {**tensors, **batch[1], "hints": hints}
