@@ -30,7 +30,8 @@ def markdown(findings: Findings) -> str:
         parts += [f"## {title}", table(content), *filter(None, [plain(note)])]
     if findings.examples:
         shown = findings.examples[:EXAMPLES]
-        parts += ["## Examples", f"{len(shown)} of {len(findings.examples)}; what was dropped is in ⟦brackets⟧."]
+        count = f"{len(shown)} of {len(findings.examples)}; what was dropped is in ⟦brackets⟧."
+        parts += ["## Examples", " ".join(filter(None, [count, words.which_seed(findings)]))]
         parts += [_example(example) for example in shown]
     parts += ["## Signatures", "\n".join(f"- {plain(name)}: `{text}`" for name, text in findings.signatures.items())]
     if findings.missing:

@@ -95,7 +95,7 @@ def _comparison(findings: Findings) -> str:
         parts.append("<h3>Tail risk</h3>" + table(words.tail_table(findings.tail), words.tail_note(findings)))
     controls = words.controls_table(evaluation, findings.metric)
     if controls is not None:
-        parts.append("<h3>Does the task need the source?</h3>" + table(controls))
+        parts.append("<h3>Does the task need the source?</h3>" + table(controls, words.which_seed(findings)))
     return "\n".join(parts) if len(parts) > 1 else ""
 
 
@@ -122,7 +122,7 @@ def _examples(findings: Findings) -> str:
     struck = any(state == "dropped" for example in findings.examples for _, state in example["source"])
     intro = (
         f"<p>{text(findings.shown.name)}{'; <del>struck out</del>: dropped' if struck else ''}. Drawn at random, but "
-        "for those that say that they lost most against the baseline.</p>"
+        f"for those that say that they lost most against the baseline. {words.which_seed(findings)}</p>"
     )
     return "\n".join([intro, *(_example(example) for example in findings.examples)])
 

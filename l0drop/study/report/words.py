@@ -201,7 +201,12 @@ TAIL_NOTE = (
 
 
 def tail_note(findings: Findings) -> str:
-    return f"{TAIL_NOTE} Of the first of {findings.seeds} seeds." if findings.seeds > 1 else TAIL_NOTE
+    return " ".join(filter(None, [TAIL_NOTE, which_seed(findings)]))
+
+
+def which_seed(findings: Findings) -> str:
+    """Said of what is shown of one run, where the scores are of several."""
+    return f"Of the first of {findings.seeds} seeds." if findings.seeds > 1 else ""
 
 
 def controls_table(evaluation: dict[str, Any], metric: str) -> tuple[list[str], list[list[str]]] | None:

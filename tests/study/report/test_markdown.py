@@ -7,6 +7,7 @@ import pytest
 
 from l0drop.study.report.findings import ReportError, gather
 from l0drop.study.report.markdown import markdown, plain
+from l0drop.study.report.page import page
 from tests.study.report import folders
 from tests.study.report.folders import HOSTILE
 from tests.study.test_significance import BAD, GOOD
@@ -28,7 +29,12 @@ def test_seeds_and_what_is_left_out_are_said(tmp_path: Path) -> None:
     folders.evaluated(tmp_path / "run", BAD, GOOD, 0.4, seeds=[(GOOD, GOOD)])
     text = markdown(gather(tmp_path / "run"))
     assert "Scores and differences are means over 2 seeds; so few seeds say little about others." in text
-    assert "Of the first of 2 seeds." in text
+    found = gather(tmp_path / "run")
+    assert found.examples
+    after = text.partition("## Examples")[2].splitlines()[2]
+    assert after.endswith("⟦brackets⟧. Of the first of 2 seeds.")
+    assert text.count("Of the first of 2 seeds.") == 2, "of the tail risk too"
+    assert page(found, []).count("Of the first of 2 seeds.") == 2
     folders.sweep(tmp_path / "sweep")
     folders.evaluated(tmp_path / "sweep" / "target-0.3", GOOD, GOOD, 0.31, metric="chrf", margin=10.0)
     left_out = markdown(gather(tmp_path / "sweep")).partition("## Not in this report")[2]
