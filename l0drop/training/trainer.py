@@ -83,7 +83,7 @@ class Progress:
     stopped_early: bool = False
     schedule: dict[str, Any] = field(default_factory=dict)
     made_from: dict[str, str | None] | None = None
-    """A digest of the text of each split, and of the teacher's weights."""
+    """Digests of the training and the validation text, and of the teacher's weights."""
 
 
 class _Steer(TrainerCallback):
@@ -572,7 +572,8 @@ class L0DropTrainer(Trainer):
 
     @cached_property
     def _made_from(self) -> dict[str, str | None]:
-        found: dict[str, str | None] = {f"{split} text": corpus.made_from for split, corpus in self.corpora.items()}
+        """What the weights depend on; the test text is no part of it, and may be set right in between."""
+        found: dict[str, str | None] = {f"{split} text": self.corpora[split].made_from for split in ("train", "valid")}
         if self.teacher is not None and self.recipe.train.teacher is not None:
             name = self.recipe.train.teacher.model
             name = (self.recipe.model.init or self.recipe.model.pretrained or name) if name == "init" else name
@@ -594,8 +595,9 @@ class L0DropTrainer(Trainer):
     def restore(self, checkpoint: Path) -> None:
         """Take up what a checkpoint says beside what the Trainer itself restores."""
         self.progress = Progress(**json.loads((checkpoint / STATE).read_text(encoding="utf-8")))
-        if (stored := self.progress.made_from) is not None and stored != self._made_from:
-            different = [name for name, digest in self._made_from.items() if stored.get(name) != digest]
+        stored = self.progress.made_from
+        different = [name for name, digest in self._made_from.items() if stored and stored.get(name) != digest]
+        if different:
             raise TrainingError(
                 f"{checkpoint}: was made with another {', another '.join(different)} than is there now; bring that "
                 "back, or train under another name (--set name=...)"

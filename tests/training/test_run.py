@@ -179,18 +179,24 @@ def test_an_interruption_does_not_change_what_is_averaged(tmp_path: Path, monkey
     assert all(torch.equal(other[name], tensor) for name, tensor in one.items())
 
 
-def test_a_run_does_not_go_on_with_other_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_a_run_does_not_go_on_with_other_text_to_learn_from(
+    split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     values = tiny.recipe(tmp_path, train={"steps": 10, "save_every": 5, "eval_every": 10})
     recipe = parse_recipe(values, "test")
     with monkeypatch.context() as patch:
         patch.setattr(trainer_module.L0DropTrainer, "_check_weights", stopped_after_5)
         with pytest.raises(RuntimeError, match="the power is gone"):
             train(recipe, tmp_path / "runs", QUIET)
-    corpus = values["data"]["train"]
+    corpus = values["data"][split]
     for side in ("source", "target"):
         lines = Path(corpus[side]).read_text().splitlines(keepends=True)
         Path(corpus[side]).write_text("".join(lines[:-1]))
-    with pytest.raises(TrainingError, match="checkpoint-5: was made with another train text than is there now"):
+    if split == "test":
+        assert train(recipe, tmp_path / "runs", QUIET)["test"]["sentences"] == len(lines) - 1
+        return
+    with pytest.raises(TrainingError, match=f"checkpoint-5: was made with another {split} text than is there now"):
         train(recipe, tmp_path / "runs", QUIET)
 
 
