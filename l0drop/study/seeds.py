@@ -233,7 +233,7 @@ def title(system: str, titles: Mapping[str, str] = TITLES) -> str:
 def verdict(against: Mapping[str, Any]) -> str:
     """Whether a comparison shows non-inferiority; "no" where it shows a loss of more than the margin."""
     if against["non_inferior"]:
-        return "yes"
+        return f"yes, of {against['seeds']} pairs" if against.get("few_seeds") else "yes"
     return "no" if against["interval"][1] < -against["margin"] else "not shown"
 
 

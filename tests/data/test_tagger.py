@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import train_tagger
 from l0drop.core.groups import TAGS, group_of
 from l0drop.data import tagger as module
 from l0drop.data.tagger import (
@@ -24,7 +25,6 @@ from l0drop.data.tagger import (
     word_features,
 )
 from l0drop.data.toy import documents, translation
-from tests import snippets
 
 
 def written(text: str, words: list[TaggedWord]) -> str:
@@ -133,13 +133,8 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def script() -> types.ModuleType:
-    return snippets.script("train_tagger")
-
-
 def test_training_writes_weights_and_says_how_good_they_are(
-    script: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, seed in ("train", 3), ("test", 4):
         pairs = translation(200, seed, small=True)
@@ -148,23 +143,23 @@ def test_training_writes_weights_and_says_how_good_they_are(
     out = tmp_path / "new" / "weights.json.gz"
     arguments = ["train_tagger.py", str(tmp_path / "train"), str(tmp_path / "test"), "--out", str(out), "--epochs", "3"]
     monkeypatch.setattr(sys, "argv", arguments)
-    script.main()
+    train_tagger.main()
     printed = capsys.readouterr().out
     stored = json.loads(gzip.decompress(out.read_bytes()))["accuracy on its test set"]
     assert stored > 0.95
     assert f"{stored:.2%} of the tags right" in printed
     assert "words per second" in printed
-    again = script.accuracy(PerceptronTagger.read(out), script.read_treebank(tmp_path / "test"))
+    again = train_tagger.accuracy(PerceptronTagger.read(out), train_tagger.read_treebank(tmp_path / "test"))
     assert again["accuracy"] == pytest.approx(stored, abs=1e-4)
     first = out.read_bytes()
-    script.main()
+    train_tagger.main()
     assert out.read_bytes() == first, "the same seed gives the same file"
 
 
-def test_the_average_is_that_of_all_steps(script: types.ModuleType) -> None:
+def test_the_average_is_that_of_all_steps() -> None:
     """Against a perceptron that adds up all its weights at every step; one sentence, so its order is known."""
     sentence = [("runs", "NNS"), ("a", "DT"), ("man", "NN"), ("runs", "VBZ"), ("a", "DT"), ("run", "NN")]
-    trainer = script.Trainer([sentence], seed=3)
+    trainer = train_tagger.Trainer([sentence], seed=3)
     weights: Counter[tuple[str, str]] = Counter()
     total: Counter[tuple[str, str]] = Counter()
     steps = 0
@@ -191,10 +186,10 @@ def test_the_average_is_that_of_all_steps(script: types.ModuleType) -> None:
             assert stored.get(number, 0) == pytest.approx(SCALE * total[feature, tag] / steps, abs=0.5 + 1e-9)
 
 
-def test_a_treebank_with_other_tags_is_refused(script: types.ModuleType, tmp_path: Path) -> None:
+def test_a_treebank_with_other_tags_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t").write_text("a_DT man_NN\na_DET man_NOUN\n")
     with pytest.raises(ValueError, match=r"t, line 2: 'a_DET'.*Penn"):
-        script.read_treebank(tmp_path / "t")
+        train_tagger.read_treebank(tmp_path / "t")
 
 
 # --- other taggers ----------------------------------------------------------------------------------------------------

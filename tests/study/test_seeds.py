@@ -89,6 +89,13 @@ def test_systems_have_titles():
     ]
 
 
+def test_a_verdict_of_few_pairs_says_so():
+    shown = {"non_inferior": True, "margin": 0.5, "interval": [-0.1, 0.2], "seeds": 4, "few_seeds": True}
+    assert seeds.verdict(shown) == "yes, of 4 pairs"
+    assert seeds.verdict({**shown, "few_seeds": False}) == "yes"
+    assert seeds.verdict({**shown, "non_inferior": False}) == "not shown"
+
+
 def test_a_table_needs_a_comparison():
     with pytest.raises(ValueError, match="compared with 'on'"):
         seeds.table({"systems": {"on": {"runs": []}}})

@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 from transformers import MarianConfig, MarianMTModel
 
+import europarl
 from l0drop.training.assemble import load_dense
-from tests.snippets import script
 from tests.training import tiny
-
-europarl = script("europarl")
 
 
 @pytest.fixture

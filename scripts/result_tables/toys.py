@@ -1,0 +1,80 @@
+"""The studies on the toy corpora."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from result_tables.files import markdown
+
+WAYS = {
+    "fine-tuned": "baseline, then fine-tuned to the target",
+    "from scratch": "from scratch, steered to the target",
+    "from scratch, λ ramped": "from scratch, λ 0.5 ramped over 1,200 steps",
+}
+LESSONS = {
+    "with references": "references",
+    "source text alone": "the dense model's own translations, and its distribution",
+}
+RULES = {
+    "inv_freq": "rarest words (`inv_freq`)",
+    "freq": "most frequent words (`freq`)",
+    "group": "every second position (`group`)",
+    "pos": "function words, punctuation, later pieces (`pos`)",
+    "norm": "smallest encodings (`norm`)",
+    "random": "chance (`random`)",
+}
+
+
+def targets_table(found: Mapping[str, Any]) -> str:
+    """Sparsity asked for and got, and the score, on both corpora."""
+    corpora = [found["targets"][corpus] for corpus in ("translation", "documents")]
+    rows = [["0, trained on", *(cell for one in corpora for cell in ("0", _score(one["reference"])))]]
+    for points in zip(*(one["points"] for one in corpora), strict=True):
+        (run,) = {point["run"] for point in points}
+        cells = (cell for point in points for cell in (_sparsity(point), _score(point)))
+        rows.append([f"{float(run.removeprefix('target-')):.0%}", *cells])
+    return markdown(["asked for", "translation: got", "BLEU", "documents: got", "ROUGE-L"], rows)
+
+
+def ways_tables(found: Mapping[str, Any]) -> tuple[str, str]:
+    """Fine-tuned and from scratch; with references and with source text alone."""
+    tests = {name: run["test"] for name, run in found["ways"].items()}
+    rows = [
+        [[title, _sparsity(tests[name]), _score(tests[name])] for name, title in titles.items()]
+        for titles in (WAYS, LESSONS)
+    ]
+    return markdown(["", "sparsity", "BLEU"], rows[0]), markdown(["targets", "sparsity", "BLEU"], rows[1])
+
+
+def rules_table(found: Mapping[str, Any]) -> str:
+    """Rules beside the learned gate, by sparsity, each against the baseline trained on."""
+    sweep = found["rules"]
+    dense = sweep["reference"]["score"]["value"]
+    rows = []
+    for point in sorted(sweep["points"], key=lambda point: float(point["sparsity"])):
+        kind, _, value = point["run"].partition("-")
+        title = f"learned, target {value}" if kind == "target" else RULES[kind]
+        rows.append([title, _sparsity(point), _score(point), f"{point['score']['value'] - dense:+.2f}"])
+    return markdown(["gate", "sparsity", "BLEU", "against the baseline trained on"], rows)
+
+
+def dial_table(found: Mapping[str, Any], targets: Mapping[str, Any]) -> str:
+    """One elastic model at several settings of the dial, beside models trained for each."""
+    elastic, trained = found["elastic"]["dial"]["rows"], found["elastic"]["trained"]
+    dense = targets["targets"]["translation"]["reference"]
+    rows = []
+    for row in sorted(elastic, key=lambda row: -(row["keep"] or 0)):
+        keep = row["keep"]
+        if keep is None:
+            rows.append([f"as it chose, {1 - row['sparsity']:.1%}", _score(row), ""])
+            continue
+        other = dense if keep == 1 else trained[f"target-{1 - keep:.1g}"]
+        rows.append([f"{keep:.0%}", _score(row), _score(other)])
+    return markdown(["kept", "elastic, by the dial", "trained for it"], rows)
+
+
+def _sparsity(found: Mapping[str, Any]) -> str:
+    return f"{found['sparsity']:.1%}"
+
+
+def _score(found: Mapping[str, Any]) -> str:
+    return f"{found['score']['value']:.2f}"
