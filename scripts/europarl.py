@@ -67,6 +67,8 @@ GENERATION: dict[str, Any] = {"length_penalty": 0.6, "max_new_tokens": 128}
 RIVALS_FILE = "rivals.json"
 TAUGHT = 2
 """Seeds of the baseline that is trained on and taught as the gated models are: how much of a gain is the teacher's."""
+TRANSLATORS = 3
+"""Processes that translate, beside training; each takes up to 24 GiB of a GPU."""
 MARGIN = 0.5
 """The loss of BLEU that is small enough to accept."""
 CUT = Path("cut", "base-s1")
@@ -275,7 +277,8 @@ class Study:
 
     def translate(self, parts: set[str]) -> None:
         """What is taught by text needs the text."""
-        self.lessons.write(self.run_of("on"), WAYS if "tried" in parts else [self.teach], self.parallel)
+        ways = WAYS if "tried" in parts else [self.teach]
+        self.lessons.write(self.run_of("on"), ways, min(self.parallel, TRANSLATORS))
 
     def cut(self) -> None:
         """The baseline with the first layer of its decoder alone, as a folder to start from."""

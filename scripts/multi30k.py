@@ -8,7 +8,8 @@ The folder holds train, valid and test, as .en and .de (.gz and .xz are unpacked
 baseline trained on, with intervals over seeds and sentences; `outputs/` in every run folder has what they translated.
 What is gated is taught by the baseline trained on, as --teach says (`l0drop/study/lessons.py`): by its distributions,
 with its seed, by its translations of the training text, with the first seed, or by both. Of several ways the first is
-for all gated systems; the others, whose systems are named after them, for the first target alone.
+for all gated systems; the others, whose systems are named after them, for the first target alone. So are those of
+--also, which change the recipe: the gate's start, its learning rate, how fast λ is steered.
 With --tables FILE, print the tables of such a file and do nothing else.
 """
 
@@ -52,6 +53,9 @@ def main() -> None:
     parser.add_argument("--teach", nargs="+", choices=WAYS, default=["both"], help="what gated models learn from")
     parser.add_argument("--taught", action="store_true", help="also teach the baselines trained on, as the gated ones")
     parser.add_argument("--long", type=int, help="also train on, and to the first target with zero, for so many steps")
+    parser.add_argument(
+        "--also", nargs="+", default=[], metavar="NAME:a.b=value,...", help="also zero at the first target, so changed"
+    )
     parser.add_argument("--elastic", type=int, default=1, help="seeds that are also trained for the dial")
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each")
@@ -93,6 +97,11 @@ def main() -> None:
         for gating in arguments.gatings:
             systems[f"{gating}-{target:g}"] = (chosen, f"l0drop.gating={gating}", f"l0drop.target_sparsity={target}")
     systems |= {f"zero-{half:g}-{way}": (way, f"l0drop.target_sparsity={half}") for way in others}
+    for way in arguments.also:
+        name, _, values = way.partition(":")
+        if not name or not values:
+            parser.error(f"--also: {way} should be a name and what it changes, such as slow-gate:train.gate_scale=10")
+        systems[f"zero-{half:g}-{name}"] = (chosen, f"l0drop.target_sparsity={half}", *values.split(","))
     if arguments.taught:
         systems["on-taught"] = (chosen, *UNGATED)
     if arguments.long:
