@@ -52,7 +52,8 @@ def prepare_corpus(
     `instead` is another folder that is opened, and nothing written, if it was.
 
     Lines blank on one side or on both are skipped and counted. With `documents`, neighbouring lines are joined by a
-    space as long as both sides stay within their limits; a line blank on both sides ends a document. Sequences longer
+    space as long as both sides stay within their limits; a line blank on both sides ends a document, and a prefix of
+    the text (`Prefixed`) stands before each document once. Sequences longer
     than `max_source` or `max_target` tokens are cut, but keep the special tokens that close them. `progress` is
     called with the number of lines read so far.
     """
@@ -62,7 +63,7 @@ def prepare_corpus(
         "inputs": text.inputs(),
         "tokenizers": tokenizers.fingerprints,
         "limits": {side.name: side.limit for side in sides},
-        "documents": documents,
+        "documents": "prefixed once" if documents and _prefix(text) else documents,
         "annotator": None if annotator is None else annotator.fingerprint,
     }
     if instead is not None and _is_made_from(instead, request):
@@ -187,7 +188,9 @@ def _write(
             if progress:
                 progress(summary.lines)
     if summary.pairs == 0:
-        raise CorpusError(f"{_described(request)}: each of the {summary.lines} lines is blank on some side")
+        taught = any("teacher" in item for item in request["inputs"])
+        blank = "blank, or what the teacher makes of it is" if taught else "blank on some side"
+        raise CorpusError(f"{_described(request)}: each of the {summary.lines} lines is {blank}")
     for side in sides:
         setattr(summary, f"truncated_{side.name}", truncated[side.name])
         setattr(summary, f"{side.name}_tokens", columns[f"{side.name}.ids"].length)
@@ -213,27 +216,40 @@ def _sentences(text: ParallelText, summary: Summary) -> Iterator[Pair]:
 
 
 def _documents(text: ParallelText, sides: list[_Side], summary: Summary) -> Iterator[Pair]:
-    """Neighbouring pairs joined, as many as every side has room for."""
+    """Neighbouring pairs joined, as many as every side has room for; what stands before every source, once."""
+    prefix = _prefix(text)
+    rooms = [side.room for side in sides]
+    if prefix:
+        rooms[0] -= len(sides[0].encode([prefix], add_special_tokens=False)["input_ids"][0])
+        if rooms[0] < 1:
+            raise ValueError(f"max_source={sides[0].limit} leaves no room beside the prefix {prefix!r}")
     held: list[Pair] = []
     room = [0 for _ in sides]
-    for pair, sizes in _measured(text, sides, summary):
+    for pair, sizes in _measured(text, prefix, sides, summary):
         if held and (pair.is_blank or any(size > left for size, left in zip(sizes, room, strict=True))):
-            yield _joined(held)
+            yield _joined(held, prefix)
             held = []
         if pair.is_blank:
             continue
         if not held:
-            room = [side.room for side in sides]
+            room = rooms
         held.append(pair)
         room = [left - size for size, left in zip(sizes, room, strict=True)]
     if held:
-        yield _joined(held)
+        yield _joined(held, prefix)
 
 
-def _measured(text: ParallelText, sides: list[_Side], summary: Summary) -> Iterator[tuple[Pair, list[int]]]:
-    """Pairs with their numbers of tokens; blank ones stay, as borders, and one-sided ones go."""
+def _prefix(text: ParallelText) -> str:
+    """What a text puts before every source."""
+    return str(getattr(text, "prefix", ""))
+
+
+def _measured(
+    text: ParallelText, prefix: str, sides: list[_Side], summary: Summary
+) -> Iterator[tuple[Pair, list[int]]]:
+    """Pairs without the prefix, with their numbers of tokens; blank ones stay, as borders, and one-sided ones go."""
     for chunk in _chunks(text):
-        usable = [pair for pair in chunk if not pair.is_one_sided]
+        usable = [p._replace(source=p.source.removeprefix(prefix)) for p in chunk if not p.is_one_sided]
         summary.lines += len(chunk)
         summary.one_sided += len(chunk) - len(usable)
         summary.blank += sum(pair.is_blank for pair in usable)
@@ -246,9 +262,9 @@ def _measured(text: ParallelText, sides: list[_Side], summary: Summary) -> Itera
                 yield pair, [len(ids) for ids in rows]
 
 
-def _joined(pairs: list[Pair]) -> Pair:
+def _joined(pairs: list[Pair], prefix: str) -> Pair:
     sources, targets = _texts(pairs)
-    return Pair(" ".join(sources), None if pairs[0].target is None else " ".join(targets), pairs[0].line)
+    return Pair(prefix + " ".join(sources), None if pairs[0].target is None else " ".join(targets), pairs[0].line)
 
 
 def _texts(pairs: Sequence[Pair]) -> tuple[list[str], list[str]]:
@@ -281,7 +297,7 @@ def _chunks(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
 
 
 def _described(request: Mapping[str, Any]) -> str:
-    return ", ".join(str(item.get("path") or item.get("name")) for item in request["inputs"])
+    return ", ".join(str(name) for item in request["inputs"] if (name := item.get("path") or item.get("name")))
 
 
 def _is_made_from(folder: Path, request: Mapping[str, Any]) -> bool:

@@ -102,9 +102,14 @@ def read_test_text(run: Path) -> EvaluationText:
     recipe = load_recipe(run / "recipe.yaml")
     if recipe.data.test is None:
         raise CorpusError(f"{run / 'recipe.yaml'}: data.test is missing; name --source and --reference")
-    text = open_text(recipe.data.test)  # the model puts its prefix before each source by itself
-    limits = {"max_source": recipe.data.max_source, "max_target": recipe.data.max_target}
-    pairs = usable_pairs(text, load_tokenizers(run), **limits, documents=True) if recipe.data.documents else text
+    text, prefix = open_text(recipe.data.test), recipe.data.source_prefix
+    pairs: Iterable[Pair] = text
+    if recipe.data.documents:
+        limits = {"max_source": recipe.data.max_source, "max_target": recipe.data.max_target}
+        joined = usable_pairs(
+            open_text(recipe.data.test, prefix), load_tokenizers(run), **limits, documents=True
+        )  # as many lines as there is room for beside the prefix, which the model puts there by itself
+        pairs = (pair._replace(source=pair.source.removeprefix(prefix)) for pair in joined)
     return read_text(pairs, f"{run / 'recipe.yaml'}: data.test", text.inputs())
 
 

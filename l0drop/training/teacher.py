@@ -29,6 +29,11 @@ class TeacherText:
     def source_only(self) -> bool:
         return False
 
+    @property
+    def prefix(self) -> str:
+        """What stands before every source of the text."""
+        return str(getattr(self.text, "prefix", ""))
+
     def inputs(self) -> list[dict[str, Any]]:
         decoding = {"beams": self.beams, "max_source": self.max_source, "max_new_tokens": self.max_new_tokens}
         return [*self.text.inputs(), {"teacher": self.identity, **decoding}]

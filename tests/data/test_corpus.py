@@ -25,7 +25,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 from l0drop.data.corpus import Summary, TokenizedCorpus
-from l0drop.data.prepare import prepare_corpus
+from l0drop.data.prepare import prepare_corpus, usable_pairs
+from l0drop.data.sources import Prefixed
 from l0drop.data.text import CorpusError, HubDataset, JsonlFile, Pair, TextFiles, TsvFile, read_lines
 from l0drop.data.tokenizer import TokenizerPair, train_tokenizer
 
@@ -311,6 +312,23 @@ def test_documents_are_joined_up_to_both_limits(tokenizers: TokenizerPair, tmp_p
     assert corpus.summary.truncated_source == 1
     assert corpus.summary.truncated_target == 0
     assert (corpus.summary.lines, corpus.summary.blank, corpus.summary.one_sided) == (8, 1, 1)
+
+
+def test_what_stands_before_every_source_stands_before_a_document_once(
+    tokenizers: TokenizerPair, tmp_path: Path
+) -> None:
+    lines = ["a b", "c d", "e f", "", "g h"]
+    text = Prefixed(TextFiles(write(tmp_path / "s", lines), write(tmp_path / "t", lines)), "x y ")
+    max_source = len(tokenizers.source("x y a b c d").input_ids)
+    limits = {"max_source": max_source, "max_target": 30}
+    corpus = prepare_corpus(text, tokenizers, tmp_path / "c", **limits, documents=True)
+    sources = ["x y a b c d", "x y e f", "x y g h"]
+    assert [decoded(tokenizers, example.source) for example in corpus] == sources
+    assert [decoded(tokenizers, example.target) for example in corpus] == ["a b c d", "e f", "g h"]
+    assert corpus.summary.truncated_source == 0
+    assert [pair.source for pair in usable_pairs(text, tokenizers, **limits, documents=True)] == sources
+    with pytest.raises(ValueError, match="max_source=3 leaves no room beside the prefix 'x y '"):
+        prepare_corpus(text, tokenizers, tmp_path / "d", max_source=3, max_target=30, documents=True)
 
 
 def test_joined_documents_always_fit(tokenizers: TokenizerPair, tmp_path: Path) -> None:
