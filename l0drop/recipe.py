@@ -317,6 +317,10 @@ class Data(Section):
     """The same for targets."""
     source_prefix: str = ""
     """Put before every source, such as "summarize: " for T5."""
+    source_lang: Text | None = None
+    """Of models that know several languages, such as eng_Latn for NLLB; left out, the tokenizer's own."""
+    target_lang: Text | None = None
+    """The same of targets."""
     language: Text = "en"
     """Of the source, for rules by part of speech: their tagger has to know it."""
     tagger: Text = "perceptron"
@@ -643,6 +647,8 @@ class Recipe(Section):
     def _a_trained_model_has_a_vocabulary(self) -> Faults:
         if self.model.transformer is None and self.tokenizer.vocab_size is not None:
             yield "tokenizer.vocab_size", "a trained model has its vocabulary; leave this out"
+        if self.model.init is not None and self.tokenizer.pretrained is not None:
+            yield "tokenizer.pretrained", "model.init has its tokenizer; leave this out"
 
     @_rule
     def _separate_vocabularies_need_both_sides(self) -> Faults:

@@ -85,6 +85,7 @@ def evaluate(
     """Score a model's outputs, and say whether they are as good as a baseline's."""
     import torch
 
+    from l0drop.decoding.folder import generation_of
     from l0drop.study.evaluate import Judged, Judging, read_files, read_test_text, write
     from l0drop.study.evaluate import evaluate as run_evaluation
     from l0drop.study.sweep import REFERENCE, SUMMARY
@@ -103,6 +104,8 @@ def evaluate(
         groups = [([System(path, dtype) for path in models], [System(path) for path in baseline or ()])]
     first = groups[0][0][0]
     folders = [_output(systems[0], output) for systems, _ in groups]
+    if documents and source is None and first.recipe is not None and first.recipe.data.documents:
+        raise ValueError("--documents: the examples of this run are joined lines already, and are drawn as they are")
     if (source is None) != (reference is None):
         raise ValueError("--source and --reference: one needs the other")
     if source is not None and reference is not None:
@@ -117,11 +120,7 @@ def evaluate(
     of_recipe: dict[str, Any] = {}
     judging: dict[str, Any] = {}
     if recipe is not None:
-        of_recipe = {
-            "num_beams": recipe.evaluate.beams,
-            "length_penalty": recipe.evaluate.length_penalty,
-            "max_new_tokens": recipe.evaluate.max_new_tokens or recipe.data.max_target,
-        }
+        of_recipe = generation_of(recipe)
         judging = {"metric": recipe.evaluate.metric, "tokenize": recipe.evaluate.tokenize}
     given = {"num_beams": beams, "length_penalty": length_penalty, "max_new_tokens": max_new_tokens}
     generation = of_recipe | {name: value for name, value in given.items() if value is not None}

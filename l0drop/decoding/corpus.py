@@ -11,6 +11,7 @@ from l0drop.data.batches import collate
 from l0drop.data.corpus import TokenizedCorpus
 from l0drop.data.metrics import SparsityMeter
 from l0drop.decoding.engine import Engine
+from l0drop.decoding.languages import begin_in, speaks_several
 
 
 @dataclass
@@ -53,8 +54,13 @@ def decode_corpus(
     max_new_tokens: int,
     progress: Callable[[int], None] | None = None,
 ) -> Decoded:
-    """The model's outputs for these sentences, in their order; `tokenizer` is the target side's."""
+    """The model's outputs for these sentences, in their order; `tokenizer` is the target side's, and knows its
+    language where there are several."""
     engine = Engine(model)
+    language = getattr(tokenizer, "tgt_lang", None) if speaks_several(tokenizer) else None
+    spoken: dict[str, Any] = (
+        {} if language is None else begin_in(tokenizer, language, model.generation_config.decoder_start_token_id)
+    )
     texts: list[str] = [""] * len(indices)
     meter = SparsityMeter()
     lengths = corpus.source_lengths[np.asarray(indices, dtype=np.int64)]
@@ -63,6 +69,7 @@ def decode_corpus(
         result = engine.generate(
             batch["input_ids"], batch["attention_mask"], hints=batch["hints"] or None, num_beams=beams,
             length_penalty=length_penalty, max_new_tokens=max_new_tokens, do_sample=False, early_stopping=False,
+            **spoken,
         )  # fmt: skip
         if result.gates is not None:
             mask = batch["attention_mask"].to(result.kept.device)

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
 
 from l0drop.data.tokenizer import TokenizerPair, load_tokenizers
-from l0drop.recipe import load_recipe
+from l0drop.recipe import Recipe, load_recipe
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
@@ -69,18 +69,36 @@ def load_pair(name: str, folder: Path | None, run: Path | None, model: Any) -> T
     return TokenizerPair(source, source)
 
 
-def of_recipe(run: Path | None) -> tuple[dict[str, Any], str]:
-    """Generation settings and source prefix of a run."""
+def of_recipe(run: Path | None) -> tuple[dict[str, Any], str, int | None]:
+    """Generation settings, source prefix and longest source of a run."""
     if run is None:
-        return {}, ""
+        return {}, "", None
     recipe = load_recipe(run / "recipe.yaml")
+    return generation_of(recipe), recipe.data.source_prefix, recipe.data.max_source
+
+
+def generation_of(recipe: Recipe) -> dict[str, Any]:
+    """How a run's outputs are made, in training and ever after.
+
+    A checkpoint's generation_config has no say in what is set here; some of those that are published sample, or stop
+    early.
+    """
     evaluate = recipe.evaluate
-    settings = {
+    return {
         "num_beams": evaluate.beams,
         "length_penalty": evaluate.length_penalty,
         "max_new_tokens": evaluate.max_new_tokens or recipe.data.max_target,
+        "do_sample": False,
+        "early_stopping": False,
     }
-    return settings, recipe.data.source_prefix
+
+
+def positions_of(model: PreTrainedModel, side: str) -> int | None:
+    """How many positions the encoder or the decoder of a model has; None where they are relative."""
+    for name in (f"max_{side}_position_embeddings", "max_position_embeddings"):
+        if (positions := getattr(model.config, name, None)) is not None:
+            return int(positions)
+    return None
 
 
 def dtype_of(dtype: str | torch.dtype | None) -> torch.dtype | str:

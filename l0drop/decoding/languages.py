@@ -26,3 +26,18 @@ def language_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
         getattr(tokenizer, f"{name}_token_id", None) for name in ("pad", "eos", "bos", "unk", "cls", "sep", "mask")
     )
     return set(tokenizer.all_special_ids) - set(ordinary)
+
+
+def speaks_several(tokenizer: PreTrainedTokenizerBase) -> bool:
+    return hasattr(tokenizer, "src_lang")
+
+
+def begin_in(tokenizer: PreTrainedTokenizerBase, language: str, starts_with: int | None) -> dict[str, int]:
+    """The generation setting that makes a model write a language; `starts_with` is the decoder's first token.
+
+    Models begin with the language's token where their decoder starts with one, and force it behind the start where it
+    does not.
+    """
+    token = language_id(tokenizer, language, "target_lang")
+    name = "decoder_start_token_id" if starts_with in language_ids(tokenizer) else "forced_bos_token_id"
+    return {name: token}

@@ -26,8 +26,8 @@ from l0drop.data.hints import TextAnnotator, annotator_for
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.decoding.corpus import length_batches
 from l0drop.decoding.engine import Engine
-from l0drop.decoding.folder import dtype_of, first_line, load_model, load_pair, of_recipe, places
-from l0drop.decoding.languages import language_id, language_ids
+from l0drop.decoding.folder import dtype_of, first_line, load_model, load_pair, of_recipe, places, positions_of
+from l0drop.decoding.languages import begin_in, language_id, language_ids
 from l0drop.decoding.offsets import Span, spans
 from l0drop.decoding.results import Alternative, Explained, Result, SourceToken
 from l0drop.models.adopt import adopt_parameters
@@ -67,6 +67,7 @@ class TextModel:
     """A model with its tokenizers; `load` makes one.
 
     defaults: generation settings of the run that the model comes from. prefix: what is put before every source.
+    limit: the longest source that the run reads.
     annotator: makes the hints that a rule needs. int8: whether linear layers decode with weights of 8 bits.
     """
 
@@ -79,9 +80,10 @@ class TextModel:
         prefix: str = "",
         annotator: TextAnnotator | None = None,
         int8: bool = False,
+        limit: int | None = None,
     ) -> None:
         self.name, self.model, self.tokenizers, self.annotator = name, model, tokenizers, annotator
-        self.defaults, self.prefix = dict(defaults or {}), prefix
+        self.defaults, self.prefix, self.limit = dict(defaults or {}), prefix, limit
         self.engine = Engine(model, dtype="int8" if int8 else None)
         self._source_lang = getattr(tokenizers.source, "src_lang", None)
 
@@ -96,8 +98,9 @@ class TextModel:
 
     @property
     def max_source(self) -> int:
-        """The longest source in tokens: the encoder's positions, the tokenizer's limit, or MAX_SOURCE."""
-        limits = (_positions(self.model, "encoder"), self.tokenizers.source.model_max_length)
+        """The longest source in tokens: what the run was trained on, the encoder's positions, the tokenizer's limit, or
+        MAX_SOURCE."""
+        limits = (self.limit, positions_of(self.model, "encoder"), self.tokenizers.source.model_max_length)
         return min((int(limit) for limit in limits if limit is not None and limit < 1e6), default=MAX_SOURCE)
 
     # --- from texts to results -----------------------------------------------------------------------------------
@@ -220,7 +223,7 @@ class TextModel:
             settings.pop("max_new_tokens", None)
         own = self.model.generation_config
         if all(settings.get(name) is None and getattr(own, name) is None for name in ("max_new_tokens", "max_length")):
-            settings["max_new_tokens"] = min(MAX_NEW_TOKENS, _positions(self.model, "decoder") or MAX_NEW_TOKENS)
+            settings["max_new_tokens"] = min(MAX_NEW_TOKENS, positions_of(self.model, "decoder") or MAX_NEW_TOKENS)
         if "forced_bos_token_id" not in settings:
             settings.update(self._target_language(target_lang))
         elif target_lang is not None:
@@ -332,9 +335,9 @@ class TextModel:
     def _limit(self, max_source: int | None) -> int:
         if max_source is None:
             return self.max_source
-        positions = _positions(self.model, "encoder")
-        if positions is not None and max_source > positions:
-            raise ValueError(f"max_source: {max_source} is more than the {positions} positions of the encoder")
+        most = positions_of(self.model, "encoder")
+        if most is not None and max_source > most:
+            raise ValueError(f"max_source: {max_source} is more than the {most} positions of the encoder")
         fewest = len(self.tokenizers.source("")["input_ids"]) + 1
         if max_source < fewest:
             raise ValueError(f"max_source: {max_source} leaves no room beside special tokens; at least {fewest}")
@@ -365,7 +368,7 @@ class TextModel:
             return {}
         language = target_lang or getattr(tokenizer, "tgt_lang", None)
         if language is not None:
-            return {"forced_bos_token_id": language_id(tokenizer, language, "target_lang")}
+            return begin_in(tokenizer, language, own.decoder_start_token_id)
         starts_with = {own.forced_bos_token_id, own.decoder_start_token_id}
         if not starts_with & language_ids(tokenizer):
             raise ValueError(f"target_lang: {self.name} translates into several languages; say which one")
@@ -379,7 +382,7 @@ def load(
 
     device: left out, a GPU if there is one. dtype: left out, that of the stored weights; "int8", on a CPU, rounds the
     weights of linear layers to 8 bits. A model without a gate decodes densely. What a run's recipe says about its
-    decoding and its source prefix holds unless a call says otherwise.
+    decoding, its source prefix and its longest source holds unless a call says otherwise.
     """
     name = str(dir_or_name)
     folder, run = places(name)
@@ -387,7 +390,7 @@ def load(
     model = load_model(name, folder, dtype_of("float32" if int8 else dtype))
     family_of(type(model))
     tokenizers = load_pair(name, folder, run, model)
-    defaults, prefix = of_recipe(run)
+    defaults, prefix, limit = of_recipe(run)
     annotator = None
     if isinstance(model, L0DropModel) and model.gate.needs:
         annotator = annotator_for(folder or name, tokenizers.source)
@@ -402,7 +405,7 @@ def load(
         if _is_out_of_memory(error):
             raise
         raise ValueError(f"device: {device} cannot be used ({first_line(error)})") from error
-    return TextModel(name, model, tokenizers, defaults, prefix, annotator, int8)
+    return TextModel(name, model, tokenizers, defaults, prefix, annotator, int8, limit)
 
 
 def batches(sources: Sequence[Source], batch_tokens: int, least: int = 1) -> list[list[int]]:
@@ -413,14 +416,6 @@ def batches(sources: Sequence[Source], batch_tokens: int, least: int = 1) -> lis
     full = np.array([place for place, source in enumerate(sources) if not source.is_blank], dtype=np.int64)
     lengths = np.array([max(least, len(sources[place].ids)) for place in full], dtype=np.int64)
     return [full[chosen].tolist() for chosen in length_batches(lengths, batch_tokens)]
-
-
-def _positions(model: Any, side: str) -> int | None:
-    """How many positions a side of the model has; None where they are relative."""
-    for name in (f"max_{side}_position_embeddings", "max_position_embeddings"):
-        if (positions := getattr(model.config, name, None)) is not None:
-            return int(positions)
-    return None
 
 
 def _within(ids: Sequence[int], limit: int, special: frozenset[int]) -> Callable[[Sequence[Any]], list[Any]]:

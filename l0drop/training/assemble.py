@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel, PreTrainedModel
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import cached_file
 from transformers.utils import logging as hf_logging
 
@@ -20,6 +27,8 @@ from l0drop.data.sources import open_text
 from l0drop.data.tagger import PRETAGGED
 from l0drop.data.text import ParallelText
 from l0drop.data.tokenizer import TokenizerPair, fingerprint, load_tokenizers, train_tokenizer
+from l0drop.decoding.folder import first_line, positions_of
+from l0drop.decoding.languages import language_id, speaks_several
 from l0drop.models.config import L0DropConfig
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.patterns import FREQUENT, RARE
@@ -44,14 +53,14 @@ def build_tokenizers(recipe: Recipe, folder: Path, say: Say) -> TokenizerPair:
         _check_kind(tokenizers, recipe, folder)
         return tokenizers
     if recipe.model.init is not None:
-        tokenizers = load_tokenizers(recipe.model.init)
+        tokenizers = _speaking(load_tokenizers(recipe.model.init), recipe.model.init, recipe)
     elif (name := recipe.tokenizer.pretrained or recipe.model.pretrained) is not None:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        tokenizers = TokenizerPair(tokenizer, tokenizer)
+        tokenizer = _pretrained_tokenizer(name)
+        tokenizers = _speaking(TokenizerPair(tokenizer, tokenizer), name, recipe)
     else:
         assert recipe.tokenizer.vocab_size is not None
         say(f"training a tokenizer of {recipe.tokenizer.vocab_size} subwords")
-        text = open_text(recipe.data.train)
+        text = open_text(recipe.data.train, recipe.data.source_prefix)
         tokenizers = train_tokenizer(
             (pair.source for pair in text),
             None if text.source_only else (pair.target or "" for pair in text),
@@ -60,6 +69,38 @@ def build_tokenizers(recipe: Recipe, folder: Path, say: Say) -> TokenizerPair:
         )
     tokenizers.save(folder)
     return tokenizers
+
+
+def _pretrained_tokenizer(name: str, **settings: str) -> PreTrainedTokenizerBase:
+    try:
+        return AutoTokenizer.from_pretrained(name, **settings)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{name}: no tokenizer could be loaded from beside the model ({first_line(error)})") from error
+
+
+def _speaking(tokenizers: TokenizerPair, name: str, recipe: Recipe) -> TokenizerPair:
+    """The tokenizers with the languages of the recipe; where a model knows several, targets have to be in one.
+
+    A tokenizer that is not told writes the targets' language as the source's.
+    """
+    source, data = tokenizers.source, recipe.data
+    asked = {"src_lang": ("source_lang", data.source_lang), "tgt_lang": ("target_lang", data.target_lang)}
+    if not speaks_several(source):
+        for setting, language in asked.values():
+            if language is not None:
+                raise ValueError(f"data.{setting}: the tokenizer of {name} knows no languages; leave it out")
+        return tokenizers
+    spoken: dict[str, str] = {}
+    for key, (setting, language) in asked.items():
+        own: str | None = getattr(source, key, None)
+        if language is not None or own is not None:
+            spoken[key] = language or str(own)
+            language_id(source, spoken[key], f"data.{setting}")
+    if "tgt_lang" not in spoken:
+        raise ValueError(f"data.target_lang: is missing; {name} knows several languages, say which one targets are in")
+    folder = Path(name) / "tokenizer"
+    tokenizer = _pretrained_tokenizer(str(folder) if folder.is_dir() else name, **spoken)
+    return TokenizerPair(tokenizer, tokenizer)
 
 
 def build_corpora(
@@ -216,8 +257,9 @@ def gate_config(section: L0Drop, tokenizers: TokenizerPair) -> L0DropConfig:
 
 def _token_ids(section: L0Drop, tokenizers: TokenizerPair) -> Iterator[int]:
     vocabulary = tokenizers.source.get_vocab()
+    ids = set(vocabulary.values())
     for token in section.always_keep:
-        if isinstance(token, str) and token not in vocabulary:
+        if token not in (vocabulary if isinstance(token, str) else ids):
             raise ValueError(f"l0drop.always_keep: {token!r} is not in the source vocabulary")
         yield vocabulary[token] if isinstance(token, str) else token
 
@@ -307,7 +349,7 @@ def _check_teacher(teacher: PreTrainedModel, recipe: Recipe, name: str, tokenize
                 f"{len(ours)} entries, different from id {first} on); a teacher needs the tokenizer of what it teaches"
             )
     _check_vocabulary(teacher, tokenizers, f"train.teacher.model: {name}")
-    _check_positions(teacher, recipe, name)
+    _check_positions(teacher, recipe, name, scored=False)
 
 
 def _tokenizers_beside(name: str) -> TokenizerPair | None:
@@ -342,12 +384,18 @@ def _check_vocabulary(model: PreTrainedModel, tokenizers: TokenizerPair, name: s
         )
 
 
-def _check_positions(model: PreTrainedModel, recipe: Recipe, name: str) -> None:
-    positions = getattr(model.config, "max_position_embeddings", None)
-    for key in ("max_source", "max_target"):
-        length = getattr(recipe.data, key)
+def _check_positions(model: PreTrainedModel, recipe: Recipe, name: str, *, scored: bool = True) -> None:
+    """scored: whether its own outputs are made."""
+    lengths = [
+        ("data.max_source", recipe.data.max_source, "encoder"),
+        ("data.max_target", recipe.data.max_target, "decoder"),
+    ]
+    if scored and recipe.evaluate.max_new_tokens is not None:
+        lengths.append(("evaluate.max_new_tokens", recipe.evaluate.max_new_tokens, "decoder"))
+    for key, length, side in lengths:
+        positions = positions_of(model, side)
         if positions is not None and length > positions:
-            raise ValueError(f"data.{key}: {length} is more than the {positions} positions of {name}; lower it")
+            raise ValueError(f"{key}: {length} is more than the {positions} positions of {name}'s {side}; lower it")
 
 
 def _set_dropout(model: PreTrainedModel, rate: float) -> None:

@@ -233,10 +233,16 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(model: TextModel, monke
 def test_a_run_decodes_as_its_recipe_says(baseline: Path) -> None:
     run, inner = load(baseline), load(baseline / "model")
     for loaded in (run, inner):
-        assert loaded.settings(None, {}) == {"num_beams": 2, "length_penalty": 0.6, "max_new_tokens": 16}
+        plain = {"do_sample": False, "early_stopping": False}
+        assert loaded.settings(None, {}) == {"num_beams": 2, "length_penalty": 0.6, "max_new_tokens": 16, **plain}
         assert loaded.settings(None, {"num_beams": 1, "max_length": 9}) == {
-            "num_beams": 1, "length_penalty": 0.6, "max_length": 9,
+            "num_beams": 1, "length_penalty": 0.6, "max_length": 9, **plain,
         }  # fmt: skip
+        assert loaded.max_source == 32, "the recipe's, not the encoder's 64 positions"
+        (source,) = loaded.encode(["the dog " * 40])
+        assert len(source.ids) == 32
+        (longer,) = loaded.encode(["the dog " * 40], max_source=64)
+        assert len(longer.ids) == 64
     texts = Path(baseline.parents[1] / "test.source").read_text().splitlines()
     assert [r.text for r in run.generate(texts)] == [r.text for r in inner.generate(texts)]
 
@@ -447,6 +453,11 @@ def test_mbart_50_speaks_the_language_it_is_asked_for(tmp_path: Path) -> None:
     explained = model.explain("x", source_lang="de_DE", target_lang="fr_XX", **SETTINGS)
     assert explained.output[0] == "fr_XX"
     assert explained.source[0].text == "de_DE"
+    romanian = tokenizer.convert_tokens_to_ids("ro_RO")
+    assert model.settings("ro_RO", {})["forced_bos_token_id"] == romanian
+    model.model.generation_config.decoder_start_token_id = tokenizer.convert_tokens_to_ids("de_DE")
+    assert model.settings("ro_RO", {}) == {**model.settings("de_DE", {}), "decoder_start_token_id": romanian}
+    assert model.explain("x", target_lang="ro_RO", **SETTINGS).output[:1] != ["ro_RO"], "it is the start, not forced"
 
 
 def test_a_model_that_starts_with_its_language_needs_none(tmp_path: Path) -> None:

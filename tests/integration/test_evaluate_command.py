@@ -229,3 +229,21 @@ def test_a_damaged_sweep_is_named(tmp_path: Path, l0drop: Command) -> None:
         assert code == 2
         assert message in said
         assert "sweep.json" in said.replace("\n", "")
+
+
+def test_joined_lines_behind_a_prefix_are_the_examples_of_training(tmp_path: Path, l0drop: Command) -> None:
+    values = tiny.recipe(tmp_path, train={"steps": 10, "save_every": 10, "eval_every": 10})
+    values["data"] |= {"documents": True, "source_prefix": "the : "}
+    trained = train(parse_recipe(values, "test"), tmp_path / "runs", Console(quiet=True))
+    run = tmp_path / "runs" / "tiny"
+    assert trained["test"]["sentences"] < 24
+    code, said = l0drop("evaluate", run)
+    assert code == 0, said
+    assert f"{trained['test']['sentences']} of {trained['test']['sentences']} lines scored" in said
+    judged = json.loads((run / "evaluation" / "metrics.json").read_text(encoding="utf-8"))["runs"][0]["system"]
+    assert judged["sources_cut"] == trained["corpora"]["test"]["truncated_source"]
+    outputs = (run / "outputs" / "test.txt").read_text(encoding="utf-8")
+    assert lines_of(run / "evaluation" / "hypotheses.txt") == [" ".join(o.split()) for o in outputs.splitlines()]
+    code, said = l0drop("evaluate", run, "--documents")
+    assert code != 0
+    assert "--documents: the examples of this run are joined lines already" in said

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from transformers import NllbTokenizer
 
 from l0drop.data.tokenizer import fingerprint, train_tokenizer
+from l0drop.decoding.text import load
 from l0drop.recipe import parse_recipe
 from l0drop.training.assemble import build_model, build_tokenizers, new_transformer, split_text
-from l0drop.training.run import prepare
+from l0drop.training.run import prepare, train
 from tests.decoding import folders
 from tests.training import tiny
 
@@ -48,6 +50,9 @@ def test_a_start_with_separate_vocabularies_brings_both(tmp_path):
 
 
 # --- teachers ---------------------------------------------------------------------------------------------------------
+
+
+QUIET = Console(quiet=True)
 
 
 def silent(text):
@@ -143,6 +148,101 @@ def test_a_checkpoint_that_was_saved_again_for_another_language_teaches(tmp_path
     teacher = folders.saved(model, tokenizer, tmp_path / "teacher")
     assert fingerprint(tokenizer) != before
     values = tiny.sparse(tmp_path, "", train={"teacher": {"model": str(teacher)}})
+    values["data"]["target_lang"] = "fra_Latn"
     recipe = parse_recipe({**values, "model": {"pretrained": str(start)}}, "test")
     _, found = build_model(recipe, build_tokenizers(recipe, tmp_path / "run", silent))
     assert found is not None
+
+
+# --- languages --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nllb(tmp_path):
+    """A model folder that knows several languages, and whose tokenizer has been told none for targets."""
+    text = "".join(tiny.WORDS) + "".join(tiny.WORDS.values())
+    letters = {c: i for i, c in enumerate(["<s>", "<pad>", "</s>", "<unk>", "▁", *sorted(set(text))])}
+    tokenizer = NllbTokenizer(vocab=letters, merges=[])
+    return folders.saved(folders.resized("m2m100", tokenizer), tokenizer, tmp_path / "nllb")
+
+
+def multilingual(tmp_path, nllb, **data):
+    values = tiny.sparse(tmp_path, "x", train={"steps": 2, "save_every": 2, "eval_every": 2, "batch_tokens": 2000})
+    values |= {"model": {"pretrained": str(nllb)}, "evaluate": {"beams": 2, "sentences": 4, "max_new_tokens": 8}}
+    return {**values, "data": {**values["data"], "max_source": 48, "max_target": 48, **data}}
+
+
+def test_targets_are_in_the_language_of_the_recipe_and_so_are_outputs(tmp_path, nllb):
+    values = multilingual(tmp_path, nllb, target_lang="deu_Latn")
+    recipe = parse_recipe(values, "test")
+    folder, tokenizers, corpora = prepare(recipe, tmp_path / "runs")
+    german, english = tokenizers.target.convert_tokens_to_ids(["deu_Latn", "eng_Latn"])
+    examples = [corpora["test"][n] for n in range(4)]
+    assert {int(example.target[0]) for example in examples} == {german}
+    assert {int(example.source[0]) for example in examples} == {english}
+    train(recipe, tmp_path / "runs", QUIET)
+    loaded = load(folder)
+    assert loaded.settings(None, {})["forced_bos_token_id"] == german
+    outputs = (folder / "outputs" / "test.txt").read_text().splitlines()
+    sources = Path(values["data"]["test"]["source"]).read_text().splitlines()
+    assert [result.text.split() for result in loaded.generate(sources)] == [output.split() for output in outputs]
+
+
+def test_a_model_of_several_languages_is_told_which(tmp_path, nllb):
+    with pytest.raises(ValueError, match="data.target_lang: is missing; .*nllb knows several languages"):
+        build_tokenizers(parse_recipe(multilingual(tmp_path, nllb), "test"), tmp_path / "run", silent)
+    for key in ("source_lang", "target_lang"):
+        values = multilingual(tmp_path, nllb, **{"target_lang": "deu_Latn", key: "deu"})
+        with pytest.raises(ValueError, match=f"data.{key}: 'deu' is no language of this model"):
+            build_tokenizers(parse_recipe(values, "test"), tmp_path / "run", silent)
+    base = untrained(tmp_path / "base")
+    plain = tiny.sparse(tmp_path, str(base))
+    plain["data"]["target_lang"] = "deu_Latn"
+    with pytest.raises(ValueError, match="data.target_lang: the tokenizer of .*base.* knows no languages"):
+        build_tokenizers(parse_recipe(plain, "test"), tmp_path / "run", silent)
+
+
+def test_what_starts_from_such_a_run_speaks_as_it_does_or_as_it_is_told(tmp_path, nllb):
+    first = parse_recipe(multilingual(tmp_path, nllb, target_lang="deu_Latn"), "test")
+    build_tokenizers(first, tmp_path / "first", silent)
+    values = multilingual(tmp_path, nllb) | {"model": {"init": str(tmp_path / "first")}}
+    assert build_tokenizers(parse_recipe(values, "test"), tmp_path / "second", silent).target.tgt_lang == "deu_Latn"
+    values["data"]["target_lang"] = "fra_Latn"
+    assert build_tokenizers(parse_recipe(values, "test"), tmp_path / "third", silent).target.tgt_lang == "fra_Latn"
+    again = build_tokenizers(parse_recipe(values, "test"), tmp_path / "third", silent)
+    assert (again.source.src_lang, again.target.tgt_lang) == ("eng_Latn", "fra_Latn")
+
+
+# --- what does not fit ------------------------------------------------------------------------------------------------
+
+
+def test_a_model_without_a_tokenizer_is_named(tmp_path, nllb):
+    for file in nllb.glob("*token*"):
+        file.unlink()
+    with pytest.raises(ValueError, match="nllb: no tokenizer could be loaded from beside the model"):
+        build_tokenizers(
+            parse_recipe(multilingual(tmp_path, nllb, target_lang="deu_Latn"), "test"), tmp_path / "run", silent
+        )
+
+
+def test_lengths_are_checked_against_each_side_before_training(tmp_path):
+    base = untrained(tmp_path / "base")
+    values = tiny.sparse(tmp_path, str(base))
+    values["evaluate"]["max_new_tokens"] = 100
+    recipe = parse_recipe(values, "test")
+    tokenizers = build_tokenizers(recipe, tmp_path / "run", silent)
+    with pytest.raises(ValueError, match="evaluate.max_new_tokens: 100 is more than the 64 positions of .* decoder"):
+        build_model(recipe, tokenizers)
+    led = folders.saved(folders.resized("led", tokenizers.source), tokenizers.source, tmp_path / "led")
+    values = tiny.sparse(tmp_path, "x") | {"model": {"pretrained": str(led)}}
+    values["data"]["max_target"] = 4096
+    with pytest.raises(ValueError, match="data.max_target: 4096 is more than the .* positions of .*led's decoder"):
+        build_model(parse_recipe(values, "test"), tokenizers)
+
+
+def test_ids_that_are_always_kept_are_in_the_vocabulary(tmp_path):
+    base = untrained(tmp_path / "base")
+    values = tiny.sparse(tmp_path, str(base), l0drop={"target_sparsity": 0.4, "always_keep": [99999]})
+    recipe = parse_recipe(values, "test")
+    with pytest.raises(ValueError, match="l0drop.always_keep: 99999 is not in the source vocabulary"):
+        build_model(recipe, build_tokenizers(recipe, tmp_path / "run", silent))
