@@ -78,7 +78,9 @@ def translate(
     """Decode text: one output line per input line, blank for blank, in order, whatever the length of the input."""
     as_json = _ends(output, ".jsonl") if as_json is None else as_json
     jsonl = _ends(input_, ".jsonl") if jsonl is None else jsonl
-    _check(input_, output, nbest, as_json, resume, restart)
+    if output is not None and output.is_symlink():
+        output = output.resolve()  # what it points to is written, and the link stays
+    _check(input_, output, summary, nbest=nbest, as_json=as_json, resume=resume, restart=restart)
     generation = {
         "num_beams": beams, "length_penalty": length_penalty, "max_new_tokens": max_new_tokens, "keep": keep,
         "max_memory": max_memory, "shift": shift, "dense": dense or None,
@@ -141,7 +143,16 @@ def translate(
     log.print(_said(totals, before, seconds, loaded.is_gated), highlight=False)
 
 
-def _check(input_: Path | None, output: Path | None, nbest: int, as_json: bool, resume: bool, restart: bool) -> None:
+def _check(
+    input_: Path | None,
+    output: Path | None,
+    summary: Path | None,
+    *,
+    nbest: int,
+    as_json: bool,
+    resume: bool,
+    restart: bool,
+) -> None:
     """What does not go together."""
     if nbest > 1 and not as_json:
         raise ValueError("--nbest: needs --json; plain output has one line per input line")
@@ -155,6 +166,9 @@ def _check(input_: Path | None, output: Path | None, nbest: int, as_json: bool, 
         )
     if input_ is not None and output is not None and output.exists() and input_.exists() and output.samefile(input_):
         raise ValueError(f"--output: {output} is the input, which would be lost")
+    for option, other in (("--output", output), ("--input", input_)):
+        if summary is not None and other is not None and summary.resolve() == other.resolve():
+            raise ValueError(f"--summary: {summary} is {option}, which would be lost")
 
 
 def _settings(pairs: list[str]) -> dict[str, Any]:

@@ -122,7 +122,13 @@ def _train(recipe: Recipe, runs: Path, console: Console) -> dict[str, Any]:
             f"stopped at step {trainer.state.global_step} of {recipe.train.steps}, with a checkpoint; "
             "the same command goes on from there"
         )
-    return _finish(trainer, folder)
+    metrics = _finish(trainer, folder)
+    if (used := len(metrics["checkpoints"])) < recipe.train.average and trainer.args.should_save:
+        console.print(
+            f"[yellow]the model is the mean of {used} checkpoints, not of {recipe.train.average} (train.average): no "
+            f"more were saved, one every {recipe.train.save_every} steps (train.save_every)[/]"
+        )
+    return metrics
 
 
 def _train_or_go_on(trainer: L0DropTrainer) -> None:

@@ -110,6 +110,16 @@ def test_files_and_json(l0drop: Any, folder: Path, tmp_path: Path) -> None:
     assert names == {"in.txt", "in.jsonl", "out.txt", "out.jsonl", "out.jsonl.summary.json"}
 
 
+def test_what_a_link_points_to_is_written(l0drop: Any, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    there, link = tmp_path / "there" / "out.txt", tmp_path / "out.txt"
+    there.write_text("before\n")
+    link.symlink_to(there)
+    assert l0drop("translate", folder, *QUICK, "-o", link, stdin=b"the dog\na cat\n").code == 0
+    assert link.is_symlink()
+    assert len(there.read_text().splitlines()) == 2
+
+
 def test_settings_reach_the_engine(l0drop: Any, folder: Path) -> None:
     stdin = b"the dog sees a cat .\n"
     arguments = ["--beams", "3", "--nbest", "3", "--json", "--max-new-tokens", "6", "--keep", "0.3"]
@@ -163,6 +173,8 @@ def test_what_the_user_can_mend_is_one_message(l0drop: Any, folder: Path, baseli
         "a device as output": ([folder, "-o", "/dev/null"], "is not a regular file"),
         "packed output": ([folder, "-o", tmp_path / "out.gz"], "out.gz would not be packed"),
         "the input as output": ([folder, "-i", text, "-o", text], "is the input"),
+        "the output as summary": ([folder, "-i", text, "-o", "x", "--summary", "x"], "--summary: x is --output"),
+        "the input as summary": ([folder, "-i", text, "--summary", text], "is --input, which would be lost"),
         "n-best in plain text": ([folder, "--nbest", "3"], "--nbest: needs --json"),
         "resuming stdout": ([folder, "--resume"], "--resume: is for an interrupted --output"),
         "two ways at once": ([folder, "-o", tmp_path / "x", "--resume", "--restart"], "give one of them"),

@@ -1,5 +1,6 @@
 """From recipe to run folder: every way to train, what is logged, what is written, and what stops a run."""
 
+import io
 import json
 import shutil
 import subprocess
@@ -256,6 +257,14 @@ def test_averaging_is_the_mean_of_the_last_checkpoints(tmp_path: Path) -> None:
     for name, tensor in averaged(kept).items():
         torch.testing.assert_close(tensor, (two[0][name].double() + two[1][name].double()).div(2).float())
         torch.testing.assert_close(final[name], tensor)
+
+
+def test_fewer_checkpoints_than_were_to_be_averaged_are_told(tmp_path: Path) -> None:
+    values = tiny.recipe(tmp_path, train={"steps": 4, "save_every": 100, "average": 3})
+    console = Console(file=io.StringIO(), width=400)
+    train(parse_recipe(values, "test"), tmp_path / "runs", console)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "the model is the mean of 1 checkpoints, not of 3 (train.average)" in said
 
 
 def test_accumulation_does_not_change_the_gradient(baseline: Path, tmp_path: Path) -> None:
