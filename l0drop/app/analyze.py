@@ -36,7 +36,8 @@ def analyze(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this part: mass, maps, gates, groups, words, places, entropy, time, interventions, source."
+            help="Only this part: mass, maps, gates, groups, words, places, entropy, time, interventions, source. "
+            "The others that analysis.json has stay, if they are of the same models, text and settings."
         ),
     ] = None,
     show: Annotated[
@@ -52,6 +53,9 @@ def analyze(
 
     Of a sweep, what all its points drop and how their encoders attend, and one of them in full: the one that drops
     nearest to half, if several do.
+
+    An analysis takes the place of the one before it, with its figures; with --only the parts that were not measured
+    again stay, unless they are of other models, another text or other settings.
     """
     import torch
 
@@ -80,7 +84,7 @@ def analyze(
             else:
                 with opened(folder, reading, baseline=baseline, entmax=entmax) as subject:
                     result = analyze_run(subject, only, show or [], bar)
-        _published(result, place)
+        _published(result, place, some_parts=bool(only))
         if is_sweep and not brief:
             point = Path(folder) / typical_point(result)
             log.print(f"{point} in full, for the report (l0drop analyze RUN does the others)")
@@ -89,13 +93,13 @@ def analyze(
             _published(result, point if output is None else output / point.name)
 
 
-def _published(result: dict[str, Any], place: Path) -> None:
-    """Write an analysis and its figures, and show its tables."""
-    from l0drop.study.analysis.parts import RESULT, write
+def _published(result: dict[str, Any], place: Path, some_parts: bool = False) -> None:
+    """Write an analysis, or some parts into one, draw the figures of all that is there, and show the new tables."""
+    from l0drop.study.analysis.parts import RESULT, write, write_parts
     from l0drop.study.figures import draw_all
 
     place.mkdir(parents=True, exist_ok=True)
-    write(result, place / RESULT)
+    (write_parts if some_parts else write)(result, place / RESULT)
     drawn = draw_all(place)
     for table in tables(result):
         console.print(table)

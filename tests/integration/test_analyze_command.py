@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from l0drop.app.analyze import _left_out, tables
 from l0drop.app.cli import app
+from l0drop.study.analysis.parts import NEEDS
 from tests.study.analysis.conftest import runs as runs  # the fixture
 
 
@@ -25,6 +26,31 @@ def test_a_run(runs, tmp_path) -> None:
     assert {"attention-mass.svg", "attention-maps.svg", "groups.svg", "entropy.svg", "places.svg"} <= files
     for words in ("attention mass", "sparsity by group", "gates closed by hand", "does it need its source?"):
         assert words in done.output
+
+
+def written(folder):
+    """The parts of an analysis, and its figures."""
+    result = json.loads((folder / "analysis.json").read_text(encoding="utf-8"))
+    figures = {file.name: file.read_text(encoding="utf-8") for file in (folder / "figures").iterdir()}
+    return {part: result[part] for part in NEEDS if part in result}, figures
+
+
+def test_one_part_leaves_the_others(runs, tmp_path) -> None:
+    def parts(sentences, *only):
+        done = invoke(runs / "sparse", "--sentences", sentences, "--output", tmp_path, "--threads", 1, *only)
+        assert done.exit_code == 0, done.output
+        return written(tmp_path)
+
+    before = parts(4, "--only", "mass", "--only", "groups", "--only", "entropy")
+    assert [*before[0]] == ["mass", "groups", "entropy"]
+    assert parts(4, "--only", "mass") == before
+    assert {"attention-mass.svg", "groups.svg", "entropy.svg"} <= before[1].keys()
+    added, figures = parts(4, "--only", "places")
+    assert added == {**before[0], "places": added["places"]}
+    assert figures.keys() - before[1].keys() == {"places.svg"}
+    other, figures = parts(5, "--only", "groups")
+    assert [*other] == ["groups"], "another text"
+    assert "attention-mass.svg" not in figures
 
 
 def test_parts_that_are_left_out_are_named(baseline, tmp_path) -> None:

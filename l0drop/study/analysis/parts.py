@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from l0drop.data.batches import collate
-from l0drop.data.whole import write_whole
+from l0drop.data.text import read_json
+from l0drop.data.whole import locked, write_whole
 from l0drop.provenance import provenance
 from l0drop.study.analysis.annotate import marks
 from l0drop.study.analysis.attention import (
@@ -47,6 +48,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
 ROLES = ("sparse", "baseline", "entmax")
 OF_A_SWEEP = ("mass", "gates", "groups", "entropy")
 RESULT = "analysis.json"
+MADE_OF = ("fingerprints", "text", "decoding", "dtype")
+"""What two analyses have in common whose parts may stand in one file."""
 CELLS = 1 << 26
 """Attention weights of a batch that are in memory at once, for each model: a quarter of a gigabyte."""
 MAPS = 3
@@ -234,6 +237,32 @@ def typical_point(analysis: dict[str, Any]) -> str:
     """The run of an analysed sweep to look at in full: of those with a learned gate, the one nearest to half."""
     points = [point for point in analysis["points"] if point["kind"] in LEARNED] or analysis["points"]
     return str(min(points, key=lambda point: abs(point["sparsity"] - 0.5))["run"])
+
+
+def with_earlier(result: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """An analysis with the parts that it has not and an earlier one has, if that was made of the same.
+
+    `earlier` says how those parts were measured, where not as the others: at another commit, on another device.
+    """
+    if any(before.get(key) != result[key] for key in MADE_OF):
+        return result
+    stay = {key: before[key] for key in ("sparsity", *NEEDS) if key in before and key not in result}
+    left_out = {part: why for part, why in before.get("left_out", {}).items() if part not in result}
+    now = {key: result[key] for key in provenance()}
+    then = {key: before.get(key) for key in now}
+    measured = {part: before.get("earlier", {}).get(part, then) for part in stay if part in NEEDS}
+    earlier = {part: how for part, how in measured.items() if how != now}
+    return {**result, **stay, "left_out": left_out | result["left_out"], "earlier": earlier}
+
+
+def write_parts(result: dict[str, Any], file: Path) -> None:
+    """Write some parts of an analysis; the others that the file has stay, if they were made of the same."""
+    with locked(file):
+        try:
+            before = read_json(file) if file.is_file() else {}
+        except ValueError:  # a damaged file has nothing that could stay
+            before = {}
+        write(with_earlier(result, before), file)
 
 
 def write(result: dict[str, Any], file: Path) -> None:

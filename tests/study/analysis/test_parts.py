@@ -15,7 +15,17 @@ from l0drop.decoding.folder import load_model
 from l0drop.study.analysis.annotate import looks_english
 from l0drop.study.analysis.attention import Attention
 from l0drop.study.analysis.dropped import DroppedStudy
-from l0drop.study.analysis.parts import EARLY, NEEDS, SHORT, Pass, analyze, analyze_sweep, typical_point
+from l0drop.study.analysis.parts import (
+    EARLY,
+    NEEDS,
+    SHORT,
+    Pass,
+    analyze,
+    analyze_sweep,
+    typical_point,
+    write,
+    write_parts,
+)
 from l0drop.study.analysis.subject import Reading, impossible, opened
 from l0drop.study.analysis.tables import BY_LAYER, CLOSED, tables
 from l0drop.study.analysis.timing import decoder_time, timed
@@ -68,6 +78,50 @@ def test_its_parts_agree_with_each_other(whole) -> None:
             assert 0 < result["entropy"][name][kind] <= result["entropy"]["uniform"][kind] <= math.log(32)
     assert result["interventions"]["systems"]["sparse"][0]["sparsity"] == result["sparsity"]
     assert result["source"]["own_source"]["score"] == result["interventions"]["systems"]["sparse"][0]["score"]
+
+
+def read(file):
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def test_parts_are_written_beside_earlier_ones_of_the_same(whole, tmp_path) -> None:
+    result, subject = whole
+    file = tmp_path / "analysis.json"
+    before = {part: value for part, value in result.items() if part not in ("time", "source")}
+    before |= {"mass": {}, "left_out": {"time": "no clock", "source": "one sentence"}, "commit": "earlier"}
+    write(before, file)
+    write_parts(analyze(subject, ["mass", "time"]), file)
+    got = read(file)
+    assert NEEDS.keys() - got.keys() == {"source"} == got["left_out"].keys()
+    assert got["mass"] == result["mass"], "measured again"
+    assert got["commit"] == result["commit"]
+    assert [*got["earlier"]] == ["maps", "gates", "groups", "words", "places", "entropy", "interventions"]
+    assert got["earlier"]["gates"] == {**got["earlier"]["gates"], "commit": "earlier", "torch": result["torch"]}
+    write_parts(analyze(subject, ["source"]), file)
+    again = read(file)
+    assert again.keys() == got.keys() | {"source"}
+    assert again["left_out"] == {}
+    assert again["sparsity"] == result["sparsity"]
+    assert again["earlier"] == got["earlier"], "mass and time were measured as source was"
+
+
+@pytest.mark.parametrize("key", ["fingerprints", "text", "decoding", "dtype"])
+def test_parts_of_something_else_are_replaced(whole, tmp_path, key) -> None:
+    result, subject = whole
+    file = tmp_path / "analysis.json"
+    write({**result, key: "another"}, file)
+    write_parts(analyze(subject, ["gates"]), file)
+    assert NEEDS.keys() & read(file).keys() == {"gates"}
+
+
+@pytest.mark.parametrize("content", ['{"mass": ', '{"sweep": "s", "points": []}'])
+def test_a_damaged_file_or_one_of_a_sweep_is_replaced(whole, tmp_path, content) -> None:
+    _, subject = whole
+    file = tmp_path / "analysis.json"
+    file.write_text(content, encoding="utf-8")
+    result = analyze(subject, ["gates"])
+    write_parts(result, file)
+    assert read(file) == result
 
 
 def test_its_tables_say_the_same(whole) -> None:
