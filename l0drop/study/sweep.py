@@ -23,7 +23,7 @@ from rich.console import Console
 
 from l0drop.core.gates import gate_class
 from l0drop.data.text import read_json
-from l0drop.data.whole import write_whole
+from l0drop.data.whole import locked, write_whole
 from l0drop.processes import joined_processes
 from l0drop.provenance import provenance
 from l0drop.recipe import Recipe, RecipeError, load_recipe, override_recipe
@@ -34,7 +34,9 @@ MOST = 1000
 """Values that a range may have; more are a slip."""
 BASELINE, REFERENCE = "baseline", "reference"
 SUMMARY, TIMINGS = "sweep.json", "timings.json"
-UNGATED = ("l0drop=null", "train.elastic=false", "train.freeze=nothing")
+UNLEARNED = ("train.elastic=false", "train.freeze=nothing")
+"""What is set where there is no learned gate, which these need."""
+UNGATED = ("l0drop=null", *UNLEARNED)
 COPIED = (
     *("valid", "test", "calibration", "lambda", "steps", "checkpoints", "seed", "dtype", "decoding"),
     *("commit", "device", "threads"),
@@ -88,7 +90,8 @@ def rule_point(text: str, option: str) -> Point:
     except (TypeError, ValueError) as error:
         raise ValueError(f"{option} {text}: {error}") from None
     unsteered = ("l0drop.target_sparsity=null", "l0drop.ramp=null", "l0drop.start=null", "l0drop.lambda_=0")
-    return Point(name, value, (*unsteered, f"l0drop.gate={name}", f"l0drop.gate_args={json.dumps(arguments)}"))
+    rule = ("l0drop.layerwise=false", f"l0drop.gate={name}", f"l0drop.gate_args={json.dumps(arguments)}")
+    return Point(name, value, (*UNLEARNED, *unsteered, *rule))
 
 
 def listed(text: str, option: str) -> list[float]:
@@ -204,25 +207,26 @@ def is_finished(folder: Path, name: str) -> bool:
 
 
 def write_summary(folder: Path, tuning: Recipe, points: Sequence[Point]) -> None:
-    """Write sweep.json anew from the runs that are finished; points of earlier sweeps of this folder stay in it."""
+    """Write sweep.json anew from finished runs: these points, and those that other sweeps of this folder put there."""
     file = folder / SUMMARY
-    before = json.loads(file.read_text(encoding="utf-8"))["points"] if file.exists() else []
-    entries = {entry["run"]: entry for entry in before}
-    reference = outcome(folder, REFERENCE)
-    for point in points:
-        if is_finished(folder, point.name):
-            varied = {"kind": point.kind, "value": point.value, "set": list(point.overrides)}
-            got = outcome(folder, point.name)
-            entries[point.name] = {**varied, **got, "differences": differences(got, reference)}
-    summary = {
-        "name": tuning.name,
-        "gating": None if tuning.l0drop is None else tuning.l0drop.gating,
-        "baseline": start_of(tuning, folder),
-        "reference": reference,
-        "points": sorted(entries.values(), key=lambda entry: (entry["kind"], entry["value"] or 0, entry["run"])),
-        **provenance(PartialState().device),
-    }
-    write_whole(file, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+    with locked(file):
+        before = json.loads(file.read_text(encoding="utf-8"))["points"] if file.exists() else []
+        entries = {entry["run"]: entry for entry in before if is_finished(folder, entry["run"])}
+        reference = outcome(folder, REFERENCE)
+        for point in points:
+            if is_finished(folder, point.name):
+                varied = {"kind": point.kind, "value": point.value, "set": list(point.overrides)}
+                got = outcome(folder, point.name)
+                entries[point.name] = {**varied, **got, "differences": differences(got, reference)}
+        summary = {
+            "name": tuning.name,
+            "gating": None if tuning.l0drop is None else tuning.l0drop.gating,
+            "baseline": start_of(tuning, folder),
+            "reference": reference,
+            "points": sorted(entries.values(), key=lambda entry: (entry["kind"], entry["value"] or 0, entry["run"])),
+            **provenance(PartialState().device),
+        }
+        write_whole(file, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
 
 
 def finished_points(file: Path) -> list[dict[str, Any]]:
@@ -290,7 +294,9 @@ class Clock:
             self.add(name, time.perf_counter() - start)
 
     def add(self, name: str, seconds: float) -> None:
-        if self.file is not None:
+        if self.file is None:
+            return
+        with locked(self.file):
             known = json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {}
             known[name] = round(known.get(name, 0.0) + seconds, 2)
             write_whole(self.file, json.dumps({"unit": "wall seconds", **known}, indent=1) + "\n")

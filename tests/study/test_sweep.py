@@ -1,10 +1,13 @@
 """Sweeps: which points a command means, what sweep.json says, and what becomes of a sweep that is stopped."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,18 @@ from rich.console import Console
 
 from l0drop.app.sweep import sweep_table
 from l0drop.recipe import RecipeError, dump_recipe, load_recipe, parse_recipe
-from l0drop.study.sweep import Point, lambda_point, listed, rule_point, start_of, sweep, target_point
+from l0drop.study import sweep as sweep_module
+from l0drop.study.sweep import (
+    Clock,
+    Point,
+    lambda_point,
+    listed,
+    rule_point,
+    start_of,
+    sweep,
+    target_point,
+    write_summary,
+)
 from tests.integration.test_training_commands import ENVIRONMENT, command, free_port, written
 from tests.training import tiny
 
@@ -180,6 +194,62 @@ def test_a_score_against_another_teachers_outputs_is_not_beside_the_sweeps(tmp_p
     assert set(start_of(tuning, tmp_path)) == {"run", "valid"}
 
 
+def finished(folder: Path, *names: str) -> None:
+    """Run folders as far as a summary reads them."""
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "metrics.json").write_text(json.dumps({"steps": 20, "test": {"score": {"value": 30.0}}}))
+
+
+def runs_in(folder: Path) -> list[str]:
+    return [entry["run"] for entry in json.loads((folder / "sweep.json").read_text())["points"]]
+
+
+def test_a_point_whose_run_is_gone_is_gone(tmp_path: Path) -> None:
+    tuning = parse_recipe(tiny_sweep(tmp_path, str(tmp_path / "base")), "test")
+    finished(tmp_path, "reference", "lambda-1", "lambda-2")
+    write_summary(tmp_path, tuning, [lambda_point(1), lambda_point(2)])
+    assert runs_in(tmp_path) == ["lambda-1", "lambda-2"]
+    shutil.rmtree(tmp_path / "lambda-1")
+    write_summary(tmp_path, tuning, [lambda_point(3)])
+    assert runs_in(tmp_path) == ["lambda-2"]
+
+
+def at_once(monkeypatch: pytest.MonkeyPatch, one: Callable[[], None], other: Callable[[], None]) -> None:
+    """Begin the other when the one has read its file and is about to write it."""
+    second = threading.Thread(target=other)
+    write_whole = sweep_module.write_whole
+
+    def held_up(file: Path, text: str) -> None:
+        if second.ident is None:
+            second.start()
+            second.join(timeout=0.5)
+        write_whole(file, text)
+
+    monkeypatch.setattr(sweep_module, "write_whole", held_up)
+    monkeypatch.setattr(sweep_module, "provenance", lambda device: {})
+    one()
+    second.join()
+
+
+def test_two_sweeps_at_once_lose_no_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuning = parse_recipe(tiny_sweep(tmp_path, str(tmp_path / "base")), "test")
+    finished(tmp_path, "reference", "lambda-1", "lambda-2")
+    at_once(
+        monkeypatch,
+        lambda: write_summary(tmp_path, tuning, [lambda_point(1)]),
+        lambda: write_summary(tmp_path, tuning, [lambda_point(2)]),
+    )
+    assert runs_in(tmp_path) == ["lambda-1", "lambda-2"]
+
+
+def test_two_sweeps_at_once_lose_no_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "timings.json"
+    Clock(file).add("reference", 1.0)
+    at_once(monkeypatch, lambda: Clock(file).add("reference", 2.0), lambda: Clock(file).add("lambda-1", 4.0))
+    assert json.loads(file.read_text()) == {"unit": "wall seconds", "reference": 3.0, "lambda-1": 4.0}
+
+
 def test_points_can_be_other_gates(baseline: Path, tmp_path: Path) -> None:
     """A point is a name and overrides: here the same λ under another gating."""
     recipe = parse_recipe(tiny_sweep(tmp_path, str(baseline), train={"steps": 2}), "test")
@@ -321,6 +391,21 @@ def test_gates_by_rule_are_points_too(baseline: Path, tmp_path: Path) -> None:
     assert (folder / "freq" / "hints.json").is_file()
     assert not (folder / "freq" / "data").is_symlink()
     assert not (folder / "reference" / "data" / "train" / "hints.frequent").exists()
+    log = (folder / "random-0.5" / "log.jsonl").read_text().splitlines()
+    steps = [entry for line in log if "loss" in (entry := json.loads(line))]
+    assert all("sparsity" in entry and "expected_open_rate" not in entry for entry in steps), "a rule expects nothing"
+
+
+def test_rules_leave_out_what_only_a_learned_gate_can_do(baseline: Path, tmp_path: Path) -> None:
+    train = {"steps": 2, "elastic": True, "freeze": "all_but_gate"}
+    section = {"gating": "mask", "layerwise": True, "target_sparsity": 0.4}
+    recipe = parse_recipe(tiny_sweep(tmp_path, str(baseline), l0drop=section, train=train), "test")
+    summary = sweep(recipe, [rule_point("group", "--rules")], tmp_path / "runs", console=QUIET)
+    assert summary["points"][0]["sparsity"] > 0
+    stored = load_recipe(tmp_path / "runs" / "tiny-sweep" / "group" / "recipe.yaml")
+    assert stored.l0drop is not None
+    assert (stored.l0drop.gating, stored.l0drop.layerwise) == ("mask", False)
+    assert (stored.train.elastic, stored.train.freeze) == (False, "nothing")
 
 
 @pytest.mark.parametrize(
