@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 bench = typer.Typer(no_args_is_help=True, help="Measure on this machine.")
@@ -275,6 +276,11 @@ def dial(
 
     _start(threads)
     result = dial_curve(run, listed(keep, "--keep"), progress=log.print)
+    _report(result, _dial_table(result), output)
+
+
+def _dial_table(result: dict[str, Any]) -> Table:
+    """A row per setting; the caption says what scores are against, where not the text's own references."""
     name = result["rows"][0]["score"]["name"]
     table = Table(title=f"{result['run']} at several settings of the dial, {result['split']} set")
     for column in ("keep", "sparsity", name, "decoding, CPU s"):
@@ -284,8 +290,9 @@ def dial(
             "as trained" if row["keep"] is None else f"{row['keep']:g}",
             f"{row['sparsity']:.1%}", f"{row['score']['value']:.2f}", f"{row['cpu_seconds']:.2f}",
         )  # fmt: skip
-    table.caption = result["rows"][0]["score"]["signature"]
-    _report(result, table, output)
+    against = f"scores are against {escape(result['references'])}; " if "references" in result else ""
+    table.caption = against + result["rows"][0]["score"]["signature"]
+    return table
 
 
 @bench.command()

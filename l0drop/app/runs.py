@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -67,9 +68,10 @@ def run(recipe: Recipe, runs: Path, threads: int | None) -> dict[str, Any]:
         raise typer.Exit(130) from None
     for split in ("valid", "test"):
         if split in metrics:
-            score = metrics[split]["score"]
-            sparsity = f", sparsity {metrics[split]['sparsity']:.1%}" if "sparsity" in metrics[split] else ""
-            log.print(f"{split}: {score['name']} {score['value']:.2f}{sparsity}  [dim]{score['signature']}[/]")
+            found, score = metrics[split], metrics[split]["score"]
+            against = f" against {escape(found['references'])}" if "references" in found else ""
+            sparsity = f", sparsity {found['sparsity']:.1%}" if "sparsity" in found else ""
+            log.print(f"{split}: {score['name']} {score['value']:.2f}{against}{sparsity}  [dim]{score['signature']}[/]")
     log.print(f"done: {runs / recipe.name}")
     return metrics
 

@@ -11,6 +11,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from l0drop.data.hints import annotator_for
 from l0drop.data.prepare import prepare_corpus
+from l0drop.data.text import read_json
 from l0drop.data.tokenizer import load_tokenizers
 from l0drop.decoding.corpus import Decoded, decode_corpus
 from l0drop.models.modeling import L0DropModel
@@ -33,6 +34,7 @@ def dial_curve(run: Path, keeps: Sequence[float], progress: Callable[[str], None
     data, tokenizers = recipe.data, load_tokenizers(run)
     split = "valid" if data.test is None else "test"
     texts = references(recipe, tokenizers, split)
+    against = read_json(run / "metrics.json").get(split, {}).get("references")
     rows = []
     with TemporaryDirectory() as temporary:
         corpus = prepare_corpus(
@@ -68,6 +70,7 @@ def dial_curve(run: Path, keeps: Sequence[float], progress: Callable[[str], None
         "run": run.absolute().name,
         "split": split,
         "sentences": len(texts),
+        **({"references": against} if against else {}),
         "rows": rows,
         "seed": recipe.seed,
         "decoding": decoding(recipe),

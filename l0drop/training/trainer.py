@@ -357,7 +357,9 @@ class L0DropTrainer(Trainer):
             self._add(divergence=seen["divergence"])
         if self.gated:
             self._add(penalty=seen["penalty"] * rows, sentences=rows)
-            self._add(dropped=seen["sparsity"] * tokens, open=seen.get("open", 0.0))
+            self._add(dropped=seen["sparsity"] * tokens)
+            if "open" in seen:
+                self._add(open=seen["open"])
             for name in self._in_step:
                 self._in_step[name] += seen[name]
         return loss
@@ -539,9 +541,14 @@ class L0DropTrainer(Trainer):
             if self.gated:
                 logs["penalty"] = total["penalty"] / total["sentences"]
                 logs["sparsity"] = total["dropped"] / total["source_tokens"]
-                logs["expected_open_rate"] = total["open"] / total["source_tokens"]
+                if "open" in total:
+                    logs["expected_open_rate"] = total["open"] / total["source_tokens"]
                 logs["lambda"] = self.model.lambda_
+        # the Trainer takes the endless stream for one epoch, and counts its steps anew when a run goes on
+        state: Any = self.state
+        epoch, state.epoch = state.epoch, None
         super().log(logs, start_time)
+        state.epoch = epoch
 
     # --- checkpoints ---------------------------------------------------------------------------------------------
 

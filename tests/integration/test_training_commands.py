@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -64,8 +65,22 @@ def test_a_killed_run_ends_with_the_weights_of_one_never_interrupted(baseline: P
     for name, tensor in whole.items():
         assert torch.equal(again[name], tensor), name
     logs = [(tmp_path / name / "sparse" / "log.jsonl").read_text().splitlines() for name in ("whole", "killed")]
-    losses = [[(e["step"], e["loss"]) for line in log if "loss" in (e := json.loads(line))] for log in logs]
-    assert losses[0] == losses[1]
+    steps = [[entry for line in log if "loss" in (entry := json.loads(line))] for log in logs]
+    for entry in (*steps[0], *steps[1]):
+        del entry["tokens_per_second"]
+        assert "epoch" not in entry, "a stream of steps has none"
+    assert steps[0] == steps[1]
+
+
+def test_a_score_against_a_teachers_outputs_is_called_that(baseline: Path, tmp_path: Path) -> None:
+    values = tiny.sparse(tmp_path, str(baseline), train={"steps": 2, "targets": "teacher", "teacher": {"weight": 0.0}})
+    del values["data"]["test"]["target"]
+    done = l0drop("train", written(tmp_path, values), "--runs", str(tmp_path / "runs"))
+    assert done.returncode == 0, done.stderr
+    score = r"\d+\.\d\d"
+    said = "".join(done.stderr.split())  # lines are broken anywhere
+    assert re.search(rf"test:BLEU{score}againstoutputsof{re.escape(str(baseline))},sparsity", said), done.stderr
+    assert re.search(rf"valid:BLEU{score},sparsity", said), done.stderr
 
 
 def free_port() -> str:

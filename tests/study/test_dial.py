@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from l0drop.app.bench import _dial_table
 from l0drop.decoding.corpus import decode_corpus
 from l0drop.recipe import parse_recipe
 from l0drop.study import dial
@@ -38,6 +39,18 @@ def test_the_curve_keeps_what_it_says(baseline: Path, tmp_path: Path, monkeypatc
     assert everything["sparsity"] == 0
     assert (curve["run"], curve["split"], curve["sentences"]) == ("kept", "test", 24)
     json.dumps(curve)
+    assert "references" not in curve
+    assert _dial_table(curve).caption == own["score"]["signature"]
+
+
+def test_scores_against_a_teachers_outputs_are_called_that(baseline: Path, tmp_path: Path) -> None:
+    values = tiny.sparse(tmp_path, str(baseline), train={"steps": 2, "targets": "teacher", "teacher": {"weight": 0.0}})
+    del values["data"]["test"]["target"]
+    metrics = train(parse_recipe(values, "test"), tmp_path / "runs", Console(quiet=True))
+    curve = dial_curve(tmp_path / "runs" / "sparse", [0.5], lambda text: None)
+    assert curve["rows"][0]["score"] == metrics["test"]["score"]
+    assert curve["references"] == metrics["test"]["references"] == f"outputs of {baseline}"
+    assert str(_dial_table(curve).caption).startswith(f"scores are against outputs of {baseline}; nrefs:1")
 
 
 def test_a_run_without_a_gate_or_an_end_is_refused(baseline: Path, tmp_path: Path) -> None:
