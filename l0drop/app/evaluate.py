@@ -66,6 +66,8 @@ def evaluate(
     beams: Annotated[int | None, typer.Option(help="Left out, the recipe's, or the model's own.", min=1)] = None,
     length_penalty: Annotated[float | None, typer.Option(help="The same.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="The same.", min=1)] = None,
+    source_lang: Annotated[str | None, typer.Option(help="For multilingual models, as the tokenizer calls it.")] = None,
+    target_lang: Annotated[str | None, typer.Option(help="For multilingual models, as the tokenizer calls it.")] = None,
     controls: Annotated[
         bool, typer.Option("--controls", help="Also score with shuffled sources, and with none.")
     ] = False,
@@ -122,7 +124,8 @@ def evaluate(
     if recipe is not None:
         of_recipe = generation_of(recipe)
         judging = {"metric": recipe.evaluate.metric, "tokenize": recipe.evaluate.tokenize}
-    given = {"num_beams": beams, "length_penalty": length_penalty, "max_new_tokens": max_new_tokens}
+    spoken = {"source_lang": source_lang, "target_lang": target_lang}
+    given = {"num_beams": beams, "length_penalty": length_penalty, "max_new_tokens": max_new_tokens, **spoken}
     generation = of_recipe | {name: value for name, value in given.items() if value is not None}
     asked = {"metric": metric and metric.value, "tokenize": tokenize and tokenize.value}
     how = Judging(

@@ -112,7 +112,10 @@ def outputs_of(
     empty_source: bool = False,
     progress: Progress | None = None,
 ) -> Outputs:
-    """Decode, or read the file; with `empty_source` also what the model says when it gets nothing to read."""
+    """Decode, or read the file; with `empty_source` also what the model says when it gets nothing to read.
+
+    `generation` is what `TextModel.generate` takes: settings, and `source_lang` and `target_lang`.
+    """
     if system.is_model:
         return _decode(system, sources, generation, device, empty_source, progress)
     texts = list(read_lines(system.path))
@@ -136,8 +139,11 @@ def _decode(
 ) -> Outputs:
     model = load(system.path, device, system.dtype)
     recipe, weights = system.recipe, fingerprint(model.name, model.model)
-    settings = model.settings(None, generation)
-    encoded = model.encode(sources, max_source=None if recipe is None else recipe.data.max_source)
+    spoken = {name: generation[name] for name in ("source_lang", "target_lang") if name in generation}
+    given = {name: value for name, value in generation.items() if name not in spoken}
+    settings = model.settings(spoken.get("target_lang"), given)
+    limit = None if recipe is None else recipe.data.max_source
+    encoded = model.encode(sources, source_lang=spoken.get("source_lang"), max_source=limit)
     texts = [""] * len(sources)
     pieces: list[list[SourcePiece]] = [[] for _ in sources]
     if progress:
@@ -153,8 +159,8 @@ def _decode(
         texts,
         pieces if model.is_gated else None,
         sum(source.cut > 0 for source in encoded),
-        one_line(model.decode([_nothing(model)], settings)[0].text) if empty_source else None,
-        {**settings, "dtype": model.dtype, "weights": weights, **provenance(model.model.device)},
+        one_line(model.decode([_nothing(model, spoken.get("source_lang"))], settings)[0].text) if empty_source else None,
+        {**settings, **spoken, "dtype": model.dtype, "weights": weights, **provenance(model.model.device)},
     )
 
 
@@ -171,9 +177,9 @@ def _pieces(tokens: Sequence[str], spans: Sequence[Span], kept: Sequence[SourceT
     return found
 
 
-def _nothing(model: TextModel) -> Source:
+def _nothing(model: TextModel, source_lang: str | None) -> Source:
     """A source without text: what the tokenizer adds to one, and the model's prefix."""
-    (full,) = model.encode(["a"])
+    (full,) = model.encode(["a"], source_lang=source_lang)
     added = [place for place, span in enumerate(full.spans) if span is None]
     if not added:
         raise ValueError(

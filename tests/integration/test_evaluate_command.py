@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from transformers import NllbTokenizer
 
 from l0drop.app import cli
 from l0drop.app.evaluate import _output
@@ -17,6 +18,7 @@ from l0drop.recipe import parse_recipe
 from l0drop.study.evaluate import write
 from l0drop.study.systems import System
 from l0drop.training.run import train
+from tests.decoding import folders
 from tests.training import tiny
 
 
@@ -247,3 +249,18 @@ def test_joined_lines_behind_a_prefix_are_the_examples_of_training(tmp_path: Pat
     code, said = l0drop("evaluate", run, "--documents")
     assert code != 0
     assert "--documents: the examples of this run are joined lines already" in said
+
+
+def test_a_model_of_several_languages_is_told_them(text: dict[str, Path], tmp_path: Path, l0drop: Command) -> None:
+    letters = {c: i for i, c in enumerate(["<s>", "<pad>", "</s>", "<unk>", *"▁abcdefghijklmnopqrstuvwxyz."])}
+    tokenizer = NllbTokenizer(vocab=letters, merges=[])
+    nllb = folders.saved(folders.resized("m2m100", tokenizer), tokenizer, tmp_path / "nllb")
+    command = ("evaluate", nllb, "--source", text["source"], "--reference", text["target"], "--max-new-tokens", 4)
+    code, said = l0drop(*command)
+    assert code != 0
+    assert "target_lang" in said
+    code, said = l0drop(*command, "--source-lang", "deu_Latn", "--target-lang", "fra_Latn")
+    assert code == 0, said
+    decoding = json.loads((nllb / "evaluation" / "metrics.json").read_text())["runs"][0]["system"]["decoding"]
+    assert decoding["forced_bos_token_id"] == tokenizer.convert_tokens_to_ids("fra_Latn")
+    assert (decoding["source_lang"], decoding["target_lang"]) == ("deu_Latn", "fra_Latn")
