@@ -647,8 +647,6 @@ class Recipe(Section):
     def _a_trained_model_has_a_vocabulary(self) -> Faults:
         if self.model.transformer is None and self.tokenizer.vocab_size is not None:
             yield "tokenizer.vocab_size", "a trained model has its vocabulary; leave this out"
-        if self.model.init is not None and self.tokenizer.pretrained is not None:
-            yield "tokenizer.pretrained", "model.init has its tokenizer; leave this out"
 
     @_rule
     def _separate_vocabularies_need_both_sides(self) -> Faults:

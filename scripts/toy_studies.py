@@ -2,7 +2,7 @@
 
     python scripts/toy_studies.py --runs runs --output docs/studies
 
-Every study is a command line of l0drop, printed before it runs; what is finished already is not run again. What they
+Every study is a command line of l0drop, printed before it runs; what is trained already is not trained again. What they
 say is gathered in `targets.json`, `ways.json`, `rules.json` and `elastic.json`, and how the learned gate compares with
 chance in `learned-against-random.json`. --studies chooses.
 """

@@ -302,7 +302,6 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     (SPARSE, {"tokenizer": {"vocab_size": 10}}, "tokenizer.vocab_size", "leave this out"),
     (SCRATCH, {"tokenizer.pretrained": "x"}, "tokenizer.pretrained", "leave one of them out"),
     (SPARSE, {"tokenizer.shared": False}, "tokenizer.shared", "needs vocab_size"),
-    (SPARSE, {"tokenizer.pretrained": "x"}, "tokenizer.pretrained", "model.init has its tokenizer"),
     (SCRATCH, {"model.init": "runs/x"}, "model.init", "exactly one"),
     (SPARSE, {"model": {}}, "model.transformer", "give one of"),
     (SPARSE, {"model.init": "runs/sparse/"}, "model.init", "this run itself"),

@@ -78,7 +78,7 @@ def translate(
     """Decode text: one output line per input line, blank for blank, in order, whatever the length of the input."""
     as_json = _ends(output, ".jsonl") if as_json is None else as_json
     jsonl = _ends(input_, ".jsonl") if jsonl is None else jsonl
-    if output is not None and output.is_symlink():
+    if output is not None and output.is_symlink() and (output.is_file() or not output.exists()):
         output = output.resolve()  # what it points to is written, and the link stays
     _check(input_, output, summary, nbest=nbest, as_json=as_json, resume=resume, restart=restart)
     generation = {

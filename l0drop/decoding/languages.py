@@ -1,5 +1,7 @@
 """The languages of multilingual tokenizers: NLLB, mBART, M2M100."""
 
+from typing import Any
+
 from transformers import PreTrainedTokenizerBase
 
 
@@ -35,9 +37,21 @@ def speaks_several(tokenizer: PreTrainedTokenizerBase) -> bool:
 def begin_in(tokenizer: PreTrainedTokenizerBase, language: str, starts_with: int | None) -> dict[str, int]:
     """The generation setting that makes a model write a language; `starts_with` is the decoder's first token.
 
-    Models begin with the language's token where their decoder starts with one, and force it behind the start where it
-    does not.
+    Where the tokenizer ends targets with their language, as that of the first mBART does, training puts it before the
+    text: the decoder starts with it, unless it always starts with something else. All others write it first.
     """
-    token = language_id(tokenizer, language, "target_lang")
-    name = "decoder_start_token_id" if starts_with in language_ids(tokenizer) else "forced_bos_token_id"
-    return {name: token}
+    token, known = language_id(tokenizer, language, "target_lang"), language_ids(tokenizer)
+    if not known & {_last_of_targets(tokenizer, language)}:
+        name = "decoder_start_token_id" if starts_with in known else "forced_bos_token_id"
+        return {name: token}
+    return {"decoder_start_token_id": token} if starts_with is None or starts_with in known else {}
+
+
+def _last_of_targets(tokenizer: Any, language: str) -> int:
+    """The token that ends every target; a call for targets would leave its language behind, so that is put back."""
+    before = getattr(tokenizer, "tgt_lang", None)
+    tokenizer.tgt_lang = language
+    try:
+        return int(tokenizer(text_target="")["input_ids"][-1])
+    finally:
+        tokenizer.tgt_lang = before

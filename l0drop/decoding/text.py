@@ -224,10 +224,11 @@ class TextModel:
         own = self.model.generation_config
         if all(settings.get(name) is None and getattr(own, name) is None for name in ("max_new_tokens", "max_length")):
             settings["max_new_tokens"] = min(MAX_NEW_TOKENS, positions_of(self.model, "decoder") or MAX_NEW_TOKENS)
-        if "forced_bos_token_id" not in settings:
+        begun = [name for name in ("forced_bos_token_id", "decoder_start_token_id") if name in settings]
+        if not begun:
             settings.update(self._target_language(target_lang))
         elif target_lang is not None:
-            raise ValueError("target_lang: it sets forced_bos_token_id; give one of them")
+            raise ValueError(f"target_lang: it says what outputs begin with, as {begun[0]} does; give one of them")
         return settings
 
     def decode(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from l0drop.core.dial import Dial
 from l0drop.core.gates import Gate
 from l0drop.core.memory import check_mask
-from l0drop.core.penalty import Calibration, LambdaSchedule, Sentences, SteeredLambda, calibrate
+from l0drop.core.penalty import TOLERANCE, Calibration, LambdaSchedule, Sentences, SteeredLambda, calibrate
 from l0drop.models.outputs import Explanation
 
 
@@ -139,16 +139,17 @@ class Controls(nn.Module):
             raise ValueError("target: the model has no target_sparsity; say which sparsity to calibrate to")
         texts = [{k: v for k, v in b.items() if k not in ("labels", "noise_key", "decoder_input_ids")} for b in batches]
         with evaluating(self), self.dial():
-            result = self._calibration(texts, wanted)
-            if len(self.inner_gates) and not result.met and result.after > wanted:
+            result, gone = self._calibration(texts, wanted)
+            if gone > wanted + TOLERANCE:
                 result = replace(self._open_between_layers(texts, result), before=result.before)
         if result.threshold != self.gate.threshold:
             self.gate.close_at(result.threshold)
         return result
 
-    def _calibration(self, texts: Sequence[Mapping[str, Any]], wanted: float) -> Calibration:
-        """Where the last gate should close, given what stands before it."""
+    def _calibration(self, texts: Sequence[Mapping[str, Any]], wanted: float) -> tuple[Calibration, float]:
+        """Where the last gate should close, given what stands before it, and the share of tokens it never sees."""
         sentences = []
+        gone = real = 0
         for inputs in texts:
             gates = self.get_encoder()(**inputs).gates
             if gates.log_alpha is None:
@@ -156,7 +157,11 @@ class Controls(nn.Module):
             mask_BN = real_tokens(inputs.get("attention_mask"), gates.values)
             always_BN = self._always(inputs.get("input_ids"), mask_BN)
             sentences.append(Sentences(gates.log_alpha, mask_BN, always_BN))
-        return calibrate(sentences, wanted, self.gate.threshold, self.config.l0drop.gating)
+            if len(self.inner_gates):
+                gone += int((gates.log_alpha.isneginf() & mask_BN).sum())
+                real += int(mask_BN.sum())
+        found = calibrate(sentences, wanted, self.gate.threshold, self.config.l0drop.gating)
+        return found, gone / real if real else 0.0
 
     def _open_between_layers(self, texts: Sequence[Mapping[str, Any]], closed: Calibration) -> Calibration:
         """Lower the thresholds between layers as little as brings the last gate to its target.
@@ -167,25 +172,22 @@ class Controls(nn.Module):
         gates = [gate for gate in self.inner_gates if isinstance(gate, Gate)]
         as_trained = [gate.threshold for gate in gates]
 
-        def lowered(by: float) -> Calibration:
+        def lowered(by: float) -> tuple[Calibration, bool]:
             for gate, threshold in zip(gates, as_trained, strict=True):
                 gate.close_at(threshold - by)
-            return replace(self._calibration(texts, closed.target), inner_moved=-by)
+            found, gone = self._calibration(texts, closed.target)
+            return replace(found, inner_moved=-by), gone <= closed.target + TOLERANCE
 
         too_little, by = 0.0, 1.0
-        while not (found := lowered(by)).met and found.after > closed.target:
+        while not lowered(by)[1]:
             too_little, by = by, 2 * by
             if by > _WIDEST:
                 lowered(0.0)
                 return closed
         for _ in range(_HALVES):
             middle = (too_little + by) / 2
-            tried = lowered(middle)
-            if tried.met or tried.after <= closed.target:
-                by, found = middle, tried
-            else:
-                too_little = middle
-        return found if found is tried else lowered(by)  # the thresholds stand where the last candidate put them
+            too_little, by = (too_little, middle) if lowered(middle)[1] else (middle, by)
+        return lowered(by)[0]
 
 
 _WIDEST = 64.0

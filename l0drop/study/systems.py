@@ -155,11 +155,12 @@ def _decode(
             pieces[place] = _pieces(tokens, encoded[place].spans, result.kept)
         if progress:
             progress(len(batch))
+    nothing = [_nothing(model, spoken.get("source_lang"))] if empty_source else []
     return Outputs(
         texts,
         pieces if model.is_gated else None,
         sum(source.cut > 0 for source in encoded),
-        one_line(model.decode([_nothing(model, spoken.get("source_lang"))], settings)[0].text) if empty_source else None,
+        one_line(model.decode(nothing, settings)[0].text) if nothing else None,
         {**settings, **spoken, "dtype": model.dtype, "weights": weights, **provenance(model.model.device)},
     )
 

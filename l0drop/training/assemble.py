@@ -53,6 +53,8 @@ def build_tokenizers(recipe: Recipe, folder: Path, say: Say) -> TokenizerPair:
         _check_kind(tokenizers, recipe, folder)
         return tokenizers
     if recipe.model.init is not None:
+        if recipe.tokenizer.pretrained is not None:
+            raise ValueError("tokenizer.pretrained: model.init has its tokenizer; leave this out")
         tokenizers = _speaking(load_tokenizers(recipe.model.init), recipe.model.init, recipe)
     elif (name := recipe.tokenizer.pretrained or recipe.model.pretrained) is not None:
         tokenizer = _pretrained_tokenizer(name)

@@ -460,6 +460,22 @@ def test_mbart_50_speaks_the_language_it_is_asked_for(tmp_path: Path) -> None:
     assert model.explain("x", target_lang="ro_RO", **SETTINGS).output[:1] != ["ro_RO"], "it is the start, not forced"
 
 
+def test_the_first_mbart_starts_with_the_language_that_its_targets_end_with(tmp_path: Path) -> None:
+    tokenizer = hf.MBartTokenizer()
+    model = load(folders.saved(folders.resized("mbart", tokenizer), tokenizer, tmp_path / "mbart"))
+    german, romanian = tokenizer.convert_tokens_to_ids(["de_DE", "ro_RO"])
+    own = model.model.generation_config
+    for start in (None, german):
+        own.decoder_start_token_id = start
+        assert model.settings("ro_RO", {})["decoder_start_token_id"] == romanian
+        assert "forced_bos_token_id" not in model.settings("ro_RO", {})
+    own.decoder_start_token_id = tokenizer.bos_token_id
+    assert not {"decoder_start_token_id", "forced_bos_token_id"} & model.settings("ro_RO", {}).keys()
+    assert model.settings(None, {"decoder_start_token_id": german})["decoder_start_token_id"] == german
+    with pytest.raises(ValueError, match="target_lang: .* as decoder_start_token_id does; give one of them"):
+        model.settings("ro_RO", {"decoder_start_token_id": german})
+
+
 def test_a_model_that_starts_with_its_language_needs_none(tmp_path: Path) -> None:
     tokenizer = hf.MBart50Tokenizer()
     romanian = tokenizer.convert_tokens_to_ids("ro_RO")

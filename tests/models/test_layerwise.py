@@ -201,6 +201,16 @@ def test_calibration_opens_gates_between_layers_where_the_last_one_cannot_bring_
     assert all(torch.equal(weights[name], weight) for name, weight in model.named_parameters())
 
 
+@pytest.mark.parametrize(("gating", "target"), [("zero", 0.1), ("zero", 0.5), ("mask", 0.5)])
+@torch.no_grad()
+def test_calibration_leaves_gates_between_layers_alone_where_the_last_one_can_do_it(gating: str, target: float) -> None:
+    model, batch = layered("marian", gating), zoo.ragged_batch()
+    inner = model.inner_gates[0].threshold
+    result = model.calibrate([batch], target=target)  # few tokens, so that the share jumps over the target
+    assert result.inner_moved == 0
+    assert model.inner_gates[0].threshold == inner
+
+
 @torch.no_grad()
 def test_calibration_leaves_gates_between_layers_alone_where_they_cannot_help() -> None:
     model, batch = layered("marian", "mask", closed=0.5), zoo.ragged_batch()

@@ -216,6 +216,16 @@ def test_what_starts_from_such_a_run_speaks_as_it_does_or_as_it_is_told(tmp_path
 # --- what does not fit ------------------------------------------------------------------------------------------------
 
 
+def test_a_start_brings_its_tokenizer(tmp_path):
+    base = untrained(tmp_path / "base")
+    values = tiny.sparse(tmp_path, str(base)) | {"tokenizer": {"pretrained": str(base / "tokenizer")}}
+    recipe = parse_recipe(values, "test")
+    with pytest.raises(ValueError, match="tokenizer.pretrained: model.init has its tokenizer; leave this out"):
+        build_tokenizers(recipe, tmp_path / "run", silent)
+    build_tokenizers(parse_recipe(tiny.sparse(tmp_path, str(base)), "test"), tmp_path / "run", silent)
+    assert build_tokenizers(recipe, tmp_path / "run", silent), "what was trained before can still be opened"
+
+
 def test_a_model_without_a_tokenizer_is_named(tmp_path, nllb):
     for file in nllb.glob("*token*"):
         file.unlink()
