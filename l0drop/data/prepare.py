@@ -53,9 +53,8 @@ def prepare_corpus(
 
     Lines blank on one side or on both are skipped and counted. With `documents`, neighbouring lines are joined by a
     space as long as both sides stay within their limits; a line blank on both sides ends a document, and a prefix of
-    the text (`Prefixed`) stands before each document once. Sequences longer
-    than `max_source` or `max_target` tokens are cut, but keep the special tokens that close them. `progress` is
-    called with the number of lines read so far.
+    the text (`Prefixed`) stands before each document once. Sequences longer than `max_source` or `max_target` tokens
+    are cut, but keep the special tokens that close them. `progress` is called with the number of lines read so far.
     """
     out_dir = Path(out_dir)
     sides = _sides(text, tokenizers, max_source, max_target)

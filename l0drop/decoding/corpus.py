@@ -12,6 +12,7 @@ from l0drop.data.corpus import TokenizedCorpus
 from l0drop.data.metrics import SparsityMeter
 from l0drop.decoding.engine import Engine
 from l0drop.decoding.languages import begin_in, speaks_several
+from l0drop.decoding.settings import SCORING
 
 
 @dataclass
@@ -68,8 +69,7 @@ def decode_corpus(
         batch = collate([corpus[int(indices[i])] for i in chosen], pad_id)
         result = engine.generate(
             batch["input_ids"], batch["attention_mask"], hints=batch["hints"] or None, num_beams=beams,
-            length_penalty=length_penalty, max_new_tokens=max_new_tokens, do_sample=False, early_stopping=False,
-            **spoken,
+            length_penalty=length_penalty, max_new_tokens=max_new_tokens, **SCORING, **spoken,
         )  # fmt: skip
         if result.gates is not None:
             mask = batch["attention_mask"].to(result.kept.device)

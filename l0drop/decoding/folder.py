@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from l0drop.data.tokenizer import TokenizerPair, load_tokenizers
+from l0drop.decoding.settings import SCORING
 from l0drop.recipe import Recipe, load_recipe
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
@@ -55,10 +56,7 @@ def load_pair(name: str, folder: Path | None, run: Path | None, model: Any) -> T
     """The tokenizers of both sides: those of the run, or those in the model folder."""
     if run is not None and (run / "tokenizer").is_dir():
         return load_tokenizers(run)
-    try:
-        source = AutoTokenizer.from_pretrained(folder or name)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{name}: no tokenizer could be loaded from beside the model ({first_line(error)})") from error
+    source = load_tokenizer(name, folder or name)
     if folder is not None and (folder / "tokenizer_target").is_dir():
         return TokenizerPair(source, AutoTokenizer.from_pretrained(folder / "tokenizer_target"))
     shared = getattr(model.config, "share_encoder_decoder_embeddings", True)
@@ -67,6 +65,14 @@ def load_pair(name: str, folder: Path | None, run: Path | None, model: Any) -> T
             f"{name}: the model's two sides have vocabularies of their own, but there is no tokenizer_target/ beside it"
         )
     return TokenizerPair(source, source)
+
+
+def load_tokenizer(name: str, place: Path | str, **settings: str) -> PreTrainedTokenizerBase:
+    """The tokenizer at a place; `name` is what the user calls the model that it belongs to."""
+    try:
+        return AutoTokenizer.from_pretrained(place, **settings)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{name}: no tokenizer could be loaded from beside the model ({first_line(error)})") from error
 
 
 def of_recipe(run: Path | None) -> tuple[dict[str, Any], str, int | None]:
@@ -88,8 +94,7 @@ def generation_of(recipe: Recipe) -> dict[str, Any]:
         "num_beams": evaluate.beams,
         "length_penalty": evaluate.length_penalty,
         "max_new_tokens": evaluate.max_new_tokens or recipe.data.max_target,
-        "do_sample": False,
-        "early_stopping": False,
+        **SCORING,
     }
 
 

@@ -87,6 +87,8 @@ _REAL = frozenset({"temperature", "top_p", "repetition_penalty", "length_penalty
 _YES_OR_NO = frozenset({"do_sample", "renormalize_logits"})
 _TOKENS = frozenset(name for name in _DEFAULTS if name.endswith(("_id", "_ids", "_tokens"))) - _WHOLE
 
+SCORING: dict[str, Any] = {"do_sample": False, "early_stopping": False}
+"""How a run's outputs are searched, beside what its recipe says; a checkpoint's generation_config has no say in it."""
 DEFAULT_NEW_TOKENS = 20
 """What `generate` produces at most where neither caller nor model says."""
 

@@ -98,9 +98,11 @@ class TextModel:
 
     @property
     def max_source(self) -> int:
-        """The longest source in tokens: what the run was trained on, the encoder's positions, the tokenizer's limit, or
-        MAX_SOURCE."""
-        limits = (self.limit, positions_of(self.model, "encoder"), self.tokenizers.source.model_max_length)
+        """The longest source in tokens: what the run was trained on; else the encoder's positions, the tokenizer's
+        limit, or MAX_SOURCE."""
+        if self.limit is not None:
+            return self.limit
+        limits = (positions_of(self.model, "encoder"), self.tokenizers.source.model_max_length)
         return min((int(limit) for limit in limits if limit is not None and limit < 1e6), default=MAX_SOURCE)
 
     # --- from texts to results -----------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ COPIED = (
 """What `sweep.json` takes over from a run's `metrics.json`."""
 NAMED = ("run", "kind", "value")
 """What every point has in it."""
-READING = ("documents", "max_source", "max_target", "source_prefix")
+READING = ("documents", "max_source", "max_target", "source_prefix", "source_lang", "target_lang")
 """What else of a recipe's data makes the examples of a text."""
 
 

@@ -138,12 +138,11 @@ def _decode(
     progress: Progress | None,
 ) -> Outputs:
     model = load(system.path, device, system.dtype)
-    recipe, weights = system.recipe, fingerprint(model.name, model.model)
+    weights = fingerprint(model.name, model.model)
     spoken = {name: generation[name] for name in ("source_lang", "target_lang") if name in generation}
     given = {name: value for name, value in generation.items() if name not in spoken}
     settings = model.settings(spoken.get("target_lang"), given)
-    limit = None if recipe is None else recipe.data.max_source
-    encoded = model.encode(sources, source_lang=spoken.get("source_lang"), max_source=limit)
+    encoded = model.encode(sources, source_lang=spoken.get("source_lang"))
     texts = [""] * len(sources)
     pieces: list[list[SourcePiece]] = [[] for _ in sources]
     if progress:

@@ -8,14 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    MarianConfig,
-    MarianMTModel,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel, PreTrainedModel
 from transformers.utils import cached_file
 from transformers.utils import logging as hf_logging
 
@@ -27,7 +20,7 @@ from l0drop.data.sources import open_text
 from l0drop.data.tagger import PRETAGGED
 from l0drop.data.text import ParallelText
 from l0drop.data.tokenizer import TokenizerPair, fingerprint, load_tokenizers, train_tokenizer
-from l0drop.decoding.folder import first_line, positions_of
+from l0drop.decoding.folder import load_tokenizer, positions_of
 from l0drop.decoding.languages import language_id, speaks_several
 from l0drop.models.config import L0DropConfig
 from l0drop.models.modeling import L0DropModel
@@ -57,7 +50,7 @@ def build_tokenizers(recipe: Recipe, folder: Path, say: Say) -> TokenizerPair:
             raise ValueError("tokenizer.pretrained: model.init has its tokenizer; leave this out")
         tokenizers = _speaking(load_tokenizers(recipe.model.init), recipe.model.init, recipe)
     elif (name := recipe.tokenizer.pretrained or recipe.model.pretrained) is not None:
-        tokenizer = _pretrained_tokenizer(name)
+        tokenizer = load_tokenizer(name, name)
         tokenizers = _speaking(TokenizerPair(tokenizer, tokenizer), name, recipe)
     else:
         assert recipe.tokenizer.vocab_size is not None
@@ -71,13 +64,6 @@ def build_tokenizers(recipe: Recipe, folder: Path, say: Say) -> TokenizerPair:
         )
     tokenizers.save(folder)
     return tokenizers
-
-
-def _pretrained_tokenizer(name: str, **settings: str) -> PreTrainedTokenizerBase:
-    try:
-        return AutoTokenizer.from_pretrained(name, **settings)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{name}: no tokenizer could be loaded from beside the model ({first_line(error)})") from error
 
 
 def _speaking(tokenizers: TokenizerPair, name: str, recipe: Recipe) -> TokenizerPair:
@@ -101,7 +87,7 @@ def _speaking(tokenizers: TokenizerPair, name: str, recipe: Recipe) -> Tokenizer
     if "tgt_lang" not in spoken:
         raise ValueError(f"data.target_lang: is missing; {name} knows several languages, say which one targets are in")
     folder = Path(name) / "tokenizer"
-    tokenizer = _pretrained_tokenizer(str(folder) if folder.is_dir() else name, **spoken)
+    tokenizer = load_tokenizer(name, folder if folder.is_dir() else name, **spoken)
     return TokenizerPair(tokenizer, tokenizer)
 
 

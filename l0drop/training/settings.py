@@ -7,18 +7,19 @@ import torch
 from transformers import TrainingArguments
 
 from l0drop.data.metrics import Score, bleu, bleu_paper, chrf, rouge
+from l0drop.decoding.folder import generation_of
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import Evaluate, Recipe
 
 
 def decoding(recipe: Recipe) -> dict[str, Any]:
     """How a recipe decodes, as arguments of `decode_corpus`."""
-    evaluate = recipe.evaluate
+    generation = generation_of(recipe)
     return {
-        "batch_tokens": evaluate.batch_tokens,
-        "beams": evaluate.beams,
-        "length_penalty": evaluate.length_penalty,
-        "max_new_tokens": evaluate.max_new_tokens or recipe.data.max_target,
+        "batch_tokens": recipe.evaluate.batch_tokens,
+        "beams": generation["num_beams"],
+        "length_penalty": generation["length_penalty"],
+        "max_new_tokens": generation["max_new_tokens"],
     }
 
 

@@ -243,6 +243,8 @@ def test_a_run_decodes_as_its_recipe_says(baseline: Path) -> None:
         assert len(source.ids) == 32
         (longer,) = loaded.encode(["the dog " * 40], max_source=64)
         assert len(longer.ids) == 64
+        loaded.tokenizers.source.model_max_length = 8
+        assert loaded.max_source == 32, "training does not heed the tokenizer's limit either"
     texts = Path(baseline.parents[1] / "test.source").read_text().splitlines()
     assert [r.text for r in run.generate(texts)] == [r.text for r in inner.generate(texts)]
 
