@@ -20,6 +20,9 @@ chooses:
     rivals     dense and sparse at beam 1, 2 and 4, and the baseline with its decoder cut to one layer, trained on and
                taught as what is sparse: BLEU against seconds of one CPU thread
 
+--systems takes some of them alone, by name without its seed, and what those build on; rivals are then not timed, the
+sweep is not analysed.
+
 `results.json` gathers what the runs say, `analysis.json` what was measured of them, `rivals.json` the rivals. With
 --gather, gather what is there, also while another process trains; with --tables FILE, print the tables of a
 results.json and do nothing else.
@@ -41,14 +44,14 @@ from l0drop.data.text import read_lines
 from l0drop.data.whole import locked, whole_folder, write_whole
 from l0drop.decoding.text import load
 from l0drop.provenance import provenance
-from l0drop.recipe import Recipe, load_recipe
+from l0drop.recipe import Recipe, TextCorpus, load_recipe
 from l0drop.study.analysis.parts import RESULT, analyze, analyze_sweep, typical_point
 from l0drop.study.analysis.parts import write as write_analysis
 from l0drop.study.analysis.subject import Reading, opened
 from l0drop.study.benchmark import interleaved
 from l0drop.study.figures import RULES, draw_all, quality_and_time
 from l0drop.study.lessons import UNTAUGHT, WAYS, Lessons
-from l0drop.study.seeds import TITLES, gather, interval, single_table, table, text_in, title, train_all
+from l0drop.study.seeds import TITLES, builds_on, gather, interval, single_table, table, text_in, title, train_all
 from l0drop.study.sweep import UNGATED, is_finished, rule_point, target_point, write_summary
 from l0drop.training.assemble import load_dense, quiet_libraries
 
@@ -85,6 +88,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--runs", type=Path, default=Path("runs/europarl"))
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS)
+    parser.add_argument("--systems", nargs="*", help="of these parts, such as zero-0.46; left out, all")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--baselines", type=int, help="seeds that have a baseline of their own; left out, all")
     parser.add_argument("--teach", choices=WAYS, default="both", help="what gated models learn from")
@@ -109,9 +113,9 @@ def main() -> None:
         study.plan(parts)
     else:
         study.train(parts)
-        if "rivals" in parts:
+        if "rivals" in parts and not study.systems:
             study.time_rivals(arguments.timed)
-        if "sweep" in parts:
+        if "sweep" in parts and not study.systems:
             study.analyze()
     study.gather()
 
@@ -181,6 +185,7 @@ class Study:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.runs: Path = arguments.runs
+        self.systems: list[str] = arguments.systems or []
         self.seeds = range(1, arguments.seeds + 1)
         self.parallel, self.threads = arguments.parallel, arguments.threads
         self.common = [*text_in(arguments.data, "en", "de"), *arguments.set]
@@ -204,16 +209,41 @@ class Study:
             for gating in LAYERED:
                 then["on-s1", f"layers-{gating}-s1"] = partial(self.analyze_layers, gating)
         more = {f"{rule}-s1": partial(self.at_the_rate_of, rule) for rule in RULES} if "rules" in parts else {}
-        train_all(self.plan(parts), self.runs, self.parallel, self.threads, self.console, then, more)
+        recipes = self.plan(parts)
+        if self.systems:
+            then = {names: act for names, act in then.items() if all(self.to_be_there(name) for name in names)}
+            more = {name: act for name, act in more.items() if self.to_be_there(name)}
+        train_all(recipes, self.runs, self.parallel, self.threads, self.console, then, more)
+
+    def to_be_there(self, name: str) -> bool:
+        return name in self.recipes or is_finished(self.runs, name)
 
     def plan(self, parts: set[str]) -> list[Recipe]:
         """All that can be said before the first run is there, and what can be said by now, to be gathered."""
         recipes = [*self.baselines(parts), *self.trained_on(parts), *self.following(parts), *self.apart(parts)]
-        self.wanted(recipes)
+        recipes = self.wanted(self.chosen(recipes))
         for rule in RULES if "rules" in parts else ():
             if is_finished(self.runs, f"{rule}-s1"):
                 self.at_the_rate_of(rule)
         return recipes
+
+    def chosen(self, recipes: list[Recipe]) -> list[Recipe]:
+        """Those of the systems that were asked for, and what they build on."""
+        if not self.systems:
+            return recipes
+        by_name = {recipe.name: recipe for recipe in recipes}
+        of_system = {name: name.rpartition("-s")[0] for name in by_name}
+        if unknown := sorted({*self.systems} - {*of_system.values()}):
+            there = ", ".join(dict.fromkeys(of_system.values()))
+            raise SystemExit(f"--systems: {', '.join(unknown)}: not of these parts, which have {there}")
+        taken = [name for name, system in of_system.items() if system in self.systems]
+        for name in taken:  # which grows
+            text = by_name[name].data.train
+            needed = [*builds_on(by_name[name], self.runs)]
+            if isinstance(text, TextCorpus) and text.target == str(self.lessons.translated):
+                needed.append(self.run_of("on").name)
+            taken += [other for other in needed if other in by_name and other not in taken]
+        return [recipe for recipe in recipes if recipe.name in taken]
 
     def wanted(self, recipes: list[Recipe]) -> list[Recipe]:
         """The same, kept in mind for `gather`."""

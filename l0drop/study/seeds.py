@@ -128,7 +128,7 @@ class _Beside:
 
         Where that failed, its error ends all: the recipe would wait for ever. If nobody waits, it comes at the end.
         """
-        if not all(is_finished(self.runs, name) for name in _builds_on(recipe, self.runs)):
+        if not all(is_finished(self.runs, name) for name in builds_on(recipe, self.runs)):
             return False
         if all(Path(path).exists() for path in _reads(recipe)):
             return True
@@ -136,7 +136,7 @@ class _Beside:
         return not self.to_come and not self.busy()
 
 
-def _builds_on(recipe: Recipe, runs: Path) -> list[str]:
+def builds_on(recipe: Recipe, runs: Path) -> list[str]:
     """The runs of this folder that it starts from or is taught by."""
     teacher = recipe.train.teacher
     models = [recipe.model.init, None if teacher is None or teacher.model == "init" else teacher.model]
@@ -153,7 +153,7 @@ def _reads(recipe: Recipe) -> list[str]:
 def _check_nothing_is_waited_for_in_vain(missing: Sequence[Recipe], runs: Path, followed: Collection[str]) -> None:
     trained = {recipe.name for recipe in missing}
     waited = dict.fromkeys(followed, "what follows it")
-    waited |= {name: recipe.name for recipe in missing for name in _builds_on(recipe, runs)}
+    waited |= {name: recipe.name for recipe in missing for name in builds_on(recipe, runs)}
     for name, by in waited.items():
         if name not in trained and not is_finished(runs, name):
             raise ValueError(f"{runs / name}: {by} waits for it, and it is neither there nor to be trained")

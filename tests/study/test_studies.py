@@ -21,7 +21,7 @@ def data(tmp_path):
 
 def study(data, **changes):
     values = {"seeds": 3, "baselines": None, "teach": "both", "parallel": 1, "threads": 1, "analyzed": 4}
-    values |= {"set": [], "baseline": [], "fine_tune": [], "runs": Path("runs"), "data": data}
+    values |= {"set": [], "baseline": [], "fine_tune": [], "runs": Path("runs"), "data": data, "systems": None}
     return europarl.Study(Namespace(**{**values, **changes}))
 
 
@@ -63,6 +63,22 @@ def test_what_is_given_on_the_command_line_comes_last(data):
     assert made.lessons.source == Path(other), "the text that is translated is the text that is read"
     (on,) = made.trained_on(set())
     assert on.train.teacher is None
+
+
+def test_some_systems_bring_what_they_build_on(data):
+    def planned(*systems, **changes):
+        parts = {"seeds", "layers", "curve"}
+        return {recipe.name for recipe in study(data, seeds=2, systems=[*systems], **changes).plan(parts)}
+
+    assert planned("half") == {"half-s1"}
+    assert planned("base") == {"base-s1", "base-s2"}
+    assert planned("zero-0.3") == {f"{name}-s{n}" for name in ("base", "on", "zero-0.3") for n in (1, 2)}
+    assert planned("layers-mask") == {"base-s1", "on-s1", "layers-mask-s1"}
+    assert planned("layers-mask", teach="text") == {"base-s1", "on-s1", "layers-mask-s1"}, "on-s1 translates"
+    assert planned("half", "on") == {"half-s1", "base-s1", "base-s2", "on-s1", "on-s2"}
+    assert planned("layers-mask") < planned()
+    with pytest.raises(SystemExit, match="--systems: pos, zero-0.31: not of these parts, which have base, on, zero-"):
+        planned("zero-0.31", "on", "pos")
 
 
 def test_scratch_trains_as_long_as_what_it_is_compared_with(data):
