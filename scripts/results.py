@@ -101,7 +101,7 @@ def tables_of_toys() -> dict[str, str]:
     found = {"toy-targets": toys.targets_table(content["targets"])}
     found |= dict(zip(("toy-ways", "toy-lessons"), toys.ways_tables(content["ways"]), strict=True))
     found["toy-rules"] = toys.rules_table(content["rules"])
-    found["toy-dial"] = toys.dial_table(content["elastic"], content["targets"])
+    found["toy-dial"] = toys.dial_table(content["elastic"])
     return found
 
 

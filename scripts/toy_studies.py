@@ -12,7 +12,7 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,9 +64,9 @@ class Study(NamedTuple):
     gathered: Callable[[Path], dict[str, Any]]
 
 
-def swept(runs: Path) -> list[list[str]]:
+def swept(runs: Path, corpora: Sequence[str] = CORPORA) -> list[list[str]]:
     commands = []
-    for corpus in CORPORA:
+    for corpus in corpora:
         commands.append(["train", f"recipes/toy-{corpus}-base.yaml", "--runs", str(runs)])
         commands.append(["sweep", f"recipes/toy-{corpus}-sparse.yaml", "--target", TARGETS, "--runs", str(runs)])
     return commands
@@ -110,7 +110,7 @@ def rules(runs: Path) -> dict[str, Any]:
 def dialled(runs: Path) -> list[list[str]]:
     folder = runs / ELASTIC
     return [
-        *swept(runs),
+        *swept(runs, CORPORA[:1]),
         _train(runs, "toy-translation-sparse", ELASTIC, {"train.elastic": "true"}),
         ["bench", "dial", str(folder), "--keep", "0.3,0.5,0.7,1", "--json", str(folder / "dial.json")],
     ]
@@ -118,8 +118,9 @@ def dialled(runs: Path) -> list[list[str]]:
 
 def elastic(runs: Path) -> dict[str, Any]:
     dial = json.loads((runs / ELASTIC / "dial.json").read_text(encoding="utf-8"))
-    points = sweep(runs / "toy-translation-sparse-sweep")["points"]
-    return {"dial": dial, "trained": {p["run"]: {"sparsity": p["sparsity"], "score": p["score"]} for p in points}}
+    beside = sweep(runs / "toy-translation-sparse-sweep")
+    trained = {point["run"]: {"sparsity": point["sparsity"], "score": point["score"]} for point in beside["points"]}
+    return {"dial": dial, "trained": trained, "reference": beside["reference"]}
 
 
 STUDIES = {

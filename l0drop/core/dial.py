@@ -6,6 +6,7 @@ Shapes: B sentences, N source positions. Masks are True on real tokens.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +15,18 @@ from l0drop.core.gates import Gates, unseen
 from l0drop.core.memory import Gating
 
 GateAt = Callable[[Tensor], Tensor]
+
+
+class Draw(NamedTuple):
+    """How a model in training learns to be cut by `keep`: gates are drawn around the border between kept and dropped.
+
+    gate: a sampled gate at a log α, [B, N]; None if there is no such thing.
+    sentences: [B], True where gates are drawn; elsewhere they are those of decoding, so that both are learnt: which
+        rows to put first, and how to do with these.
+    """
+
+    gate: Callable[[Tensor], Tensor | None]
+    sentences: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,9 +61,17 @@ class Dial:
         if not isinstance(self.dense, bool):
             raise ValueError(f"dense: expected True or False, got {self.dense!r}")
 
-    def turn(self, gates: Gates, mask_BN: Tensor, gating: Gating, at: GateAt, always_BN: Tensor | None) -> Gates:
+    def turn(
+        self,
+        gates: Gates,
+        mask_BN: Tensor,
+        gating: Gating,
+        at: GateAt,
+        always_BN: Tensor | None,
+        draw: Draw | None = None,
+    ) -> Gates:
         """The gates at this setting. `at` gives the test-time gate of a log α; `always_BN` marks real tokens that are
-        kept at any setting."""
+        kept at any setting; `draw` is for `keep` in training."""
         if self.keep is None and self.max_memory is None and self.shift is None:
             return gates
         if gates.log_alpha is None:
@@ -69,9 +90,17 @@ class Dial:
                 f"keep: expected one share, or one for each of {len(mask_BN)} sentences, got {keep.numel()}"
             )
         wanted_B = (keep * mask_BN.sum(1)).round().clamp_min(1)
-        chosen_BN = (rank_BN < wanted_B[:, None]) & _reachable(gates.log_alpha, mask_BN)
+        reachable_BN = _reachable(gates.log_alpha, mask_BN)
+        chosen_BN = (rank_BN < wanted_B[:, None]) & reachable_BN
         reopened_BN = torch.where(gates.values == 0, 1.0, gates.values)
-        return gates._replace(values=_keep_always(torch.where(chosen_BN, reopened_BN, 0.0), always_BN))
+        values_BN = torch.where(chosen_BN, reopened_BN, 0.0)
+        if draw is not None:
+            border_B1, divided_B = _border(gates.log_alpha, wanted_B, reachable_BN, always_BN)
+            drawn_BN = draw.gate(gates.log_alpha - border_B1)
+            if drawn_BN is not None:
+                here_BN = reachable_BN & (divided_B & draw.sentences)[:, None]
+                values_BN = torch.where(here_BN, drawn_BN, values_BN)
+        return gates._replace(values=_keep_always(values_BN, always_BN))
 
     def _at_most(self, gates: Gates, mask_BN: Tensor, gating: Gating, always_BN: Tensor | None) -> Tensor:
         assert self.max_memory is not None
@@ -100,6 +129,23 @@ def _rank(log_alpha_BN: Tensor, among_BN: Tensor, always_BN: Tensor | None) -> T
     order_BN = order_BN.gather(1, outside_BN.argsort(dim=1, stable=True))
     ranks = torch.arange(order_BN.shape[1], device=order_BN.device).expand_as(order_BN)
     return torch.empty_like(order_BN).scatter(1, order_BN, ranks)
+
+
+def _border(
+    log_alpha_BN: Tensor, wanted_B: Tensor, among_BN: Tensor, always_BN: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """[B, 1], the log α halfway between the last row that is kept and the first that is not; [B], where there is one.
+
+    It takes its part of the gradient: what lifts one row lowers those two, so that the order of rows is learnt, and not
+    to open more of them.
+    """
+    if always_BN is not None:
+        wanted_B = wanted_B - (always_BN & among_BN).sum(1)
+        among_BN = among_BN & ~always_BN
+    rank_BN = _rank(log_alpha_BN, among_BN, None)
+    beside_BN = (rank_BN == wanted_B[:, None]) | (rank_BN == wanted_B[:, None] - 1)
+    border_B1 = log_alpha_BN.masked_fill(~(beside_BN & among_BN), 0).sum(1, keepdim=True) / 2
+    return border_B1, (wanted_B >= 1) & (wanted_B < among_BN.sum(1))
 
 
 def _keep_always(values_BN: Tensor, always_BN: Tensor | None) -> Tensor:

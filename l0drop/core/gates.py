@@ -114,6 +114,10 @@ class Gate(nn.Module):
         """The test-time gate at a log α; what the dial's `shift` asks."""
         raise ValueError(f"shift: {type(self).__name__} does not say what its gate is at another log α (override `at`)")
 
+    def sampled(self, log_alpha: Tensor, uniforms: Tensor) -> Tensor | None:
+        """The gate of training at a log α, with this randomness; None for a gate that samples none."""
+        return None
+
     @property
     def threshold(self) -> float:
         """The log α at and below which the test-time gate is closed."""
@@ -156,9 +160,9 @@ class LearnedGate(Gate):
             log_alpha_BN = self.log_alpha(hard_concrete.wide(encodings))
             if self.training:
                 noise_BN = torch.rand_like(log_alpha_BN) if hints is None or NOISE not in hints else hints[NOISE]
-                sampled_from = hard_concrete.bounded(log_alpha_BN, LIMIT)
-                values_BN = hard_concrete.sample(sampled_from, noise_BN, self.beta, self.epsilon)
-                open_BN = hard_concrete.open_probability(sampled_from, self.beta, self.epsilon)
+                bounded_BN = hard_concrete.bounded(log_alpha_BN, LIMIT)
+                values_BN = self.sampled(bounded_BN, noise_BN)
+                open_BN = hard_concrete.open_probability(bounded_BN, self.beta, self.epsilon)
             else:
                 values_BN = self.at(log_alpha_BN)
                 open_BN = hard_concrete.open_probability(log_alpha_BN, self.beta, self.epsilon)
@@ -181,6 +185,9 @@ class LearnedGate(Gate):
         """Eq. 13; below a threshold that was moved up gates are closed, above one that was moved down they are 1."""
         by_formula = hard_concrete.test_time_gate(log_alpha, self.epsilon)
         return by_formula.masked_fill(by_formula == 0, 1).masked_fill(self._closed(log_alpha), 0)
+
+    def sampled(self, log_alpha: Tensor, uniforms: Tensor) -> Tensor:
+        return hard_concrete.sample(log_alpha, uniforms, self.beta, self.epsilon)
 
     @property
     def threshold(self) -> float:

@@ -23,7 +23,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from l0drop.core import hard_concrete
-from l0drop.core.dial import Dial
+from l0drop.core.dial import Dial, Draw
 from l0drop.core.gates import NOISE, Gate, Gates, gate_class, gate_name
 from l0drop.core.memory import compress, full, keep_one
 from l0drop.core.penalty import (
@@ -38,6 +38,11 @@ from l0drop.models.controls import Controls, real_tokens
 from l0drop.models.families import FAMILIES, Family
 from l0drop.models.layerwise import GatedLayers, LayerRun
 from l0drop.models.outputs import L0DropEncoderOutput, L0DropOutput
+
+DIAL_STREAM = 1 << 21
+"""From here on, streams of keyed noise that no gate uses: the dial's, in training."""
+DRAWN = 0.5
+"""The share of the sentences whose gates are drawn where `keep` cuts in training."""
 
 
 class GatedEncoder:
@@ -235,7 +240,8 @@ class L0DropModel(Controls, PreTrainedModel):
             if one.open_probability is not None:
                 penalty_B = penalty_B + penalty(one.open_probability, penalised_BN, l0drop.penalty)
         dropped_B = self._dropped(gates, mask_BN, always_BN, run) if self.training else None
-        gates = self._dial.turn(gates, mask_BN, l0drop.gating, self.gate.at, always_BN)
+        draw = self._draw(gates, mask_BN, noise_key) if self.training and self._dial.keep is not None else None
+        gates = self._dial.turn(gates, mask_BN, l0drop.gating, self.gate.at, always_BN, draw)
         gates = keep_one(gates, mask_BN, l0drop.gating)
         if dropped_B is None:
             dropped_B = ((gates.values == 0) & mask_BN).sum(1)
@@ -270,11 +276,7 @@ class L0DropModel(Controls, PreTrainedModel):
         if self.training and noise_key is not None:
             if noise_key.shape != real_BN.shape[:1]:
                 raise ValueError(f"noise_key: expected shape ({len(real_BN)},), got {tuple(noise_key.shape)}")
-            # counted in real tokens, so that padding on the left does not move the noise
-            position_BN = real_BN.cumsum(1) - 1
-            dtype = torch.float64 if encodings.dtype == torch.float64 else torch.float32
-            noise = hard_concrete.keyed_uniforms(noise_key.to(encodings.device), position_BN, stream, dtype)
-            hints = {**(hints or {}), NOISE: noise}
+            hints = {**(hints or {}), NOISE: _keyed_noise(noise_key, real_BN, stream, encodings)}
         gates = gate(encodings, mask, input_ids=input_ids, hints=hints)
         if not isinstance(gates, Gates):
             raise ValueError(f"gate: {type(gate).__name__}.forward must return Gates, got {type(gates).__name__}")
@@ -291,6 +293,20 @@ class L0DropModel(Controls, PreTrainedModel):
                 open_probability = open_probability.masked_fill(always, 1)
             gates = gates._replace(values=gates.values.masked_fill(always, 1), open_probability=open_probability)
         return gates
+
+    def _draw(self, gates: Gates, mask_BN: Tensor, noise_key: Tensor | None) -> Draw | None:
+        """How gates are drawn where `keep` cuts in training, in some of the sentences; by the noise of their keys."""
+        log_alpha_BN = gates.log_alpha
+        if log_alpha_BN is None:
+            return None  # the dial refuses it
+        if noise_key is None:
+            noise_BN, coin_B = torch.rand_like(log_alpha_BN), torch.rand_like(log_alpha_BN[:, 0])
+        else:
+            noise_BN = _keyed_noise(noise_key, mask_BN, DIAL_STREAM, log_alpha_BN)
+            coin_B = hard_concrete.keyed_uniforms(noise_key, torch.zeros_like(noise_key)[:, None], DIAL_STREAM + 1)[
+                :, 0
+            ]
+        return Draw(lambda shifted_BN: self.gate.sampled(shifted_BN, noise_BN), coin_B.to(mask_BN.device) < DRAWN)
 
     def _dropped(self, gates: Gates, mask_BN: Tensor, always_BN: Tensor | None, run: LayerRun | None) -> Tensor:
         """[B], how many test-time gates are closed, while sampled gates are in use."""
@@ -424,3 +440,9 @@ class L0DropModel(Controls, PreTrainedModel):
             length = next(target.shape[1] for target in targets if target is not None)
             bias = bias.expand(-1, -1, length, -1)
         return bias
+
+
+def _keyed_noise(noise_key_B: Tensor, mask_BN: Tensor, stream: int, like: Tensor) -> Tensor:
+    """[B, N], uniforms by sentence and real token, so that padding on the left does not move them."""
+    dtype = hard_concrete.wide(like).dtype
+    return hard_concrete.keyed_uniforms(noise_key_B.to(like.device), mask_BN.cumsum(1) - 1, stream, dtype)

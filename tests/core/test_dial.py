@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from l0drop.core import hard_concrete
-from l0drop.core.dial import Dial
+from l0drop.core.dial import Dial, Draw
 from l0drop.core.gates import Gates
 
 LENGTHS = (10, 7, 1, 3)
@@ -87,6 +87,74 @@ def test_rows_removed_earlier_cannot_be_kept() -> None:
     mask = torch.ones(1, 4, dtype=torch.bool)
     values = Dial(keep=1.0).turn(source, mask, "mask", at, None).values
     assert values.tolist() == [[0, pytest.approx(0.6), 0, 1]]
+
+
+def drawn(
+    dial: Dial, sentences: torch.Tensor, pull: torch.Tensor, always: torch.Tensor | None = None
+) -> tuple[Gates, torch.Tensor]:
+    """Gates while `keep` is learnt, all drawn with the noise 0.5, and the gradient of pull · gates in log α."""
+    source = gates()
+    log_alpha = source.log_alpha.clone().requires_grad_()  # type: ignore[union-attr]
+
+    def gate(shifted: torch.Tensor) -> torch.Tensor:
+        return hard_concrete.sample(shifted, torch.full_like(shifted, 0.5), 2 / 3, 0.1)
+
+    found = dial.turn(source._replace(log_alpha=log_alpha), MASK, "zero", at, always, Draw(gate, sentences))
+    (found.values * pull).sum().backward()
+    assert log_alpha.grad is not None
+    return found._replace(values=found.values.detach()), log_alpha.grad
+
+
+EVERY, NONE = torch.ones(4, dtype=torch.bool), torch.zeros(4, dtype=torch.bool)
+
+
+def test_what_is_learnt_of_a_cut_is_the_order_of_rows() -> None:
+    shares = torch.tensor([0.5, 0.4, 1.0, 0.34])
+    log_alpha = gates().log_alpha.masked_fill(~MASK, -torch.inf)  # type: ignore[union-attr]
+    order = log_alpha.argsort(dim=1, descending=True, stable=True)
+    last, first = order[1, 2], order[1, 3]  # of 7 rows 3 are kept: the last of these, the first of the others
+    pull = torch.zeros(4, 10)
+    pull[1, last], pull[2, 0] = 1.0, 1.0
+    found, gradient = drawn(Dial(keep=shares), EVERY, pull)
+    half = 2 * float(found.values[1, last]) - 1  # without noise the sampled gate is odd around the border
+    assert half > 0
+    assert float(found.values[1, first]) == pytest.approx((1 - half) / 2, abs=1e-6)
+    assert float(gradient[1, last]) > 0
+    assert float(gradient[1, first]) == pytest.approx(-float(gradient[1, last]), rel=1e-5), "the other makes way"
+    torch.testing.assert_close(gradient.sum(1), torch.zeros(4), atol=1e-6, rtol=0)
+    assert not gradient[2].any(), "where all are kept there is nothing to learn"
+    assert not found.values[~MASK].any()
+
+
+def test_sentences_that_are_not_drawn_have_the_gates_of_decoding() -> None:
+    some = torch.tensor([True, False, True, False])
+    found, _ = drawn(Dial(keep=0.4), some, torch.ones(4, 10))
+    own = turned(Dial(keep=0.4), gates())
+    assert torch.equal(found.values[1], own[1])
+    assert torch.equal(found.values[3], own[3])
+    assert not torch.equal(found.values[0], own[0])
+    assert torch.equal(drawn(Dial(keep=0.4), NONE, torch.ones(4, 10))[0].values, own)
+    without = Dial(keep=0.4).turn(gates(), MASK, "zero", at, None, Draw(lambda shifted: None, EVERY))
+    assert torch.equal(without.values, own), "a gate that samples none"
+
+
+def test_rows_that_are_always_kept_or_gone_take_no_part_in_the_order() -> None:
+    always = torch.zeros_like(MASK)
+    always[0, 7] = always[1, 6] = always[3, 0] = True
+    found, gradient = drawn(Dial(keep=0.4), EVERY, torch.randn(4, 10), always)
+    assert bool((found.values[always] == 1).all())
+    assert not gradient[always].any()
+    assert gradient[0].any()
+    assert not gradient[3].any(), "one of three is kept, and it is one that always is"
+    log_alpha = torch.tensor([[-torch.inf, 1.0, 0.5, -9.0]], requires_grad=True)
+    source = Gates(torch.tensor([[0.0, 0.6, 0.5, 0]]), None, log_alpha)
+    draw = Draw(lambda shifted: hard_concrete.sample(shifted, torch.full_like(shifted, 0.5), 2 / 3, 0.1), EVERY[:1])
+    turned_ = Dial(keep=0.25).turn(source, torch.ones(1, 4, dtype=torch.bool), "mask", at, None, draw)
+    (turned_.values * torch.tensor([[3.0, 0, 1, 0]])).sum().backward()
+    assert log_alpha.grad is not None
+    assert float(turned_.values[0, 0].detach()) == 0
+    assert float(log_alpha.grad[0, 0]) == 0
+    assert float(log_alpha.grad[0, 2]) == pytest.approx(-float(log_alpha.grad[0, 1]))
 
 
 def test_bad_settings_are_refused_by_name() -> None:

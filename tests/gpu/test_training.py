@@ -273,7 +273,7 @@ def test_captured_steps_are_the_steps(kind, precision, tmp_path):
 
 @pytest.mark.parametrize("kind", ["plain", "zero", "launched", "compiled"])
 def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(kind, tmp_path, monkeypatch):
-    """With dropout; steps that one run replays from a graph are launched by the other, which meets their shapes anew."""
+    """With dropout; steps that one run replays from a graph are launched by the other, which meets shapes anew."""
     pytest.importorskip("pydantic", reason="recipes need pydantic")
     from rich.console import Console
     from safetensors.torch import load_file

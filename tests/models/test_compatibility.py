@@ -121,17 +121,42 @@ def test_training_step(family: str, gating: str) -> None:
     assert float(output.sparsity) == float(evaluated.sparsity), "in training too it is that of the test-time gates"
 
 
-def test_keyed_noise_does_not_depend_on_batch_or_side_of_padding() -> None:
+@pytest.mark.parametrize("keep", [None, 0.4])
+def test_keyed_noise_does_not_depend_on_batch_or_side_of_padding(keep: float | None) -> None:
     model, batch = some_closed("t5").train(), zoo.ragged_batch()
     keys = torch.tensor([8, 6, 7, 5, 3, 0])
-    values = model(**batch, labels=LABELS, noise_key=keys).gates.values
-    row, length = 1, 17
-    alone = {name: tensor[row : row + 1, :length] for name, tensor in batch.items()}
-    one = model(**alone, labels=LABELS[row : row + 1], noise_key=keys[row : row + 1]).gates.values
-    torch.testing.assert_close(one[0], values[row, :length])
-    left = {name: torch.nn.functional.pad(tensor, (3, 0)) for name, tensor in alone.items()}
-    padded = model(**left, labels=LABELS[row : row + 1], noise_key=keys[row : row + 1]).gates.values
-    torch.testing.assert_close(padded[0, 3:], one[0], atol=1e-5, rtol=0)
+
+    def gates(inputs: dict[str, torch.Tensor], rows: slice) -> torch.Tensor:
+        with model.dial(keep=keep):
+            return model(**inputs, labels=LABELS[rows], noise_key=keys[rows]).gates.values
+
+    values = gates(batch, slice(None))
+    for row, length in ((1, 17), (2, 9), (3, 20)):
+        alone = {name: tensor[row : row + 1, :length] for name, tensor in batch.items()}
+        one = gates(alone, slice(row, row + 1))
+        torch.testing.assert_close(one[0], values[row, :length])
+        left = {name: torch.nn.functional.pad(tensor, (3, 0)) for name, tensor in alone.items()}
+        padded = gates(left, slice(row, row + 1))
+        torch.testing.assert_close(padded[0, 3:], one[0], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("gating", GATINGS)
+def test_a_training_step_under_the_dial(gating: str) -> None:
+    """Half of the sentences have the gates of decoding at that share, the others are drawn; gradients are finite."""
+    model, batch = some_closed("bart", gating=gating, lambda_=0.7).train(), zoo.ragged_batch()
+    mask, kept = batch["attention_mask"].bool(), torch.zeros(2)
+    shares = torch.tensor([0.2, 0.4, 0.5, 0.6, 0.9, 1.0])
+    for key in range(40):
+        with model.dial(keep=shares):
+            output = model(**batch, labels=LABELS, noise_key=torch.arange(6) + 6 * key)
+        chosen = (output.gates.values != 0).sum(1) == (shares.double() * mask.sum(1)).round()
+        kept += torch.tensor([int(chosen[:5].sum()), int(chosen[5])])
+        output.loss.backward()
+    assert 80 < int(kept[0]) < 160, "of 200 sentences a half, and of the others those that happen to keep as many"
+    assert int(kept[1]) == 40, "where all are kept nothing is drawn"
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is None or parameter.grad.isfinite().all(), name
+    assert float(model.gate.weight.grad.abs().max()) > 0
 
 
 def test_tokens_always_kept_have_gate_one_and_no_penalty() -> None:

@@ -76,6 +76,34 @@ def test_the_trainer_reaches_the_target(solved, held_out, tmp_path: Path, monkey
     assert task.accuracy(model, fresh) > 0.9
 
 
+@pytest.mark.parametrize("gating", ["zero", "mask", "weight"])
+def test_a_dial_in_training_teaches_the_gate_what_to_keep(solved, held_out, gating: str) -> None:  # type: ignore[no-untyped-def]
+    """The gate alone is trained, and nothing asks it to close: that the words come first it learns from being cut."""
+    model = sparsify(copy.deepcopy(solved), L0DropConfig(gating=gating, lambda_=0.0))
+
+    def words_lost() -> float:
+        model.eval()
+        lost = words = 0
+        for batch in held_out:
+            with model.dial(keep=0.6):
+                found = model.explain(batch["input_ids"], batch["attention_mask"])
+            for ids, explanation in zip(batch["input_ids"].tolist(), found, strict=True):
+                places = {place for place, token in enumerate(ids) if token >= task.FIRST_WORD}
+                lost, words = lost + len(places - {*explanation.kept}), words + len(places)
+        return lost / words
+
+    assert words_lost() > 0.3, "all gates are alike, and the first positions are kept"
+    optimizer = torch.optim.Adam(model.gate.parameters(), lr=2e-2)
+    torch.manual_seed(0)
+    for batch in task.batches(120, seed=5):
+        model.train()
+        with model.dial(keep=0.6):
+            model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert words_lost() < 0.1
+
+
 def test_a_ramp_moves_lambda_with_the_steps() -> None:
     model = sparsify(task.small_model(), L0DropConfig(lambda_=0.2)).train()
     model.schedule = RampedLambda(0.2, start=0, end=10)
