@@ -28,7 +28,7 @@ from l0drop.decoding.linear import HALF, Linears, chosen_kind, stamp_of
 from l0drop.decoding.search import Hypotheses, Search, beam_step, sample_step, start
 from l0drop.decoding.settings import resolve
 from l0drop.models.controls import evaluating, real_tokens
-from l0drop.models.families import family_of
+from l0drop.models.families import family_of, positions_of
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.outputs import L0DropEncoderOutput
 
@@ -242,7 +242,7 @@ class Engine:
     def decode(self, encoded: Encoded, *, length_penalty_style: str = "hf", **generation: Any) -> Generation:
         """Search the best outputs for a batch of memories. Sentences are grouped by the length of theirs."""
         config = self.model.config
-        positions = getattr(config, "max_position_embeddings", None)
+        positions = positions_of(self.model, "decoder")
         vocabulary = getattr(config, "decoder_vocab_size", None) or config.vocab_size
         search = resolve(self.model.generation_config, generation, length_penalty_style, positions, vocabulary)
         if self.through_generate:

@@ -98,14 +98,6 @@ def generation_of(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def positions_of(model: PreTrainedModel, side: str) -> int | None:
-    """How many positions the encoder or the decoder of a model has; None where they are relative."""
-    for name in (f"max_{side}_position_embeddings", "max_position_embeddings"):
-        if (positions := getattr(model.config, name, None)) is not None:
-            return int(positions)
-    return None
-
-
 def dtype_of(dtype: str | torch.dtype | None) -> torch.dtype | str:
     """What from_pretrained takes; None is the dtype of the stored weights."""
     if dtype is None:

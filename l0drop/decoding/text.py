@@ -26,12 +26,12 @@ from l0drop.data.hints import TextAnnotator, annotator_for
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.decoding.corpus import length_batches
 from l0drop.decoding.engine import Engine
-from l0drop.decoding.folder import dtype_of, first_line, load_model, load_pair, of_recipe, places, positions_of
+from l0drop.decoding.folder import dtype_of, first_line, load_model, load_pair, of_recipe, places
 from l0drop.decoding.languages import begin_in, language_id, language_ids
 from l0drop.decoding.offsets import Span, spans
 from l0drop.decoding.results import Alternative, Explained, Result, SourceToken
 from l0drop.models.adopt import adopt_parameters
-from l0drop.models.families import family_of
+from l0drop.models.families import family_of, positions_of
 from l0drop.models.modeling import L0DropModel
 
 BATCH_TOKENS = 8192

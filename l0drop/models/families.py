@@ -59,3 +59,11 @@ def family_of(model_class: type) -> Family:
         f"model: {model_class.__name__} is not an encoder-decoder l0drop supports; supported: {supported} "
         "(NLLB is M2M100; ByT5 and Flan-T5 are T5)"
     )
+
+
+def positions_of(model: hf.PreTrainedModel, side: str) -> int | None:
+    """How many positions the encoder or the decoder of a model has; None where they are relative."""
+    for name in (f"max_{side}_position_embeddings", "max_position_embeddings"):
+        if (positions := getattr(model.config, name, None)) is not None:
+            return int(positions)
+    return None

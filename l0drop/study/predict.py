@@ -25,6 +25,7 @@ from l0drop.core.memory import Memory
 from l0drop.data.text import file_stamp
 from l0drop.decoding.engine import Encoded, Engine
 from l0drop.decoding.text import load
+from l0drop.models.families import positions_of
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.sparsify import sparsify
 from l0drop.provenance import provenance
@@ -224,7 +225,7 @@ class Bench:
         head = model.get_output_embeddings()
         widest = max(m.out_features for m in model.modules() if type(m) is nn.Linear and m is not head)
         self.sizes = Sizes(beams, config.hidden_size, widest, config.l0drop.gating == "zero")
-        self.positions: int | None = getattr(config, "max_position_embeddings", None)
+        self.positions = positions_of(model, "decoder")
 
     def encode(self, batch: int, source: int, dropped: float = 0.5, dense: bool = False) -> Encoded:
         """From token ids to a memory, by a gate that spreads evenly what it drops."""

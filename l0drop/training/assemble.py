@@ -20,9 +20,10 @@ from l0drop.data.sources import open_text
 from l0drop.data.tagger import PRETAGGED
 from l0drop.data.text import ParallelText
 from l0drop.data.tokenizer import TokenizerPair, fingerprint, load_tokenizers, train_tokenizer
-from l0drop.decoding.folder import load_tokenizer, positions_of
+from l0drop.decoding.folder import load_tokenizer
 from l0drop.decoding.languages import language_id, speaks_several
 from l0drop.models.config import L0DropConfig
+from l0drop.models.families import positions_of
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.patterns import FREQUENT, RARE
 from l0drop.models.sparsify import sparsify

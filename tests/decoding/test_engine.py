@@ -439,6 +439,12 @@ def test_refusals_name_the_setting(changes, named):
         Engine(gated("marian")).generate(**_inputs(), **{"max_new_tokens": 5, **changes})
 
 
+@pytest.mark.parametrize("family", ["led", "m2m100"])
+def test_an_output_longer_than_the_decoder_has_positions_is_refused(family):
+    with pytest.raises(ValueError, match="max_new_tokens: 200 is more than the 64 positions"):
+        Engine(gated(family)).generate(**_inputs(), max_new_tokens=200)
+
+
 def test_dial_and_gates_need_a_gated_model():
     plain = zoo.build("marian")
     with pytest.raises(ValueError, match="keep: this model has no gates"):

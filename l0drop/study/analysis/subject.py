@@ -19,6 +19,7 @@ from l0drop.data.tokenizer import TokenizerPair
 from l0drop.decoding.corpus import decode_corpus
 from l0drop.decoding.folder import fingerprint, load_model, load_pair, places
 from l0drop.models.entmax import EntmaxModel
+from l0drop.models.families import positions_of
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import Evaluate, Recipe, TextCorpus, load_recipe
 from l0drop.study.analysis.annotate import Tagging, annotator_for
@@ -189,9 +190,11 @@ def read_material(
     """
     text, described_as = text_of(recipe, reading, name)
     model = next(iter(models.values()))
-    positions = getattr(model.config, "max_position_embeddings", None) or LONGEST
     limits: dict[str, Any] = (
-        {"max_source": positions, "max_target": positions}
+        {
+            "max_source": positions_of(model, "encoder") or LONGEST,
+            "max_target": positions_of(model, "decoder") or LONGEST,
+        }
         if recipe is None
         else {
             "max_source": recipe.data.max_source,
