@@ -48,12 +48,14 @@ class Lessons:
         """Have a run translate the training text, where one of these ways needs it and it is not there yet."""
         if not {"text", "both", "mixed"} & {*ways}:
             return
-        made_from = {"source": file_stamp(self.source)["sha256"], "model": weights_stamp(run)}
+        made_from = {"source": file_stamp(self.source)["sha256"], "model": weights_stamp(run), "settings": _settings()}
         written = self.translated.with_name(f"{self.translated.name}.json")
+        begun = json.loads(written.read_text(encoding="utf-8")) if written.exists() else None
         if not self.translated.exists():
             write_whole(written, json.dumps(made_from, indent=1) + "\n")
-            translate(run, self.source, self.translated, processes)
-        elif not written.exists() or json.loads(written.read_text(encoding="utf-8")) != made_from:
+            # what was begun with other settings, or of another model, is of no use
+            translate(run, self.source, self.translated, processes, go_on=begun in (None, made_from))
+        elif begun is None or any(begun.get(key) != made_from[key] for key in ("source", "model")):
             raise ValueError(
                 f"{self.translated}: not known to be what {run} makes of {self.source}, as {written.name} would say; "
                 "remove it, and what was taught by it"
@@ -67,11 +69,18 @@ class Lessons:
                     write_whole(side, "".join(f"{line}\n" for line in lines))
 
 
-def translate(run: Path, source: Path, output: Path, processes: int) -> None:
-    """`l0drop translate` in several processes on one machine, one line for each; an interrupted one goes on."""
+def translate(run: Path, source: Path, output: Path, processes: int, *, go_on: bool = True) -> None:
+    """`l0drop translate` in several processes on one machine, one line for each; an interrupted one goes on.
+
+    go_on: False starts anew instead.
+    """
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command = [*launch, "-m", "l0drop", "translate", str(run), "--input", str(source), "--output", str(output)]
-    options = ["--resume", "--beams", str(BEAMS), "--threads", "1"]
-    if torch.cuda.is_available():
-        options += ["--dtype", DTYPE, "--batch-tokens", "8192", "--window", "65536"]
+    options = ["--resume" if go_on else "--restart", "--threads", "1", *_settings()]
     subprocess.run([*command, *options], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def _settings() -> list[str]:
+    """Options that an interrupted translation must have been begun with."""
+    on_gpu = ["--dtype", DTYPE, "--batch-tokens", "8192", "--window", "65536"]
+    return ["--beams", str(BEAMS), *(on_gpu if torch.cuda.is_available() else [])]

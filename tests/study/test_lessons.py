@@ -60,3 +60,13 @@ def test_text_of_another_teacher_is_not_taken(lessons, baseline, tmp_path):
     with pytest.raises(ValueError, match="remove it, and what was taught by it"):
         lessons.write(baseline, ["text"], 1)
     lessons.write(baseline, ["distributions"], 1)
+
+
+def test_what_was_begun_of_another_teacher_is_begun_anew(lessons, baseline):
+    half, stamp = (lessons.translated.with_name(f"train.translated{end}") for end in (".partial", ".json"))
+    half.write_text("half of a sentence\n")
+    half.with_name(f"{half.name}.json").write_text("{}")
+    stamp.write_text('{"source": "of another text", "model": "of another run"}')
+    lessons.write(baseline, ["text"], 1)
+    assert len(lessons.translated.read_text().splitlines()) == 10
+    assert not half.exists()
