@@ -52,9 +52,11 @@ class Lessons:
         written = self.translated.with_name(f"{self.translated.name}.json")
         begun = json.loads(written.read_text(encoding="utf-8")) if written.exists() else None
         if not self.translated.exists():
+            if begun is not None and begun != made_from:  # with other settings, or by another model: of no use
+                for part in (".partial", ".partial.json"):
+                    self.translated.with_name(f"{self.translated.name}{part}").unlink(missing_ok=True)
             write_whole(written, json.dumps(made_from, indent=1) + "\n")
-            # what was begun with other settings, or of another model, is of no use
-            translate(run, self.source, self.translated, processes, go_on=begun in (None, made_from))
+            translate(run, self.source, self.translated, processes)
         elif begun is None or any(begun.get(key) != made_from[key] for key in ("source", "model")):
             raise ValueError(
                 f"{self.translated}: not known to be what {run} makes of {self.source}, as {written.name} would say; "
@@ -69,14 +71,11 @@ class Lessons:
                     write_whole(side, "".join(f"{line}\n" for line in lines))
 
 
-def translate(run: Path, source: Path, output: Path, processes: int, *, go_on: bool = True) -> None:
-    """`l0drop translate` in several processes on one machine, one line for each; an interrupted one goes on.
-
-    go_on: False starts anew instead.
-    """
+def translate(run: Path, source: Path, output: Path, processes: int) -> None:
+    """`l0drop translate` in several processes on one machine, one line for each; an interrupted one goes on."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command = [*launch, "-m", "l0drop", "translate", str(run), "--input", str(source), "--output", str(output)]
-    options = ["--resume" if go_on else "--restart", "--threads", "1", *_settings()]
+    options = ["--resume", "--threads", "1", *_settings()]
     subprocess.run([*command, *options], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
