@@ -20,8 +20,9 @@ chooses:
     rivals     dense and sparse at beam 1, 2 and 4, and the baseline with its decoder cut to one layer, trained on and
                taught as what is sparse: BLEU against seconds of one CPU thread
 
---systems takes some of them alone, by name without its seed, and what those build on; rivals are then not timed, the
-sweep is not analysed.
+--systems takes some of them alone, by name without its seed, and what those build on (a rule brings the gates at its
+rate); rivals are then not timed and the sweep is not analysed, and results.json has these systems alone, until all are
+gathered again.
 
 `results.json` gathers what the runs say, `analysis.json` what was measured of them, `rivals.json` the rivals. With
 --gather, gather what is there, also while another process trains; with --tables FILE, print the tables of a
@@ -201,29 +202,36 @@ class Study:
 
     def train(self, parts: set[str]) -> None:
         """Train all of these parts, and do beside it what needs some of the runs alone."""
-        then: dict[tuple[str, ...], Callable[[], None]] = {("on-s1",): partial(self.translate, parts)}
-        if "rivals" in parts:
-            then["base-s1",] = self.cut
-            then[tuple(f"{name}-s1" for name in RIVALS)] = self.score_rivals
-        if "layers" in parts:
-            for gating in LAYERED:
-                then["on-s1", f"layers-{gating}-s1"] = partial(self.analyze_layers, gating)
-        more = {f"{rule}-s1": partial(self.at_the_rate_of, rule) for rule in RULES} if "rules" in parts else {}
         recipes = self.plan(parts)
-        if self.systems:
-            then = {names: act for names, act in then.items() if all(self.to_be_there(name) for name in names)}
-            more = {name: act for name, act in more.items() if self.to_be_there(name)}
+        then: dict[tuple[str, ...], Callable[[], None]] = {}
+        if not self.systems or any(self.learns_from_text(recipe) for recipe in recipes):
+            then["on-s1",] = partial(self.translate, parts)
+        if self.takes("cut", "rivals", parts):
+            then["base-s1",] = self.cut
+        if "rivals" in parts and not self.systems:
+            then[tuple(f"{name}-s1" for name in RIVALS)] = self.score_rivals
+        for gating in LAYERED:
+            if self.takes(f"layers-{gating}", "layers", parts):
+                then["on-s1", f"layers-{gating}-s1"] = partial(self.analyze_layers, gating)
+        more = {f"{rule}-s1": partial(self.at_the_rate_of, rule) for rule in RULES if self.takes(rule, "rules", parts)}
         train_all(recipes, self.runs, self.parallel, self.threads, self.console, then, more)
 
-    def to_be_there(self, name: str) -> bool:
-        return name in self.recipes or is_finished(self.runs, name)
+    def takes(self, system: str, part: str, parts: set[str]) -> bool:
+        """Whether this system of a part is asked for."""
+        return part in parts and (not self.systems or system in self.systems)
+
+    def learns_from_text(self, recipe: Recipe) -> bool:
+        """Whether it is taught by translations."""
+        text = recipe.data.train
+        made = (str(self.lessons.translated), str(self.lessons.mixed[1]))
+        return isinstance(text, TextCorpus) and text.target in made
 
     def plan(self, parts: set[str]) -> list[Recipe]:
         """All that can be said before the first run is there, and what can be said by now, to be gathered."""
         recipes = [*self.baselines(parts), *self.trained_on(parts), *self.following(parts), *self.apart(parts)]
         recipes = self.wanted(self.chosen(recipes))
-        for rule in RULES if "rules" in parts else ():
-            if is_finished(self.runs, f"{rule}-s1"):
+        for rule in RULES:
+            if self.takes(rule, "rules", parts) and is_finished(self.runs, f"{rule}-s1"):
                 self.at_the_rate_of(rule)
         return recipes
 
@@ -238,10 +246,11 @@ class Study:
             raise SystemExit(f"--systems: {', '.join(unknown)}: not of these parts, which have {there}")
         taken = [name for name, system in of_system.items() if system in self.systems]
         for name in taken:  # which grows
-            text = by_name[name].data.train
-            needed = [*builds_on(by_name[name], self.runs)]
-            if isinstance(text, TextCorpus) and text.target == str(self.lessons.translated):
+            needed = builds_on(by_name[name], self.runs)
+            if self.learns_from_text(by_name[name]):
                 needed.append(self.run_of("on").name)
+            if by_name[name].model.init == str(self.runs / CUT):
+                needed.append(self.run_of("base").name)
             taken += [other for other in needed if other in by_name and other not in taken]
         return [recipe for recipe in recipes if recipe.name in taken]
 

@@ -67,7 +67,7 @@ def test_what_is_given_on_the_command_line_comes_last(data):
 
 def test_some_systems_bring_what_they_build_on(data):
     def planned(*systems, **changes):
-        parts = {"seeds", "layers", "curve"}
+        parts = {"seeds", "layers", "curve", "rivals"}
         return {recipe.name for recipe in study(data, seeds=2, systems=[*systems], **changes).plan(parts)}
 
     assert planned("half") == {"half-s1"}
@@ -75,10 +75,34 @@ def test_some_systems_bring_what_they_build_on(data):
     assert planned("zero-0.3") == {f"{name}-s{n}" for name in ("base", "on", "zero-0.3") for n in (1, 2)}
     assert planned("layers-mask") == {"base-s1", "on-s1", "layers-mask-s1"}
     assert planned("layers-mask", teach="text") == {"base-s1", "on-s1", "layers-mask-s1"}, "on-s1 translates"
+    assert planned("cut", teach="no") == {"base-s1", "cut-s1"}, "of which it is cut"
     assert planned("half", "on") == {"half-s1", "base-s1", "base-s2", "on-s1", "on-s2"}
     assert planned("layers-mask") < planned()
     with pytest.raises(SystemExit, match="--systems: pos, zero-0.31: not of these parts, which have base, on, zero-"):
         planned("zero-0.31", "on", "pos")
+
+
+@pytest.mark.parametrize(
+    ("systems", "after", "more"),
+    [
+        (["half"], set(), set()),
+        (["half", "zero-0.3"], {("on-s1",)}, set()),
+        (["cut"], {("base-s1",), ("on-s1",)}, set()),
+        (["pos", "layers-mask"], {("on-s1",), ("on-s1", "layers-mask-s1")}, {"pos-s1"}),
+        ([], {("on-s1",), ("base-s1",), ("on-s1", "zero-0.46-s1", "cut-s1"), ("on-s1", "layers-mask-s1"),
+              ("on-s1", "layers-zero-s1")}, {f"{rule}-s1" for rule in europarl.RULES}),
+    ],
+)  # fmt: skip
+def test_what_is_done_beside_is_done_for_the_systems_asked_for(systems, after, more, data, tmp_path, monkeypatch):
+    made = study(data, seeds=1, systems=systems, runs=tmp_path / "runs")
+    for name in ("base", "on", "zero-0.46", "cut", "pos"):  # all is there, and still nothing is made of it unasked
+        (tmp_path / "runs" / f"{name}-s1").mkdir(parents=True)
+        (tmp_path / "runs" / f"{name}-s1" / "metrics.json").write_text('{"valid": {"sparsity": 0.5}}')
+    found = []
+    monkeypatch.setattr(europarl, "train_all", lambda *arguments: found.extend(arguments[-2:]))
+    made.train({*europarl.PARTS} - {"tried", "sweep"})
+    assert ({*found[0]}, {*found[1]}) == (after, more)
+    assert ("learned-as-pos-s1" in made.recipes) == ("pos-s1" in more)
 
 
 def test_scratch_trains_as_long_as_what_it_is_compared_with(data):
