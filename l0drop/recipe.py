@@ -539,7 +539,7 @@ class Train(Section):
     """`teacher`: its outputs, so that source text alone is enough."""
     teacher: Teacher | None = None
     elastic: Flag = False
-    """Train for the dial: keep another share of the encodings at each step."""
+    """Train for the dial: at every other step, keep another share of each sentence."""
     elastic_range: tuple[Positive, Annotated[Positive, Field(le=1)]] = (0.2, 1.0)
     """Smallest and largest share kept."""
     precision: Literal["fp32", "bf16"] = "fp32"

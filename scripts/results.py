@@ -97,11 +97,12 @@ def tables_of_quality() -> dict[str, str]:
 
 
 def tables_of_toys() -> dict[str, str]:
-    content = {name: read(name, TOYS) for name in ("targets", "ways", "elastic", "rules")}
+    content = {name: read(name, TOYS) for name in ("targets", "ways", "elastic", "elastic-order", "rules")}
     found = {"toy-targets": toys.targets_table(content["targets"])}
     found |= dict(zip(("toy-ways", "toy-lessons"), toys.ways_tables(content["ways"]), strict=True))
     found["toy-rules"] = toys.rules_table(content["rules"])
     found["toy-dial"] = toys.dial_table(content["elastic"])
+    found["toy-order"] = toys.order_table(content["elastic-order"])
     return found
 
 

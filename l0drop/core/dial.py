@@ -20,9 +20,9 @@ GateAt = Callable[[Tensor], Tensor]
 class Draw(NamedTuple):
     """How a model in training learns to be cut by `keep`: gates are drawn around the border between kept and dropped.
 
-    gate: a sampled gate at a log α, [B, N]; None if there is no such thing.
-    sentences: [B], True where gates are drawn; elsewhere they are those of decoding, so that both are learnt: which
-        rows to put first, and how to do with these.
+    gate: a sampled gate at a log α that is counted from the border, [B, N]; None if there is no such thing.
+    sentences: [B], True where gates are drawn. Elsewhere `keep` takes the rows that it would take in decoding, with the
+        gates they have, so that both are learnt: which rows to put first, and how to do with these.
     """
 
     gate: Callable[[Tensor], Tensor | None]
@@ -34,7 +34,7 @@ class Dial:
     """One setting of the dial; at most one of `keep`, `max_memory` and `shift`.
 
     keep: the share of real tokens to keep: n = max(1, round(keep · real tokens)) per sentence. It may be a tensor [B],
-        one share per sentence.
+        one share per sentence. While it is learnt, some sentences keep other rows (`Draw`).
     max_memory: the most rows a memory may have, the zero row of gating `zero` included; tokens that are always kept
         stay even beyond it.
     shift: added to log α; larger keeps more.

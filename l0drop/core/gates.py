@@ -115,7 +115,8 @@ class Gate(nn.Module):
         raise ValueError(f"shift: {type(self).__name__} does not say what its gate is at another log α (override `at`)")
 
     def sampled(self, log_alpha: Tensor, uniforms: Tensor) -> Tensor | None:
-        """The gate of training at a log α, with this randomness; None for a gate that samples none."""
+        """The gate of training at a log α counted from where it is half open in the mean, with this randomness; None
+        for a gate that samples none."""
         return None
 
     @property

@@ -56,7 +56,8 @@ class Controls(nn.Module):
     ) -> Iterator[None]:
         """Keep more or fewer encodings than the model chose by itself, for the calls inside; see `Dial`.
 
-        A dial inside another replaces it. `shift` is for decoding: it does not sample.
+        A dial inside another replaces it. In training, half of the sentences have the rows that `keep` takes; in the
+        others gates are drawn around that border, so that the order of rows is learnt. `shift` is for decoding alone.
         """
         self._require_enabled()
         if self.training and shift is not None:

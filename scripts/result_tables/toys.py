@@ -72,6 +72,18 @@ def dial_table(found: Mapping[str, Any]) -> str:
     return markdown(["kept", "elastic, by the dial", "trained for it"], rows)
 
 
+def order_table(found: Mapping[str, Any]) -> str:
+    """Elastic models of two seeds at several settings of the dial: cut hard in training, and drawn around the cut."""
+    hard, drawn = found["elastic-order"]["hard"], found["elastic-order"]["drawn"]
+    curves = [{row["keep"]: _score(row) for row in curve["rows"]} for curve in (*hard, *drawn)]
+    rows = []
+    for keep in sorted(curves[0], key=lambda keep: -(keep or 0)):
+        cells = [curve[keep] for curve in curves]
+        label = "as it chose" if keep is None else f"{keep:.0%}"
+        rows.append([label, ", ".join(cells[: len(hard)]), ", ".join(cells[len(hard) :])])
+    return markdown(["kept", "cut hard", "drawn around the cut"], rows)
+
+
 def _sparsity(found: Mapping[str, Any]) -> str:
     return f"{found['sparsity']:.1%}"
 

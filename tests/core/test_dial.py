@@ -126,7 +126,7 @@ def test_what_is_learnt_of_a_cut_is_the_order_of_rows() -> None:
     assert not found.values[~MASK].any()
 
 
-def test_sentences_that_are_not_drawn_have_the_gates_of_decoding() -> None:
+def test_sentences_that_are_not_drawn_are_cut_as_in_decoding() -> None:
     some = torch.tensor([True, False, True, False])
     found, _ = drawn(Dial(keep=0.4), some, torch.ones(4, 10))
     own = turned(Dial(keep=0.4), gates())

@@ -236,7 +236,9 @@ DRY = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-@pytest.mark.parametrize("kind", ["plain", "zero", "mask", "weight", "elastic", "taught", "compiled"])
+@pytest.mark.parametrize(
+    "kind", ["plain", "zero", "mask", "weight", "elastic", "taught", "compiled", "compiled-elastic"]
+)
 def test_captured_steps_are_the_steps(kind, precision, tmp_path):
     """Several epochs of several shapes, so that most steps are replayed; gradients show in their norm at every step."""
     pytest.importorskip("pydantic", reason="recipes need pydantic")
@@ -254,6 +256,7 @@ def test_captured_steps_are_the_steps(kind, precision, tmp_path):
     logs = {}
     settings = {"steps": 40, "accumulation": 2, "batch_tokens": 1_000, "precision": precision, "length_multiple": 4}
     more = {"elastic": {"elastic": True}, "taught": {"teacher": {"weight": 0.5}}, "compiled": {"compile": True}}
+    more["compiled-elastic"] = {"elastic": True, "compile": True}
     for capture in (False, True):
         ours = {**settings, **more.get(kind, {}), "capture": capture}
         values = tiny.sparse(tmp_path, str(tmp_path / "runs" / "base"), f"captured-{capture}", train=ours)

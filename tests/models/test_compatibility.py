@@ -142,7 +142,7 @@ def test_keyed_noise_does_not_depend_on_batch_or_side_of_padding(keep: float | N
 
 @pytest.mark.parametrize("gating", GATINGS)
 def test_a_training_step_under_the_dial(gating: str) -> None:
-    """Half of the sentences have the gates of decoding at that share, the others are drawn; gradients are finite."""
+    """Half of the sentences keep as many rows as in decoding, the others are drawn; gradients are finite."""
     model, batch = some_closed("bart", gating=gating, lambda_=0.7).train(), zoo.ragged_batch()
     mask, kept = batch["attention_mask"].bool(), torch.zeros(2)
     shares = torch.tensor([0.2, 0.4, 0.5, 0.6, 0.9, 1.0])

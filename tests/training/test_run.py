@@ -14,6 +14,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
 
+from l0drop.core.dial import Dial
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import RecipeError, parse_recipe
 from l0drop.training import callbacks
@@ -127,10 +128,25 @@ def test_source_text_alone(baseline: Path, tmp_path: Path) -> None:
     assert any("teacher" in entry for entry in manifest["request"]["inputs"])
 
 
-def test_elastic_keeps_another_share_at_every_other_step(baseline: Path, tmp_path: Path) -> None:
+def test_elastic_keeps_another_share_at_every_other_step(
+    baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares: list[Any] = []
+    original = Dial.turn
+
+    def turn(self: Dial, gates: Any, *others: Any) -> Any:
+        if gates.values.requires_grad:  # in training
+            shares.append(self.keep)
+        return original(self, gates, *others)
+
+    monkeypatch.setattr(Dial, "turn", turn)
     values = tiny.sparse(tmp_path, str(baseline), train={"steps": 6, "elastic": True, "elastic_range": [0.3, 0.9]})
-    metrics, _ = run(tmp_path, values)
-    assert "sparsity" in metrics["test"]
+    run(tmp_path, values)
+    assert [share is None for share in shares] == 3 * [True, False]
+    cut = torch.cat([share for share in shares if share is not None])
+    assert len(cut.unique()) == len(cut) > 10, "a share of its own for each sentence, at each step"
+    assert 0.3 <= float(cut.min()) < 0.4
+    assert 0.8 < float(cut.max()) <= 0.9
 
 
 def test_early_stopping_stops_and_stays_stopped(tmp_path: Path) -> None:
