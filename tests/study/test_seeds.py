@@ -293,7 +293,7 @@ def test_an_error_of_an_earlier_execution_is_not_told_again(tmp_path):
 
 def test_a_copy_of_the_start_is_not_waited_for_as_a_teacher(tmp_path):
     values = tiny.sparse(tmp_path, "base-s1", train={"teacher": {"model": "init"}})
-    assert seeds._builds_on(parse_recipe(values, "test"), Path()) == ["base-s1"]
+    assert seeds.builds_on(parse_recipe(values, "test"), Path()) == ["base-s1"]
 
 
 def test_what_fails_beside_the_runs_ends_them(tmp_path, monkeypatch):
