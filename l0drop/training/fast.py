@@ -41,6 +41,7 @@ class Compiled:
         # where gates stand between layers, they are asked inside the encoder's own loop
         alone = isinstance(model, L0DropModel) and not model.config.l0drop.layerwise
         self.gate = _CompiledGate(model) if alone else None
+        self._graphs = _graphs_compiled()
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -55,6 +56,18 @@ class Compiled:
             for layer in self.calls:
                 layer._compiled_call_impl = None
             self.model.__dict__.pop("_gate", None)
+
+    def has_compiled(self) -> bool:
+        """Whether anything was compiled since this was asked last: at a first batch, and where shapes need other code.
+
+        The code depends on the shapes it is compiled at (how sums are split, say), though it serves all others.
+        """
+        before, self._graphs = self._graphs, _graphs_compiled()
+        return self._graphs > before
+
+
+def _graphs_compiled() -> int:
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 class _CompiledGate:

@@ -11,10 +11,10 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -84,6 +84,8 @@ class Progress:
     schedule: dict[str, Any] = field(default_factory=dict)
     made_from: dict[str, str | None] | None = None
     """Digests of the training and the validation text, and of the teacher's weights."""
+    compiled_at: list[list[int]] = field(default_factory=list)
+    """Steps at whose batches layers were compiled, of each process."""
 
 
 class _Steer(TrainerCallback):
@@ -119,6 +121,8 @@ class L0DropTrainer(Trainer):
         self._sums: dict[str, float] = {}
         self._log_clock = time.perf_counter()
         self._in_step = {"dropped": 0.0, "real": 0.0}
+        self._compiled_at: list[int] = []
+        self._compile_at: list[int] = []
         train = recipe.train
         on_gpu = torch.cuda.is_available()
         self.fast = on_gpu if train.fast is None else train.fast
@@ -173,6 +177,7 @@ class L0DropTrainer(Trainer):
             # what is computed again would draw another dropout than what was compiled
             logger.warning("train.compile: not together with gradient checkpointing; the layers run as they are")
             return None
+        torch.compiler.reset()  # code that an earlier run of this process has left was made at other shapes
         return Compiled(self.model)
 
     def _output_layer(self, model: Any) -> OutputLayer | None:
@@ -232,8 +237,11 @@ class L0DropTrainer(Trainer):
 
     # --- data ----------------------------------------------------------------------------------------------------
 
+    def _stream(self, present_step: Callable[[], int]) -> StepStream:
+        return StepStream(self.batches, self.corpora["train"], self.pad_id, present_step)
+
     def get_train_dataloader(self) -> DataLoader:
-        stream = StepStream(self.batches, self.corpora["train"], self.pad_id, lambda: self.state.global_step)
+        stream = self._stream(lambda: self.state.global_step)
         # a generator of its own: the loader must not draw from the one that dropout uses
         own: dict[str, Any] = {"batch_size": None, "generator": torch.Generator()}
         if self.fast:
@@ -345,7 +353,11 @@ class L0DropTrainer(Trainer):
         return low + (high - low) * draw[:, 0]
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
-        loss = self._step(model, inputs) if self.fast else super().training_step(model, inputs, num_items_in_batch)
+        if self.compiled is not None and self._compile_at:
+            self._compile_again(model, self.compiled)
+        loss = self._any_step(model, inputs, num_items_in_batch)
+        if self.compiled is not None and self.compiled.has_compiled() and inputs["step"] not in self._compiled_at:
+            self._compiled_at.append(inputs["step"])
         # by now backward is on its way, and what the forward pass has found is here or will be soon
         seen = self._early.read()
         if not math.isfinite(seen["loss"]):
@@ -363,6 +375,27 @@ class L0DropTrainer(Trainer):
             for name in self._in_step:
                 self._in_step[name] += seen[name]
         return loss
+
+    def _any_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any) -> Tensor:
+        return self._step(model, inputs) if self.fast else super().training_step(model, inputs, num_items_in_batch)
+
+    def _compile_again(self, model: Any, compiled: Compiled) -> None:
+        """Compile at the batches at which the run had compiled before it was stopped, and leave nothing else behind.
+
+        Compiled at the batch it goes on with, a run would add up in another order, and end with other weights.
+        """
+        device = self.args.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), self.accelerator.no_sync(model):
+            for step in self._compile_at:
+                stream = self._stream(partial(int, step))
+                batches = (unpacked(b, device) for b in PackedStream(stream)) if self.fast else iter(stream)
+                for batch in batches:
+                    if batch["step"] != step:
+                        break
+                    self._any_step(model, batch, batch["totals"].target_tokens)
+        self.model.zero_grad()
+        compiled.has_compiled()
+        self._compiled_at, self._compile_at = self._compile_at, []
 
     def _step(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """Forward and backward, without looking at every module."""
@@ -558,6 +591,8 @@ class L0DropTrainer(Trainer):
     def _save_checkpoint(self, model: Any, trial: Any = None) -> None:
         name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         self._check_weights()
+        if self.compiled is not None:
+            self.progress.compiled_at = gather_object([self._compiled_at])
         try:
             super()._save_checkpoint(model, trial)
             if self.args.should_save:
@@ -611,3 +646,6 @@ class L0DropTrainer(Trainer):
             )
         if self.gated:
             self.model.schedule.load_state_dict(self.progress.schedule)
+        if before := self.progress.compiled_at:
+            own = self.accelerator.process_index
+            self._compile_at = before[own if own < len(before) else 0]  # fewer processes had other batches anyway

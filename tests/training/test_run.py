@@ -1,10 +1,12 @@
 """From recipe to run folder: every way to train, what is logged, what is written, and what stops a run."""
 
+import functools
 import io
 import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -174,26 +176,73 @@ def test_a_run_killed_after_its_last_step_takes_no_other(baseline: Path, tmp_pat
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
+def interrupted_at(step: int, steps: int, train_it: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is stopped after a step by its user."""
+    original = callbacks.Interruption.on_step_end
+
+    def interrupted(self: Any, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self.asked = state.global_step == step
+        original(self, args, state, control, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(callbacks.Interruption, "on_step_end", interrupted)
+        with pytest.raises(Interrupted, match=f"step {step} of {steps}"):
+            train_it()
+
+
 def test_an_interruption_does_not_change_what_is_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = tiny.recipe(tmp_path, train={"steps": 20, "save_every": 5, "average": 3, "eval_every": 20})
     recipe = parse_recipe(values, "test")
     train(recipe, tmp_path / "whole", QUIET)
-    original = callbacks.Interruption.on_step_end
-
-    def interrupted_at_13(self: Any, args: Any, state: Any, control: Any, **more: Any) -> None:
-        self.asked = state.global_step == 13
-        original(self, args, state, control, **more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(callbacks.Interruption, "on_step_end", interrupted_at_13)
-        with pytest.raises(Interrupted, match="step 13 of 20"):
-            train(recipe, tmp_path / "stopped", QUIET)
+    interrupted_at(13, 20, lambda: train(recipe, tmp_path / "stopped", QUIET), monkeypatch)
     train(recipe, tmp_path / "stopped", QUIET)
     whole, stopped = (tmp_path / name / values["name"] for name in ("whole", "stopped"))
     names = ("checkpoint-10", "checkpoint-15", "checkpoint-20")
     assert json.loads((stopped / "metrics.json").read_text())["checkpoints"] == list(names)
     one, other = (load_file(folder / "model" / "model.safetensors") for folder in (whole, stopped))
     assert all(torch.equal(other[name], tensor) for name, tensor in one.items())
+
+
+@pytest.mark.parametrize(("gated", "fast"), [(False, False), (True, True)])
+def test_a_compiled_run_that_goes_on_compiles_at_the_batches_it_had_compiled_at(
+    gated: bool, fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a compiler whose code rounds by the shapes it was made at, as that of a GPU does."""
+    made_at: list[list[int]] = []
+
+    def compiler(graph: Any, inputs: list[Any], **options: Any) -> Any:
+        sizes = [int(size) for tensor in inputs if isinstance(tensor, torch.Tensor) for size in tensor.shape]
+        made_at.append(sizes)
+
+        def code(*arguments: Any) -> tuple[Any, ...]:
+            scale = 1 + 1e-4 * (sum(sizes) % 97)
+            found = graph(*arguments)
+            return tuple(x * scale if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in found)
+
+        return code
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=compiler))
+    settings = {"steps": 12, "save_every": 4, "eval_every": 12, "compile": True, "fast": fast, "accumulation": 2}
+    values = tiny.recipe(tmp_path, train=settings)
+    values["l0drop"] = {"target_sparsity": 0.4, "start": 1.0} if gated else None
+    recipe = parse_recipe(values, "test")
+
+    def trained(name: str) -> dict[str, torch.Tensor]:
+        made_at.clear()
+        train(recipe, tmp_path / name, QUIET)
+        return load_file(tmp_path / name / values["name"] / "model" / "model.safetensors")
+
+    whole, at_first = trained("whole"), list(made_at)
+    interrupted_at(7, 12, lambda: trained("stopped"), monkeypatch)
+    shutil.copytree(tmp_path / "stopped", tmp_path / "forgetful")
+    stopped = trained("stopped")
+    assert made_at == at_first
+    assert [name for name, tensor in whole.items() if not torch.equal(tensor, stopped[name])] == []
+    (state,) = (tmp_path / "forgetful").glob("*/checkpoints/checkpoint-7/l0drop.json")
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"compiled_at": []}))
+    forgetful = trained("forgetful")
+    assert made_at != at_first
+    assert not all(torch.equal(tensor, forgetful[name]) for name, tensor in whole.items())
 
 
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
