@@ -94,6 +94,11 @@ def keyed_uniforms(key_B: Tensor, position_BN: Tensor, stream: int = 0, dtype: t
     return (integer_BN.to(dtype) + 0.5) * 2.0**-digits
 
 
+def keyed_uniform(key_B: Tensor, stream: int) -> Tensor:
+    """[B], one uniform for each sentence, alike."""
+    return keyed_uniforms(key_B, torch.zeros_like(key_B)[:, None], stream)[:, 0]
+
+
 def wide(x: Tensor) -> Tensor:
     """`x` in the precision gates are computed in: float64 as it is, everything else as float32."""
     return x if x.dtype == torch.float64 else x.float()

@@ -303,9 +303,7 @@ class L0DropModel(Controls, PreTrainedModel):
             noise_BN, coin_B = torch.rand_like(log_alpha_BN), torch.rand_like(log_alpha_BN[:, 0])
         else:
             noise_BN = _keyed_noise(noise_key, mask_BN, DIAL_STREAM, log_alpha_BN)
-            coin_B = hard_concrete.keyed_uniforms(noise_key, torch.zeros_like(noise_key)[:, None], DIAL_STREAM + 1)[
-                :, 0
-            ]
+            coin_B = hard_concrete.keyed_uniform(noise_key, DIAL_STREAM + 1)
         return Draw(lambda shifted_BN: self.gate.sampled(shifted_BN, noise_BN), coin_B.to(mask_BN.device) < DRAWN)
 
     def _dropped(self, gates: Gates, mask_BN: Tensor, always_BN: Tensor | None, run: LayerRun | None) -> Tensor:

@@ -1,6 +1,7 @@
 """What a gated model learns from: references, or a dense model's distributions, its translations, or both."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import torch
 from l0drop.data.text import file_stamp, read_lines
 from l0drop.data.whole import write_whole
 from l0drop.training.assemble import weights_stamp
+
+logger = logging.getLogger(__name__)
 
 WAYS = ("no", "distributions", "text", "both", "mixed")
 """Without a teacher; its distribution over the next token of a reference; its translations instead of references; its
@@ -52,9 +55,8 @@ class Lessons:
         written = self.translated.with_name(f"{self.translated.name}.json")
         begun = json.loads(written.read_text(encoding="utf-8")) if written.exists() else None
         if not self.translated.exists():
-            if begun is not None and begun != made_from:  # with other settings, or by another model: of no use
-                for part in (".partial", ".partial.json"):
-                    self.translated.with_name(f"{self.translated.name}{part}").unlink(missing_ok=True)
+            if begun is not None and begun != made_from:
+                self._begin_anew(sorted(key for key in made_from if begun.get(key) != made_from[key]))
             write_whole(written, json.dumps(made_from, indent=1) + "\n")
             translate(run, self.source, self.translated, processes)
         elif begun is None or any(begun.get(key) != made_from[key] for key in ("source", "model")):
@@ -69,6 +71,16 @@ class Lessons:
                 if not side.exists():
                     lines = [*read_lines(one), "", *read_lines(other)]
                     write_whole(side, "".join(f"{line}\n" for line in lines))
+
+    def _begin_anew(self, different: Sequence[str]) -> None:
+        """What was translated with other settings, or by another model, is of no use to go on from."""
+        parts = [
+            self.translated.with_name(f"{self.translated.name}{ending}") for ending in (".partial", ".partial.json")
+        ]
+        if any(part.exists() for part in parts):
+            logger.warning("%s: was begun otherwise (other %s), and is begun anew", parts[0], ", ".join(different))
+        for part in parts:
+            part.unlink(missing_ok=True)
 
 
 def translate(run: Path, source: Path, output: Path, processes: int) -> None:

@@ -349,8 +349,7 @@ class L0DropTrainer(Trainer):
 
     def _elastic_keep(self, keys: Tensor) -> Tensor:
         low, high = self.recipe.train.elastic_range
-        draw = hard_concrete.keyed_uniforms(keys, torch.zeros_like(keys)[:, None], ELASTIC_STREAM)
-        return low + (high - low) * draw[:, 0]
+        return low + (high - low) * hard_concrete.keyed_uniform(keys, ELASTIC_STREAM)
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         if self.compiled is not None and self._compile_at:

@@ -62,7 +62,7 @@ def test_text_of_another_teacher_is_not_taken(lessons, baseline, tmp_path):
     lessons.write(baseline, ["distributions"], 1)
 
 
-def test_what_was_begun_of_another_teacher_is_begun_anew(lessons, baseline):
+def test_what_was_begun_of_another_teacher_is_begun_anew(lessons, baseline, caplog):
     half, stamp = (lessons.translated.with_name(f"train.translated{end}") for end in (".partial", ".json"))
     half.write_text("half of a sentence\n")
     half.with_name(f"{half.name}.json").write_text("{}")
@@ -70,3 +70,4 @@ def test_what_was_begun_of_another_teacher_is_begun_anew(lessons, baseline):
     lessons.write(baseline, ["text"], 1)
     assert len(lessons.translated.read_text().splitlines()) == 10
     assert not half.exists()
+    assert "was begun otherwise (other model, settings, source), and is begun anew" in caplog.text
