@@ -22,6 +22,8 @@ from l0drop.training.fused_loss import Lesson, linear_cross_entropy_sum, taught_
 
 OPTIONS: dict[str, Any] = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False}
 """Of compiled code: it runs hundreds of kernels a step, and to look at their inputs takes as long as to launch them."""
+OPTIONS |= {"fx_graph_cache": False}
+"""The cache on disk knows nothing of sizes: it would serve code that another run has made at its own batches."""
 
 
 class Compiled:
@@ -57,8 +59,8 @@ class Compiled:
                 layer._compiled_call_impl = None
             self.model.__dict__.pop("_gate", None)
 
-    def has_compiled(self) -> bool:
-        """Whether anything was compiled since this was asked last: at a first batch, and where shapes need other code.
+    def compiled_since(self) -> bool:
+        """Whether this process has compiled since it was asked last: at a first batch, or where shapes need other code.
 
         The code depends on the shapes it is compiled at (how sums are split, say), though it serves all others.
         """

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from l0drop.core.penalty import SteeredLambda
@@ -108,6 +109,8 @@ def _train(recipe: Recipe, runs: Path, console: Console) -> dict[str, Any]:
         wait = rise if recipe.model.transformer is not None else 0
         target, gain = recipe.l0drop.target_sparsity, recipe.train.steer_gain
         model.schedule = SteeredLambda(target, ki=gain, wait=wait, ramp=rise)
+    if recipe.train.compile:
+        torch.compiler.reset()  # code that an earlier run of this process has left was made at other shapes
     interruption, bar = Interruption(), Bar(recipe.name, console)
     trainer = L0DropTrainer(
         recipe, model, corpora, valid, tokenizers, folder, teacher, [LogFile(folder / "log.jsonl"), bar, interruption]

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,7 +122,7 @@ class L0DropTrainer(Trainer):
         self._log_clock = time.perf_counter()
         self._in_step = {"dropped": 0.0, "real": 0.0}
         self._compiled_at: list[int] = []
-        self._compile_at: list[int] = []
+        self._to_compile_at: list[int] = []
         train = recipe.train
         on_gpu = torch.cuda.is_available()
         self.fast = on_gpu if train.fast is None else train.fast
@@ -177,7 +177,6 @@ class L0DropTrainer(Trainer):
             # what is computed again would draw another dropout than what was compiled
             logger.warning("train.compile: not together with gradient checkpointing; the layers run as they are")
             return None
-        torch.compiler.reset()  # code that an earlier run of this process has left was made at other shapes
         return Compiled(self.model)
 
     def _output_layer(self, model: Any) -> OutputLayer | None:
@@ -352,10 +351,10 @@ class L0DropTrainer(Trainer):
         return low + (high - low) * hard_concrete.keyed_uniform(keys, ELASTIC_STREAM)
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
-        if self.compiled is not None and self._compile_at:
+        if self.compiled is not None and self._to_compile_at:
             self._compile_again(model, self.compiled)
         loss = self._any_step(model, inputs, num_items_in_batch)
-        if self.compiled is not None and self.compiled.has_compiled() and inputs["step"] not in self._compiled_at:
+        if self.compiled is not None and self.compiled.compiled_since() and inputs["step"] not in self._compiled_at:
             self._compiled_at.append(inputs["step"])
         # by now backward is on its way, and what the forward pass has found is here or will be soon
         seen = self._early.read()
@@ -385,16 +384,18 @@ class L0DropTrainer(Trainer):
         """
         device = self.args.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []), self.accelerator.no_sync(model):
-            for step in self._compile_at:
-                stream = self._stream(partial(int, step))
+            for step in self._to_compile_at:
+                stream = self._stream(itertools.repeat(step).__next__)
                 batches = (unpacked(b, device) for b in PackedStream(stream)) if self.fast else iter(stream)
                 for batch in batches:
                     if batch["step"] != step:
                         break
                     self._any_step(model, batch, batch["totals"].target_tokens)
         self.model.zero_grad()
-        compiled.has_compiled()
-        self._compiled_at, self._compile_at = self._compile_at, []
+        if self.gated:
+            self.model._seen = None  # which several processes add to until λ moves
+        compiled.compiled_since()
+        self._compiled_at, self._to_compile_at = self._to_compile_at, []
 
     def _step(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """Forward and backward, without looking at every module."""
@@ -647,4 +648,4 @@ class L0DropTrainer(Trainer):
             self.model.schedule.load_state_dict(self.progress.schedule)
         if before := self.progress.compiled_at:
             own = self.accelerator.process_index
-            self._compile_at = before[own if own < len(before) else 0]  # fewer processes had other batches anyway
+            self._to_compile_at = before[own if own < len(before) else 0]  # fewer processes had other batches anyhow

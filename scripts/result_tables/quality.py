@@ -21,7 +21,7 @@ SPEEDS = {
     ("multi30k-translated", "zero-0.47"): "decode-multi30k",
     ("europarl", "zero-0.46"): "decode-europarl",
 }
-"""Where decoding was timed at the length and the sparsity of a study's text."""
+"""Where decoding was timed at the length of a study's text, and a sparsity within a tenth of a point of it."""
 BASELINES = {
     "europarl-tried": "zero-both",
     "europarl-6000": "zero-0.47",

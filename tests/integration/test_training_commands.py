@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from l0drop.app import cli
 from tests.training import tiny
 
+ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -143,6 +144,48 @@ def test_a_signal_that_reaches_one_process_a_step_later_ends_both_alike(baseline
     assert "KeyboardInterrupt" not in done.stderr, "the first signal is no second one"
     kept = [path.name for path in (tmp_path / "runs" / "sparse" / "checkpoints").glob("checkpoint-*")]
     assert kept == ["checkpoint-5"]
+
+
+COMPILED = """
+import sys, torch
+from tests.training.compiler import compile_by_shapes
+torch.compile = compile_by_shapes
+from l0drop.app.cli import main
+from l0drop.training.callbacks import Interruption
+
+end, stop = Interruption.on_step_end, int(sys.argv.pop(1))
+
+def on_step_end(self, args, state, control, **more):
+    self.asked = state.global_step == stop
+    end(self, args, state, control, **more)
+
+Interruption.on_step_end = on_step_end
+main()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_with_compiled_layers_go_on_as_if_they_had_not_been_stopped(tmp_path: Path) -> None:
+    settings = {"steps": 12, "save_every": 4, "log_every": 1, "compile": True, "fast": True, "steer_every": 3}
+    values = tiny.recipe(tmp_path, train={**settings, "steer_over": 0.1})
+    values["l0drop"] = {"target_sparsity": 0.4, "start": 1.0}
+    recipe, script = written(tmp_path, values), tmp_path / "compiled.py"
+    script.write_text(COMPILED)
+    for runs, stop in (("whole", 0), ("stopped", 7), ("stopped", 0)):
+        launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+        done = subprocess.run(
+            [*launch, str(script), str(stop), "train", recipe, "--runs", str(tmp_path / runs)],
+            capture_output=True, text=True, env={**ENVIRONMENT, "PYTHONPATH": str(ROOT)}, check=False, timeout=300,
+        )  # fmt: skip
+        assert ("stopped at step 7 of 12" in " ".join(done.stderr.split())) == bool(stop), done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr[-3000:]
+    whole, stopped = (tmp_path / runs / values["name"] for runs in ("whole", "stopped"))
+    one, other = (load_file(folder / "model" / "model.safetensors") for folder in (whole, stopped))
+    assert [name for name, tensor in one.items() if not torch.equal(tensor, other[name])] == []
+    logs = [map(json.loads, (folder / "log.jsonl").read_text().splitlines()) for folder in (whole, stopped)]
+    moved = [[entry["lambda"] for entry in log if "lambda" in entry] for log in logs]
+    assert moved[0] == moved[1]
+    assert len({*moved[0]}) > 6, "λ moves after the seventh step too"
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(baseline: Path, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """From recipe to run folder: every way to train, what is logged, what is written, and what stops a run."""
 
-import functools
 import io
 import json
 import shutil
@@ -26,6 +25,7 @@ from l0drop.training.checkpoints import checkpoints
 from l0drop.training.run import Interrupted, train
 from l0drop.training.trainer import TrainingError
 from tests.training import tiny
+from tests.training.compiler import compile_by_shapes, made_at
 
 QUIET = Console(quiet=True)
 
@@ -207,23 +207,10 @@ def test_an_interruption_does_not_change_what_is_averaged(tmp_path: Path, monkey
 def test_a_compiled_run_that_goes_on_compiles_at_the_batches_it_had_compiled_at(
     gated: bool, fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a compiler whose code rounds by the shapes it was made at, as that of a GPU does."""
-    made_at: list[list[int]] = []
-
-    def compiler(graph: Any, inputs: list[Any], **options: Any) -> Any:
-        sizes = [int(size) for tensor in inputs if isinstance(tensor, torch.Tensor) for size in tensor.shape]
-        made_at.append(sizes)
-
-        def code(*arguments: Any) -> tuple[Any, ...]:
-            scale = 1 + 1e-4 * (sum(sizes) % 97)
-            found = graph(*arguments)
-            return tuple(x * scale if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in found)
-
-        return code
-
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=compiler))
+    """Stopped twice."""
+    monkeypatch.setattr(torch, "compile", compile_by_shapes)
     settings = {"steps": 12, "save_every": 4, "eval_every": 12, "compile": True, "fast": fast, "accumulation": 2}
-    values = tiny.recipe(tmp_path, train=settings)
+    values = tiny.recipe(tmp_path, train={**settings, "elastic": gated})  # every second step is cut: other code
     values["l0drop"] = {"target_sparsity": 0.4, "start": 1.0} if gated else None
     recipe = parse_recipe(values, "test")
 
@@ -233,13 +220,16 @@ def test_a_compiled_run_that_goes_on_compiles_at_the_batches_it_had_compiled_at(
         return load_file(tmp_path / name / values["name"] / "model" / "model.safetensors")
 
     whole, at_first = trained("whole"), list(made_at)
-    interrupted_at(7, 12, lambda: trained("stopped"), monkeypatch)
+    interrupted_at(5, 12, lambda: trained("stopped"), monkeypatch)
+    interrupted_at(9, 12, lambda: trained("stopped"), monkeypatch)
     shutil.copytree(tmp_path / "stopped", tmp_path / "forgetful")
     stopped = trained("stopped")
     assert made_at == at_first
     assert [name for name, tensor in whole.items() if not torch.equal(tensor, stopped[name])] == []
-    (state,) = (tmp_path / "forgetful").glob("*/checkpoints/checkpoint-7/l0drop.json")
-    state.write_text(json.dumps(json.loads(state.read_text()) | {"compiled_at": []}))
+    (state,) = (tmp_path / "forgetful").glob("*/checkpoints/checkpoint-9/l0drop.json")
+    said = json.loads(state.read_text())
+    assert said["compiled_at"] == ([[0, 1]] if gated else [[0]])
+    state.write_text(json.dumps(said | {"compiled_at": []}))
     forgetful = trained("forgetful")
     assert made_at != at_first
     assert not all(torch.equal(tensor, forgetful[name]) for name, tensor in whole.items())
