@@ -80,7 +80,7 @@ def tables_of_speed() -> dict[str, str]:
 
 
 def tables_of_quality() -> dict[str, str]:
-    studies = {study: read(study) for study in (*quality.STUDIES, *quality.BASELINES, *SHORTER, *SINGLE, VARIANTS)}
+    studies = {study: read(study) for study in (*quality.STEERED, *quality.BASELINES, *SHORTER, *SINGLE, VARIANTS)}
     timed = {name: read(name) for name in quality.SPEEDS.values()}
     found = {"quality": quality.quality_table({study: studies[study] for study in quality.STUDIES}, timed)}
     for study in (*quality.STUDIES, *SHORTER, VARIANTS):
@@ -89,6 +89,7 @@ def tables_of_quality() -> dict[str, str]:
             found[f"{study}-{number}"] = table
     found |= {study: single_table(studies[study], europarl.TITLES_HERE) for study in SINGLE}
     found["europarl-baselines"] = quality.baselines_table(studies)
+    found["targets"] = quality.targets_table(studies, europarl.TITLES_HERE)
     choices = quality.choices_tables(read("multi30k-choices"))
     found |= dict(zip(("multi30k-choices-baseline", "multi30k-choices-fine-tuning"), choices, strict=True))
     found[LAYERS] = quality.layers_table(read(LAYERS), europarl.TITLES_HERE)
