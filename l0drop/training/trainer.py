@@ -67,6 +67,8 @@ STATE = "l0drop.json"
 ELASTIC_STREAM = 1 << 20  # a stream of keyed noise that no gate uses
 MULTIPLE = 4
 """Of which lengths are multiples where steps may be captured."""
+MISCOUNTED = ("train_samples_per_second", "train_steps_per_second", "total_flos", "train_loss")
+"""What the Trainer says at the end as if every batch had as many sentences, and no run had been stopped before."""
 
 
 class TrainingError(ValueError):
@@ -577,6 +579,8 @@ class L0DropTrainer(Trainer):
                 if "open" in total:
                     logs["expected_open_rate"] = total["open"] / total["source_tokens"]
                 logs["lambda"] = self.model.lambda_
+        for name in MISCOUNTED:
+            logs.pop(name, None)
         # the Trainer takes the endless stream for one epoch, and counts its steps anew when a run goes on
         state: Any = self.state
         epoch, state.epoch = state.epoch, None

@@ -48,6 +48,7 @@ def test_a_baseline_run_leaves_a_whole_folder(baseline: Path) -> None:
     entries = [entry for entry in logged(baseline) if "loss" in entry]
     assert entries[-1]["cross_entropy"] < entries[0]["cross_entropy"]
     assert {"learning_rate", "grad_norm", "tokens_per_second"} <= set(entries[0])
+    assert set(logged(baseline)[-1]) == {"step", "train_runtime"}, "nothing that is counted for other batches"
 
 
 def test_fine_tuning_to_a_target(baseline: Path, tmp_path: Path) -> None:
