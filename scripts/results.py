@@ -80,7 +80,7 @@ def tables_of_speed() -> dict[str, str]:
 
 
 def tables_of_quality() -> dict[str, str]:
-    studies = {study: read(study) for study in (*quality.STEERED, *quality.BASELINES, *SHORTER, *SINGLE, VARIANTS)}
+    studies = {study: read(study) for study in quality.STEERED}
     timed = {name: read(name) for name in quality.SPEEDS.values()}
     found = {"quality": quality.quality_table({study: studies[study] for study in quality.STUDIES}, timed)}
     for study in (*quality.STUDIES, *SHORTER, VARIANTS):

@@ -95,7 +95,7 @@ def keyed_uniforms(key_B: Tensor, position_BN: Tensor, stream: int = 0, dtype: t
 
 
 def keyed_uniform(key_B: Tensor, stream: int) -> Tensor:
-    """[B], one uniform for each sentence, alike."""
+    """[B], the same with one number for each sentence."""
     return keyed_uniforms(key_B, torch.zeros_like(key_B)[:, None], stream)[:, 0]
 
 

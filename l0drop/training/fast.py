@@ -20,10 +20,15 @@ from l0drop.models.modeling import L0DropModel
 from l0drop.models.outputs import L0DropEncoderOutput
 from l0drop.training.fused_loss import Lesson, linear_cross_entropy_sum, taught_cross_entropy_sum
 
-OPTIONS: dict[str, Any] = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False}
-"""Of compiled code: it runs hundreds of kernels a step, and to look at their inputs takes as long as to launch them."""
-OPTIONS |= {"fx_graph_cache": False}
-"""The cache on disk knows nothing of sizes: it would serve code that another run has made at its own batches."""
+OPTIONS: dict[str, Any] = {
+    # hundreds of kernels run in a step, and to look at their inputs takes as long as to launch them
+    "size_asserts": False,
+    "alignment_asserts": False,
+    "scalar_asserts": False,
+    # the cache on disk knows nothing of sizes: it would serve code that another run has made at its own batches
+    "fx_graph_cache": False,
+}
+"""Of compiled code."""
 
 
 class Compiled:

@@ -252,6 +252,12 @@ class L0DropTrainer(Trainer):
             return DataLoader(PackedStream(stream), **own, **(beside if self.args.device.type == "cuda" else {}))
         return DataLoader(stream, **own)
 
+    def _batches_of(self, step: int) -> Iterator[dict[str, Any]]:
+        """The micro-batches of one step, as they come in training."""
+        stream = self._stream(lambda: step)
+        batches = (unpacked(batch, self.args.device) for batch in PackedStream(stream)) if self.fast else iter(stream)
+        return itertools.takewhile(lambda batch: batch["step"] == step, batches)
+
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], int | None]:
         batches = list(itertools.islice(epoch_iterator, num_batches))
         if self.fast:
@@ -386,13 +392,8 @@ class L0DropTrainer(Trainer):
         """
         device = self.args.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []), self.accelerator.no_sync(model):
-            for step in self._to_compile_at:
-                stream = self._stream(itertools.repeat(step).__next__)
-                batches = (unpacked(b, device) for b in PackedStream(stream)) if self.fast else iter(stream)
-                for batch in batches:
-                    if batch["step"] != step:
-                        break
-                    self._any_step(model, batch, batch["totals"].target_tokens)
+            for batch in itertools.chain.from_iterable(map(self._batches_of, self._to_compile_at)):
+                self._any_step(model, batch, batch["totals"].target_tokens)
         self.model.zero_grad()
         if self.gated:
             self.model._seen = None  # which several processes add to until λ moves

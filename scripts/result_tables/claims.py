@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from result_tables.files import markdown, read
+from result_tables.quality import STEERED
 from result_tables.speed import ratio
 
 RULES = ("pos", "freq", "group", "inv_freq")
@@ -152,10 +153,8 @@ def attention() -> list[Claim]:
 
 def gates() -> list[Claim]:
     """Whether test-time gates decide."""
-    of_europarl = ("", "-four-pairs", "-6000", "-short", "-small", "-tried", "-variants")
-    studies = ("multi30k", "multi30k-translated", *(f"europarl{name}" for name in of_europarl))
     between = {"zero": 0.0, "any": 0.0}
-    for study in map(Study, studies):
+    for study in map(Study, STEERED):
         for name, system in study.systems.items():
             found = [run["test"].get("gates_between") or 0.0 for run in system["runs"]]
             gating = (system["recipe"].get("l0drop") or {}).get("gating", "zero")

@@ -40,7 +40,7 @@ STEERED = {
     "europarl-tried": "the same, taught otherwise",
     "europarl-small": "Europarl, second configuration",
 }
-"""All studies with a target sparsity, as the table of targets calls them."""
+"""All studies, as the table of targets calls them: in each, models were steered to one."""
 DENSE = {"on": "0", "on-taught": "0, taught alike"}
 
 

@@ -282,9 +282,9 @@ def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(kind, tmp_p
     from safetensors.torch import load_file
 
     from l0drop.recipe import parse_recipe
-    from l0drop.training import callbacks
-    from l0drop.training.run import Interrupted, train
+    from l0drop.training.run import train
     from tests.training import tiny
+    from tests.training.stopped import stopped_at
 
     sizes = {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "heads": 2, "ffn": 64, "positions": 64}
     settings = {"steps": 40, "save_every": 10, "eval_every": 40, "batch_tokens": 1_000, "precision": "bf16"}
@@ -293,16 +293,7 @@ def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(kind, tmp_p
     values["l0drop"] = {"target_sparsity": 0.4, "start": 1.0} if kind == "zero" else None
     recipe = parse_recipe(values, "test")
     train(recipe, tmp_path / "whole", Console(quiet=True))
-    original = callbacks.Interruption.on_step_end
-
-    def interrupted_at_23(self, args, state, control, **more):
-        self.asked = state.global_step == 23
-        original(self, args, state, control, **more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(callbacks.Interruption, "on_step_end", interrupted_at_23)
-        with pytest.raises(Interrupted, match="step 23 of 40"):
-            train(recipe, tmp_path / "stopped", Console(quiet=True))
+    stopped_at(23, lambda: train(recipe, tmp_path / "stopped", Console(quiet=True)), monkeypatch)
     train(recipe, tmp_path / "stopped", Console(quiet=True))
     one, other = (load_file(tmp_path / name / "tiny" / "model" / "model.safetensors") for name in ("whole", "stopped"))
     assert [name for name, tensor in one.items() if not torch.equal(tensor, other[name])] == []

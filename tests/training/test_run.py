@@ -5,7 +5,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,14 @@ from transformers import AutoModelForSeq2SeqLM
 from l0drop.core.dial import Dial
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import RecipeError, parse_recipe
-from l0drop.training import callbacks
 from l0drop.training import trainer as trainer_module
 from l0drop.training.averaging import averaged
 from l0drop.training.checkpoints import checkpoints
-from l0drop.training.run import Interrupted, train
+from l0drop.training.run import train
 from l0drop.training.trainer import TrainingError
 from tests.training import tiny
 from tests.training.compiler import compile_by_shapes, made_at
+from tests.training.stopped import stopped_at
 
 QUIET = Console(quiet=True)
 
@@ -177,25 +176,11 @@ def test_a_run_killed_after_its_last_step_takes_no_other(baseline: Path, tmp_pat
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
-def interrupted_at(step: int, steps: int, train_it: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that is stopped after a step by its user."""
-    original = callbacks.Interruption.on_step_end
-
-    def interrupted(self: Any, args: Any, state: Any, control: Any, **more: Any) -> None:
-        self.asked = state.global_step == step
-        original(self, args, state, control, **more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(callbacks.Interruption, "on_step_end", interrupted)
-        with pytest.raises(Interrupted, match=f"step {step} of {steps}"):
-            train_it()
-
-
 def test_an_interruption_does_not_change_what_is_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = tiny.recipe(tmp_path, train={"steps": 20, "save_every": 5, "average": 3, "eval_every": 20})
     recipe = parse_recipe(values, "test")
     train(recipe, tmp_path / "whole", QUIET)
-    interrupted_at(13, 20, lambda: train(recipe, tmp_path / "stopped", QUIET), monkeypatch)
+    stopped_at(13, lambda: train(recipe, tmp_path / "stopped", QUIET), monkeypatch)
     train(recipe, tmp_path / "stopped", QUIET)
     whole, stopped = (tmp_path / name / values["name"] for name in ("whole", "stopped"))
     names = ("checkpoint-10", "checkpoint-15", "checkpoint-20")
@@ -221,8 +206,8 @@ def test_a_compiled_run_that_goes_on_compiles_at_the_batches_it_had_compiled_at(
         return load_file(tmp_path / name / values["name"] / "model" / "model.safetensors")
 
     whole, at_first = trained("whole"), list(made_at)
-    interrupted_at(5, 12, lambda: trained("stopped"), monkeypatch)
-    interrupted_at(9, 12, lambda: trained("stopped"), monkeypatch)
+    stopped_at(5, lambda: trained("stopped"), monkeypatch)
+    stopped_at(9, lambda: trained("stopped"), monkeypatch)
     shutil.copytree(tmp_path / "stopped", tmp_path / "forgetful")
     stopped = trained("stopped")
     assert made_at == at_first
