@@ -18,8 +18,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/l0drop demo
 
+# Test processes, of one thread each.
+WORKERS ?= 2
 test: setup
-	$(BIN)/python -m pytest -q -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow and not gpu"
 
 test-slow: setup
 	$(BIN)/python -m pytest -q -m slow

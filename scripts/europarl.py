@@ -40,20 +40,20 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from l0drop.bench.timing import interleaved
 from l0drop.data.metrics import bleu
 from l0drop.data.text import read_lines
 from l0drop.data.whole import locked, whole_folder, write_whole
 from l0drop.decoding.text import load
-from l0drop.provenance import provenance
 from l0drop.recipe import Recipe, TextCorpus, load_recipe
+from l0drop.report.figures import draw_all, quality_and_time
+from l0drop.runs.provenance import provenance
 from l0drop.study.analysis.parts import RESULT, analyze, analyze_sweep, typical_point
 from l0drop.study.analysis.parts import write as write_analysis
 from l0drop.study.analysis.subject import Reading, opened
-from l0drop.study.benchmark import interleaved
-from l0drop.study.figures import RULES, draw_all, quality_and_time
 from l0drop.study.lessons import UNTAUGHT, WAYS, Lessons
 from l0drop.study.seeds import TITLES, builds_on, gather, interval, single_table, table, text_in, title, train_all
-from l0drop.study.sweep import UNGATED, is_finished, rule_point, target_point, write_summary
+from l0drop.study.sweep import RULES, UNGATED, is_finished, rule_point, target_point, write_summary
 from l0drop.training.assemble import load_dense, quiet_libraries
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from l0drop.bench.workloads import SHAPES, RandomModel
 from l0drop.decoding.engine import Engine
-from l0drop.provenance import provenance
-from l0drop.study.workloads import SHAPES, RandomModel
+from l0drop.runs.provenance import provenance
 
 KINDS = {
     "linear layers": ("linear", "addmm", "_linear_pointwise", "_mkl_linear", "aten::mm"),

@@ -11,10 +11,10 @@ import argparse
 from pathlib import Path
 
 from l0drop import L0DropConfig, sparsify
+from l0drop.bench.workloads import peaked_base
 from l0drop.data.tokenizer import train_tokenizer
 from l0drop.data.toy.documents import documents
 from l0drop.data.whole import write_whole
-from l0drop.study.workloads import peaked_base
 
 REPORTS = (1, 3, 6, 10)
 DROPPED = 0.7

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import europarl
 import multi30k
 from l0drop.data.whole import write_whole
-from l0drop.study.figures import attention_mass, entropy, groups, quality_and_time, seeds_and_sparsity
+from l0drop.report.figures import attention_mass, entropy, groups, quality_and_time, seeds_and_sparsity
 from l0drop.study.seeds import single_table
 from result_tables import quality, speed, toys
 from result_tables.claims import claims_table

@@ -95,8 +95,8 @@ def analyze(
 
 def _published(result: dict[str, Any], place: Path, some_parts: bool = False) -> None:
     """Write an analysis, or some parts into one, draw the figures of all that is there, and show the new tables."""
+    from l0drop.report.figures import draw_all
     from l0drop.study.analysis.parts import RESULT, write, write_parts
-    from l0drop.study.figures import draw_all
 
     place.mkdir(parents=True, exist_ok=True)
     (write_parts if some_parts else write)(result, place / RESULT)

@@ -50,7 +50,7 @@ def train(
         return
     if device != "cpu":
         raise ValueError(f"device: expected cpu or cuda, got {device!r}")
-    from l0drop.study.benchmark import gate_cost
+    from l0drop.bench.gates import gate_cost
 
     result = gate_cost(rounds or 10, progress=log.print)
     table = Table(title="One training step, CPU seconds (median)")
@@ -68,7 +68,7 @@ def _train_on_gpu(rounds: int | None, output: Path | None) -> None:
 
     import torch
 
-    from l0drop.study.train_benchmark import Benchmark, Size
+    from l0drop.bench.training import Benchmark, Size
 
     if not torch.cuda.is_available():
         raise ValueError("device: torch sees no CUDA GPU here; --device cpu measures the gate's cost")
@@ -103,7 +103,7 @@ def _train_on_gpu(rounds: int | None, output: Path | None) -> None:
 @bench.command()
 def layerwise(rounds: Rounds = 7, threads: Threads = 1, output: Output = None) -> None:
     """The encoder with gates between its layers: rows removed against rows masked."""
-    from l0drop.study.benchmark import layerwise_encoder
+    from l0drop.bench.gates import layerwise_encoder
 
     _start(threads)
     result = layerwise_encoder(rounds=rounds, progress=log.print)
@@ -123,7 +123,7 @@ def layerwise(rounds: Rounds = 7, threads: Threads = 1, output: Output = None) -
 @bench.command()
 def drift(threads: Threads = 1, output: Output = None) -> None:
     """Low precision: the short memory against the dense one, beside the dense one against float32."""
-    from l0drop.study.benchmark import drift as measure
+    from l0drop.bench.gates import drift as measure
 
     _start(threads)
     result = measure(progress=log.print)
@@ -161,9 +161,9 @@ def decode(
     Without MODEL a batch of a shape on a Transformer base with random weights (cnndm; several with commas are measured
     one after the other); with it, lines of text.
     """
-    from l0drop.study.decode_benchmark import decode_benchmark
-    from l0drop.study.peers import SYSTEMS
-    from l0drop.study.workloads import SHAPES, RandomModel, Text, Workload
+    from l0drop.bench.decoding import decode_benchmark
+    from l0drop.bench.peers import SYSTEMS
+    from l0drop.bench.workloads import SHAPES, RandomModel, Text, Workload
 
     numbers: dict[str, Any] = {"batch": batch, "source": source, "target": target, "dropped": dropped}
     shaped = {name: value for name, value in numbers.items() if value is not None}
@@ -311,8 +311,8 @@ def predict(
 
     Without MODEL for a Transformer base with random weights.
     """
-    from l0drop.study.predict import PAYS, Question
-    from l0drop.study.predict import predict as measure
+    from l0drop.bench.predict import PAYS, Question
+    from l0drop.bench.predict import predict as measure
 
     question = Question(model, sparsity, input_, beams, target)
     _start(threads)

@@ -47,7 +47,7 @@ def main() -> None:
     except (ValueError, OSError) as error:
         if os.environ.get("L0DROP_TRACEBACK"):
             raise
-        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
 
 

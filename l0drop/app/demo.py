@@ -39,7 +39,7 @@ def demo(
     """Train a small model on a built-in corpus, fine-tune it with L0Drop, decode, and show what was dropped."""
     import torch
 
-    from l0drop.study.demo import run_demo
+    from l0drop.app.demo_run import run_demo
 
     torch.set_num_threads(threads)
     metrics = run_demo(folder, task.value, gating.value, target, seed, log, lambda text: log.rule(text, align="left"))

@@ -16,7 +16,7 @@ def report(
     ] = None,
 ) -> None:
     """Write report.html and report.md from the files of a folder; nothing is measured."""
-    from l0drop.study.report import write_report
+    from l0drop.report import write_report
 
     for file in write_report(folder, margin):
         log.print(f"written: {file}", markup=False)

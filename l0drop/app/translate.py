@@ -212,7 +212,7 @@ def _facts(loaded: "TextModel", job: "Job") -> dict[str, Any]:
 
 def _summarize(file: Path, totals: "Totals", facts: dict[str, Any], seconds: float, processes: int) -> None:
     from l0drop.data.whole import write_whole
-    from l0drop.provenance import provenance
+    from l0drop.runs.provenance import provenance
 
     values = {
         **asdict(totals),

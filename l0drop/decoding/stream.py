@@ -76,7 +76,7 @@ class Processes:
     def __init__(self) -> None:
         self.rank, self.count = 0, 1
         if distributed.is_available() and distributed.is_torchelastic_launched():
-            from l0drop.processes import joined_processes
+            from l0drop.runs.processes import joined_processes
 
             state = joined_processes(cpu=True)
             self.rank, self.count = state.process_index, state.num_processes

@@ -21,8 +21,8 @@ from l0drop.data.sources import open_text
 from l0drop.data.text import CorpusError, Pair, TextFiles
 from l0drop.data.tokenizer import load_tokenizers
 from l0drop.data.whole import write_whole
-from l0drop.provenance import provenance
 from l0drop.recipe import load_recipe
+from l0drop.runs.provenance import provenance
 from l0drop.study import significance
 from l0drop.study.examples import chosen, segments
 from l0drop.study.significance import METRICS, MetricName, Statistics, statistics

@@ -24,9 +24,9 @@ from rich.console import Console
 from l0drop.core.gates import gate_class
 from l0drop.data.text import read_json
 from l0drop.data.whole import locked, write_whole
-from l0drop.processes import joined_processes
-from l0drop.provenance import provenance
 from l0drop.recipe import Recipe, RecipeError, load_recipe, override_recipe
+from l0drop.runs.processes import joined_processes
+from l0drop.runs.provenance import provenance
 from l0drop.study.children import side_by_side
 from l0drop.training.run import open_run, prepare, train
 
@@ -42,6 +42,10 @@ COPIED = (
     *("commit", "device", "threads"),
 )
 """What `sweep.json` takes over from a run's `metrics.json`."""
+LEARNED = ("lambda", "target")
+"""Kinds of a sweep's points whose gate is learned; the others are rules."""
+RULES = ("pos", "freq", "inv_freq", "group")
+"""The rules of the paper, as their gates are called."""
 NAMED = ("run", "kind", "value")
 """What every point has in it."""
 READING = ("documents", "max_source", "max_target", "source_prefix", "source_lang", "target_lang")

@@ -14,8 +14,8 @@ from l0drop.decoding.folder import fingerprint, places
 from l0drop.decoding.offsets import Span
 from l0drop.decoding.results import SourceToken
 from l0drop.decoding.text import Source, TextModel, batches, load
-from l0drop.provenance import provenance
 from l0drop.recipe import Recipe, load_recipe
+from l0drop.runs.provenance import provenance
 
 Progress = Callable[[int], None]
 BATCH_TOKENS = 8000

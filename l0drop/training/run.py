@@ -19,9 +19,9 @@ from l0drop.data import hints
 from l0drop.data.corpus import TokenizedCorpus
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.data.whole import locked, whole_folder, write_whole
-from l0drop.processes import joined_processes
-from l0drop.provenance import provenance
 from l0drop.recipe import Recipe, RecipeError, dump_recipe, load_recipe
+from l0drop.runs.processes import joined_processes
+from l0drop.runs.provenance import provenance
 from l0drop.training.assemble import (
     Progress,
     build_corpora,

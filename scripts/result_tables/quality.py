@@ -5,8 +5,8 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from l0drop.report.markdown import table as markdown_table
 from l0drop.study.analysis import tables as analysis_tables
-from l0drop.study.report.markdown import table as markdown_table
 from l0drop.study.seeds import verdict
 from result_tables.files import markdown
 from result_tables.speed import ratio

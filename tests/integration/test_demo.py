@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from l0drop.app import demo_run as demo
 from l0drop.app.demo import results_table, struck
 from l0drop.recipe import Recipe
-from l0drop.study import demo
 
 
 @pytest.mark.parametrize("task", ["translation", "documents"])

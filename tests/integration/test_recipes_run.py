@@ -57,9 +57,15 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, baseline: Path) -> Path:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe(path: Path, workplace: Path, baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workplace)  # recipes name runs/... relative to the working directory
+    run_recipe(path, workplace, baseline)
+
+
+def run_recipe(path: Path, workplace: Path, baseline: Path) -> None:
+    """Train a recipe in small, and first the recipe of the run that it starts from, if that has not been done."""
     values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    seeds = {"train": 1, "valid": 2, "test": 3}
-    for split, seed in seeds.items():
+    if (start := values["model"].get("init")) is not None and not Path(start).exists():
+        run_recipe(path.with_name(f"{Path(start).name}.yaml"), workplace, baseline)
+    for split, seed in {"train": 1, "valid": 2, "test": 3}.items():
         if split in values["data"]:
             values["data"][split] = stand_in(values["data"][split], workplace / path.stem / split, seed)
     if "transformer" in values["model"]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from l0drop.app import cli
-from tests.study.report import folders
+from tests.report import folders
 
 
 @pytest.fixture

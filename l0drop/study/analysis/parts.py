@@ -12,7 +12,7 @@ import torch
 from l0drop.data.batches import collate
 from l0drop.data.text import read_json
 from l0drop.data.whole import locked, write_whole
-from l0drop.provenance import provenance
+from l0drop.runs.provenance import provenance
 from l0drop.study.analysis.annotate import marks
 from l0drop.study.analysis.attention import (
     Attention,
@@ -29,8 +29,7 @@ from l0drop.study.analysis.material import Material, inputs_of
 from l0drop.study.analysis.source_use import source_use
 from l0drop.study.analysis.subject import Reading, Subject, opened
 from l0drop.study.analysis.timing import decoder_time
-from l0drop.study.figures import LEARNED
-from l0drop.study.sweep import NAMED, SUMMARY, finished_points
+from l0drop.study.sweep import LEARNED, NAMED, SUMMARY, finished_points
 
 NEEDS: dict[str, tuple[str, ...]] = {
     "mass": (),

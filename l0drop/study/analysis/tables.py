@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from l0drop.study.figures import LEARNED
+from l0drop.study.sweep import LEARNED
 
 Analysis = Mapping[str, Any]
 Table = tuple[list[str], list[list[str]]]

@@ -1,0 +1,352 @@
+"""Training on a GPU: our trainer beside Hugging Face's, on the same ragged batches of a made-up corpus.
+
+Tokens are real ones, of both sides. Model FLOPs are those of the matrix products, forward and backward, each counted
+once: of real tokens (`mfu`), and of all positions that were computed, padding too (`mfu_of_positions`). Both are shares
+of what a large matrix product reaches in the same run.
+"""
+
+import copy
+import gc
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import transformers as hf
+
+from l0drop.bench.random_models import transformer_base
+from l0drop.data.batches import Step, TokenBatches, collate
+from l0drop.data.corpus import TokenizedCorpus
+from l0drop.models.config import L0DropConfig
+from l0drop.models.sparsify import sparsify
+from l0drop.recipe import Recipe, parse_recipe
+from l0drop.runs.provenance import provenance
+from l0drop.training.assemble import quiet_libraries
+from l0drop.training.ragged import any_shape
+from l0drop.training.trainer import MULTIPLE, L0DropTrainer
+
+Progress = Callable[[str], None]
+
+EOS, PAD, SEED, SMOOTHING = 2, 0, 1, 0.1
+SPARSE = {"gating": "zero", "target_sparsity": 0.5}
+THEIRS, THEIRS_OFF = "Hugging Face's Trainer", "Hugging Face's Trainer, cuDNN attention off"
+OURS, OURS_GATED = "l0drop", "l0drop, with gate"
+
+
+@dataclass(frozen=True)
+class Size:
+    """What is trained and for how long: steps before the clock starts, and steps on the clock.
+
+    Our trainer goes through the whole corpus `epochs_before` times before its clock starts: in the first it meets the
+    shapes of batches, in the second it captures them. `slow_before` and `slow_steps` are for Hugging Face's Trainer at
+    its defaults.
+    """
+
+    model: dict[str, Any] = field(default_factory=dict)
+    vocabulary: int = 32_000
+    sentences: int = 40_000
+    batch_tokens: int = 25_000
+    precision: str = "bf16"
+    before: int = 10
+    steps: int = 50
+    epochs_before: int = 2
+    slow_before: int = 3
+    slow_steps: int = 10
+    rounds: int = 2
+    curve_steps: int = 90
+
+
+BASE = Size()
+
+
+class Benchmark:
+    """The corpus, the batches and the model that all systems train."""
+
+    def __init__(self, device: str = "cuda", size: Size = BASE) -> None:
+        quiet_libraries()
+        self.device, self.size = device, size
+        self.corpus = made_up_corpus(size)
+        self.base = transformer_base(size.vocabulary, **size.model)
+        batches = TokenBatches(
+            self.corpus.source_lengths, self.corpus.target_lengths, size.batch_tokens, seed=SEED, multiple=MULTIPLE
+        )
+        self.start = max(size.before, size.epochs_before * sum(1 for _ in batches.steps(0)))
+        self.plan: list[Step] = list(islice(batches.steps_from(0), self.start + size.steps))
+        self.matrix_rate = matrix_rate(device)
+        self._collated: dict[int, dict[str, torch.Tensor]] = {}
+
+    def run(self, progress: Progress = print) -> dict[str, Any]:
+        """Speed of every system, the gate's share of it, and whether the fast path learns what the plain one does."""
+        size = self.size
+        rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in (THEIRS, THEIRS_OFF, OURS, OURS_GATED)}
+
+        def told(name: str, result: dict[str, Any]) -> dict[str, Any]:
+            speed = f"{result['milliseconds_per_step']:.1f} ms a step, {result['tokens_per_second']:,.0f} tokens/s"
+            progress(f"{name}: {speed}, MFU {result['mfu']:.1%}, {result['mfu_of_positions']:.1%} of positions")
+            return result
+
+        for _ in range(size.rounds):
+            with _without_cudnn_attention():
+                rounds[THEIRS_OFF].append(told(THEIRS_OFF, self.theirs(size.before, size.steps)))
+            for name in (OURS, OURS_GATED):
+                rounds[name].append(told(name, self.ours(gated=name == OURS_GATED)))
+        rounds[THEIRS].append(told(THEIRS, self.theirs(size.slow_before, size.slow_steps)))
+        speeds = {name: statistics.median(r["tokens_per_second"] for r in results) for name, results in rounds.items()}
+        progress("loss curves")
+        return {
+            "what": "training, Transformer base" if not size.model else f"training, {size.model}",
+            "precision": size.precision,
+            "batch_tokens": size.batch_tokens,
+            "label_smoothing": SMOOTHING,
+            "matrix_tflops": self.matrix_rate / 1e12,
+            "tokens_per_second": speeds,
+            "times_theirs": speeds[OURS] / speeds[THEIRS],
+            "times_theirs_with_cudnn_attention_off": speeds[OURS] / speeds[THEIRS_OFF],
+            "mfu": statistics.median(r["mfu"] for r in rounds[OURS]),
+            "mfu_of_positions": statistics.median(r["mfu_of_positions"] for r in rounds[OURS]),
+            "gate_overhead": speeds[OURS] / speeds[OURS_GATED] - 1,
+            "rounds": rounds,
+            "curves": self.curves(),
+            **provenance(self.device),
+        }
+
+    # --- systems -------------------------------------------------------------------------------------------------
+
+    def theirs(self, before: int, steps: int) -> dict[str, Any]:
+        """Hugging Face's Trainer, of whose defaults only precision and label smoothing are changed.
+
+        It gets its batches ready-made and in order.
+        """
+        model = copy.deepcopy(self.base)
+        wanted = range(self.start - before, self.start + steps)
+        for place in wanted:
+            if place not in self._collated:
+                self._collated[place] = self._batch(self.plan[place], model)
+        batches = [self._collated[place] for place in wanted]
+        clock = Clock(before, steps)
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = hf.TrainingArguments(
+                folder,
+                max_steps=10**6,
+                per_device_train_batch_size=1,
+                train_sampling_strategy="sequential",
+                bf16=self.size.precision == "bf16",
+                label_smoothing_factor=SMOOTHING,
+                save_strategy="no",
+                report_to=[],
+                remove_unused_columns=False,
+                disable_tqdm=True,
+                use_cpu=self.device == "cpu",
+            )
+            trainer = hf.Trainer(
+                model, arguments, data_collator=_only, train_dataset=batches, callbacks=[clock]
+            )  # fmt: skip
+            trainer.remove_callback(hf.PrinterCallback)
+            trainer.train()
+        del trainer, model
+        return self._result(clock, padded=False)
+
+    def ours(self, *, gated: bool = False) -> dict[str, Any]:
+        """Our trainer as a recipe would run it."""
+        clock = Clock(self.start, self.size.steps)
+        self._train(clock, gated=gated)
+        return self._result(clock, padded=True)
+
+    def curves(self) -> dict[str, Any]:
+        """Cross-entropy of a gated model by step, on the fast path, and twice on the plain one with other dropout.
+
+        `difference` and `noise` are means over the second half of the steps: of |fast - plain|, and between the two
+        plain runs.
+        """
+        plain = {"fast": False, "compile": False}
+        runs = {"fast": (SEED, {}), "plain": (SEED, plain), "plain, other dropout": (SEED + 1, plain)}
+        found: dict[str, list[float]] = {}
+        for name, (seed, settings) in runs.items():
+            curve = Curve(seed, self.size.curve_steps)
+            with any_shape(self.device):
+                self._train(curve, gated=True, log_every=max(1, self.size.curve_steps // 30), **settings)
+            found[name] = curve.values
+        half = len(found["plain"]) // 2
+        late = {name: np.array(values[half:]) for name, values in found.items()}
+        return {
+            "log_every": max(1, self.size.curve_steps // 30),
+            "cross_entropy": found,
+            "difference": float(np.abs(late["fast"] - late["plain"]).mean()),
+            "noise": float(np.abs(late["plain, other dropout"] - late["plain"]).mean()),
+        }
+
+    def _train(self, callback: hf.TrainerCallback, *, gated: bool, **settings: Any) -> None:
+        model: Any = copy.deepcopy(self.base)
+        if gated:
+            model = sparsify(model, L0DropConfig(**SPARSE))  # type: ignore[arg-type]
+        tokenizers: Any = SimpleNamespace(source=SimpleNamespace(pad_token_id=PAD))
+        with tempfile.TemporaryDirectory() as folder:
+            L0DropTrainer(
+                self._recipe(gated, settings),
+                model,
+                {"train": self.corpus, "valid": self.corpus},
+                [],
+                tokenizers,
+                Path(folder),
+                callbacks=[callback],
+            ).train()
+
+    def _recipe(self, gated: bool, settings: dict[str, Any]) -> Recipe:
+        text = {"toy": "translation", "pairs": 1, "split": "train"}  # the corpus is made up, whatever this says
+        train = {
+            "steps": 10**6, "save_every": 10**6, "eval_every": 10**6, "log_every": 10**6, "warmup": 200,
+            "batch_tokens": self.size.batch_tokens, "precision": self.size.precision, "label_smoothing": SMOOTHING,
+            "compile": self.device.startswith("cuda"), "length_multiple": MULTIPLE,
+        }  # fmt: skip
+        values = {
+            "name": "benchmark",
+            "seed": SEED,
+            "data": {"train": text, "valid": {**text, "split": "valid"}},
+            "tokenizer": {"vocab_size": self.size.vocabulary},
+            "model": {"transformer": {}},
+            "l0drop": SPARSE if gated else None,
+            "train": {**train, **settings},
+        }
+        return parse_recipe(values, "benchmark")
+
+    def _batch(self, step: Step, model: Any) -> dict[str, torch.Tensor]:
+        batch = collate([self.corpus[int(i)] for i in step.mine[0]], PAD)
+        shifted = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+        return {**{n: batch[n] for n in ("input_ids", "attention_mask", "labels")}, "decoder_input_ids": shifted}
+
+    def _result(self, clock: "Clock", *, padded: bool) -> dict[str, Any]:
+        """What the clock says, with the tokens and FLOPs of the steps it ran; `padded` to the steps' own lengths."""
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        tokens = flops = of_positions = 0
+        for step in self.plan[self.start : self.start + clock.steps]:
+            lengths = [side[step.mine[0]] for side in (self.corpus.source_lengths, self.corpus.target_lengths)]  # type: ignore[index]
+            tokens += step.source_tokens + step.target_tokens
+            flops += training_flops(self.base.config, *lengths)
+            positions = (np.full_like(side, step.length if padded else side.max()) for side in lengths)
+            of_positions += training_flops(self.base.config, *positions)
+        return {
+            "tokens_per_second": tokens / clock.seconds,
+            "tokens_per_step": tokens / clock.steps,
+            "milliseconds_per_step": 1e3 * clock.seconds / clock.steps,
+            "mfu": flops / clock.seconds / self.matrix_rate,
+            "mfu_of_positions": of_positions / clock.seconds / self.matrix_rate,
+            "steps": clock.steps,
+            "seconds_before": clock.seconds_before,
+            "peak_memory_gib": clock.peak_memory / 2**30,
+        }
+
+
+class Clock(hf.TrainerCallback):
+    """Stops training after `before` + `steps` steps, and knows how long the last `steps` of them took."""
+
+    def __init__(self, before: int, steps: int) -> None:
+        self.before, self.steps = before, steps
+        self.seconds_before = self.seconds = 0.0
+        self.peak_memory = 0
+        self._started = self._now()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.before:
+            self.seconds_before = self._now() - self._started
+            self._started = self._now()
+        elif state.global_step == self.before + self.steps:
+            self.seconds = self._now() - self._started
+            self.peak_memory = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+            control.should_training_stop = True
+
+    @staticmethod
+    def _now() -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+class Curve(hf.TrainerCallback):
+    """Notes the cross-entropy that is logged, over so many steps; dropout starts from `seed`."""
+
+    def __init__(self, seed: int, steps: int) -> None:
+        self.seed, self.steps = seed, steps
+        self.values: list[float] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        torch.manual_seed(self.seed)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if "cross_entropy" in logs:
+            self.values.append(logs["cross_entropy"])
+            control.should_training_stop = state.global_step >= self.steps
+
+
+def made_up_corpus(size: Size) -> TokenizedCorpus:
+    """Pairs with the lengths of a translation corpus: words by Zipf's law, each with a translation of its own."""
+    draw = np.random.default_rng(SEED)
+    source_lengths = np.clip(draw.lognormal(3.2, 0.6, size.sentences), 3, 200).astype(np.int64)
+    target_lengths = np.clip(source_lengths * draw.lognormal(0.05, 0.15, size.sentences), 3, 200).astype(np.int64)
+    words = size.vocabulary - 3
+    share = 1 / np.arange(1, words + 1)
+    source = draw.choice(words, int(source_lengths.sum()), p=share / share.sum())
+    source_offsets, target_offsets = (np.concatenate([[0], side.cumsum()]) for side in (source_lengths, target_lengths))
+    # a target goes through its source once, faster or slower
+    sentence = np.repeat(np.arange(size.sentences), target_lengths)
+    place = np.arange(len(sentence)) - target_offsets[sentence]
+    place = place * source_lengths[sentence] // target_lengths[sentence]
+    target = draw.permutation(words)[source[source_offsets[sentence] + place]]
+    columns = {"source.offsets": source_offsets, "target.offsets": target_offsets}
+    for name, ids, offsets in (("source", source, source_offsets), ("target", target, target_offsets)):
+        columns[f"{name}.ids"] = ids + 3
+        columns[f"{name}.ids"][offsets[1:] - 1] = EOS
+    return TokenizedCorpus(Path(), {}, source_lengths, target_lengths, columns)
+
+
+def training_flops(config: Any, source_lengths: np.ndarray, target_lengths: np.ndarray) -> int:
+    """Of the matrix products of a step, forward and backward; causal attention counted as half."""
+    n, t, d = source_lengths.sum(), target_lengths.sum(), config.d_model
+    encoder = config.encoder_layers * (
+        n * (4 * d * d + 2 * d * config.encoder_ffn_dim) + 2 * d * (source_lengths**2).sum()
+    )
+    own = t * (4 * d * d + 2 * d * config.decoder_ffn_dim) + d * (target_lengths**2).sum()
+    cross = (2 * t + 2 * n) * d * d + 2 * d * (source_lengths * target_lengths).sum()
+    products = encoder + config.decoder_layers * (own + cross) + t * d * config.vocab_size
+    return int(6 * products)
+
+
+def matrix_rate(device: str, rounds: int = 20) -> float:
+    """FLOP/s of a large matrix product: bfloat16 on a GPU, float32 on a CPU."""
+    on_gpu = device == "cuda"
+    size, dtype = (8192, torch.bfloat16) if on_gpu else (512, torch.float32)
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    seconds = []
+    for _ in range(rounds):
+        if on_gpu:
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        a @ b
+        if on_gpu:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / statistics.median(seconds)
+
+
+def _only(batches: list[Any]) -> Any:
+    return batches[0]
+
+
+@contextmanager
+def _without_cudnn_attention() -> Iterator[None]:
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)

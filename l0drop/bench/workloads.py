@@ -1,0 +1,167 @@
+"""What the decoding benchmark decodes: a batch of some shape on random weights, or lines of text on a model."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import transformers as hf
+
+from l0drop.bench.peers import Batch, plain_generation
+from l0drop.bench.random_models import Share, sharpen, transformer_base
+from l0drop.data.batches import collate
+from l0drop.data.corpus import Example
+from l0drop.data.text import file_stamp, read_lines
+from l0drop.decoding.text import load
+from l0drop.models.config import L0DropConfig
+from l0drop.models.modeling import L0DropModel
+from l0drop.models.sparsify import sparsify
+
+LENGTH_PENALTY = 0.6
+
+
+@dataclass(frozen=True)
+class Shape:
+    """So many sentences of so many tokens, of which a share is dropped, and so many tokens to produce for each."""
+
+    batch: int
+    source: int
+    target: int
+    dropped: float
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "source", "target"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        if not 0 <= self.dropped < 1:
+            raise ValueError(f"dropped: expected a share in [0, 1), got {self.dropped}")
+
+
+SHAPES = {
+    "wikisum": Shape(batch=10, source=2048, target=160, dropped=0.715),
+    "cnndm": Shape(batch=10, source=400, target=64, dropped=0.476),
+    "mt": Shape(batch=32, source=30, target=30, dropped=0.467),
+}
+"""Sizes and sparsities of the paper's tasks."""
+
+
+class Workload(Protocol):
+    """What every system decodes, and how; small enough to be sent to another process."""
+
+    def load(self) -> tuple[L0DropModel, list[Batch]]:
+        """The model, in eval mode and float32, and the batches, longest first."""
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        """Settings of the search, by generation_config's names."""
+
+    def describe(self) -> dict[str, Any]:
+        """What it takes to build the same workload."""
+
+
+def peaked_base(**changes: Any) -> hf.MarianMTModel:
+    """A Transformer base with random weights whose attention and choice of tokens are peaked, as a trained model's."""
+    base = transformer_base(**{"dropout": 0.0, **changes}).eval()
+    with torch.no_grad():
+        sharpen(base)
+        # of nearly equal hypotheses, rounding would choose
+        base.model.shared.weight.normal_(0, 5 / base.config.d_model**0.5)
+        base.model.shared.weight[base.config.pad_token_id] = 0
+    plain_generation(base)
+    return base
+
+
+@dataclass(frozen=True)
+class RandomModel:
+    """One batch of a shape on a Transformer base with random weights, every output of the same length.
+
+    `changes` are made to the model's config: `vocabulary`, `d_model` and so on.
+    """
+
+    shape: Shape
+    beams: int = 4
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    def load(self) -> tuple[L0DropModel, list[Batch]]:
+        positions = max(4096, self.shape.source, self.shape.target + 1)
+        base = peaked_base(**{"max_position_embeddings": positions, **self.changes})
+        model = sparsify(base, L0DropConfig(gating="zero")).eval()
+        kept = round((1 - self.shape.dropped) * self.shape.source)
+        model.gate = Share((kept + 0.01) / self.shape.source)  # a hair more, because it rounds down
+        generator = torch.Generator().manual_seed(1)
+        size = (self.shape.batch, self.shape.source)
+        input_ids = torch.randint(3, base.config.vocab_size, size, generator=generator)
+        return model, [Batch(input_ids, torch.ones_like(input_ids))]
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        length = {"min_new_tokens": self.shape.target, "max_new_tokens": self.shape.target}
+        return {"num_beams": self.beams, "length_penalty": LENGTH_PENALTY, "early_stopping": self.beams > 1, **length}
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "what": "one batch on a Transformer base with random weights, float32, outputs of one length",
+            "shape": asdict(self.shape),
+            "changes": dict(self.changes),
+            "gating": "zero",
+        }
+
+
+@dataclass(frozen=True)
+class Text:
+    """The first lines of a text file, decoded by a model (a run folder, a model folder, a name on the Hugging Face hub)
+    in batches of neighbours in length. Blank lines are left out.
+
+    A model without a gate decodes as it is, every gate open.
+    """
+
+    model: str
+    file: Path
+    sentences: int = 100
+    batch: int = 32
+    max_new_tokens: int = 128
+    beams: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("sentences", "batch", "max_new_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+
+    def load(self) -> tuple[L0DropModel, list[Batch]]:
+        text = load(self.model, device="cpu", dtype="float32")
+        lines = [line for line, _ in zip(read_lines(self.file), range(self.sentences), strict=False)]
+        sources = sorted((s for s in text.encode(lines) if not s.is_blank), key=lambda s: len(s.ids), reverse=True)
+        if not sources:
+            raise ValueError(f"{self.file}: there is no text in its first {self.sentences} lines")
+        model = text.model
+        plain_generation(model)
+        sparse = model if isinstance(model, L0DropModel) else sparsify(model)
+        examples = [
+            Example(np.array(source.ids), None, {name: np.array(hint) for name, hint in source.hints.items()}, place)
+            for place, source in enumerate(sources)
+        ]
+        batches = []
+        for start in range(0, len(examples), self.batch):
+            batch = collate(examples[start : start + self.batch], model.generation_config.pad_token_id)
+            batches.append(Batch(batch["input_ids"], batch["attention_mask"], batch["hints"] or None))
+        return sparse.eval(), batches
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        # CTranslate2 knows one way to stop, which generate calls early stopping
+        return {
+            "num_beams": self.beams,
+            "length_penalty": LENGTH_PENALTY,
+            "early_stopping": self.beams > 1,
+            "max_new_tokens": self.max_new_tokens,
+        }
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "what": "lines of text, float32, outputs as long as the model makes them",
+            "model": self.model,
+            "input": file_stamp(self.file),
+            "batch": self.batch,
+        }

@@ -1,0 +1,164 @@
+"""Figures 1, 2, 6 and 7: how much attention words get, maps, and entropy."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+from l0drop.report.figures.drawing import (
+    BLUE,
+    GOLD,
+    GREY,
+    INK,
+    PURPLE,
+    RED,
+    STYLE,
+    Drawing,
+    axes_of,
+    in_percent,
+    rendered,
+)
+from l0drop.report.figures.reading import along, measured_on, why_left_out
+
+_MASS = {
+    "baseline": ("baseline, every word", GREY),
+    "baseline_renormalised": ("baseline, on the words that are kept", GOLD),
+    "sparse": ("sparse, words that are kept", BLUE),
+    "entmax": ("sparse attention, every word", PURPLE),
+}
+
+
+def attention_mass(analysis: Mapping[str, Any]) -> Drawing:
+    """How much attention source words get, one panel per system."""
+    systems = analysis["mass"]["systems"]
+    names = [name for name in _MASS if name in systems]
+    with matplotlib.rc_context(STYLE):
+        figure, panels = axes_of(len(names), width=max(4.2, 2.9 * len(names)), height=3.0, sharey=True)
+        for axes, name in zip(panels, names, strict=True):
+            label, colour = _MASS[name]
+            found = systems[name]
+            shares = np.array(found["histogram"]["counts"]) / max(1, found["words"])
+            width = found["histogram"]["bin_width"]
+            edges = width * np.arange(len(shares))
+            axes.bar(edges, shares, width=width, align="edge", color=colour, alpha=0.85)
+            axes.axvline(0.6, color=INK, linewidth=0.9, linestyle="--")
+            axes.axvline(found["mean"], color=INK, linewidth=1.2)
+            axes.set_title(label.replace(", ", ",\n"))
+            axes.set(xlabel="attention mass", xlim=(0, min(5.0, width * len(shares))))
+            axes.text(
+                0.97, 0.95,
+                f"mean {found['mean']:.2f}\n{100 * found['share_under_0.6']:.1f}% under 0.6\n"
+                f"{100 * found['share_under_0.6_of_mean']:.1f}% under\n0.6 of the mean",
+                transform=axes.transAxes, ha="right", va="top", fontsize=8,
+            )  # fmt: skip
+            in_percent(axes.yaxis)
+        panels[0].set_ylabel("share of source tokens")
+    on_dropped = analysis["mass"]["share_on_dropped"]
+    dropped = (
+        f" The sparse model leaves {on_dropped['sparse']:.1%} of its attention on what it dropped (with gating zero, "
+        f"the zero row); the baseline {on_dropped['baseline']:.1%} on the same words."
+        if "sparse" in on_dropped and "baseline" in on_dropped
+        else ""
+    )
+    caption = (
+        "Cross-attention that a source token gets, averaged over heads and layers and summed over the target; solid "
+        "line: the mean, which rises by itself when there are fewer words to share it; dashed line: 0.6." + dropped
+    )
+    return rendered("attention-mass", "Attention mass per source word", caption + " " + measured_on(analysis), figure)
+
+
+_MAPS = {"baseline": "baseline", "entmax": "sparse attention", "sparse": "L0Drop"}
+
+
+def attention_maps(analysis: Mapping[str, Any], number: int = 0) -> Drawing:
+    """One sentence's cross-attention in every system; what was dropped is crossed."""
+    sentence = analysis["maps"][number]
+    source, target = (_readable(sentence[side]) for side in ("source", "target"))
+    names = [name for name in _MAPS if name in sentence["systems"]]
+    with matplotlib.rc_context({**STYLE, "axes.grid": False, "font.size": 8}):
+        cell = 0.2
+        width = len(names) * (cell * len(source) + 0.25) + 1.3
+        figure, panels = axes_of(len(names), width=width, height=cell * len(target) + 1.9, sharey=True)
+        red, green, blue = (int(BLUE[i : i + 2], 16) / 255 for i in (1, 3, 5))
+        for axes, name in zip(panels, names, strict=True):
+            weights = np.array(sentence["systems"][name]["weights"])
+            image = np.empty((*weights.shape, 4))
+            image[..., :3] = (red, green, blue)
+            image[..., 3] = np.clip(weights, 0, 1) ** 0.6  # so that small weights can be told from 0
+            axes.imshow(image, interpolation="none", aspect="auto")
+            axes.set_title(_MAPS[name])
+            crossed = name == "sparse"
+            labels = [
+                f"✕ {token}" if crossed and not kept else token
+                for token, kept in zip(source, sentence["kept"], strict=True)
+            ]
+            axes.set_xticks(range(len(source)), labels, rotation=90, fontsize=7.5)
+            if crossed:
+                for label, kept in zip(axes.get_xticklabels(), sentence["kept"], strict=True):
+                    label.set_color(INK if kept else RED)
+            axes.tick_params(length=0)
+            axes.set_xticks(np.arange(len(source) + 1) - 0.5, minor=True)
+            axes.set_yticks(np.arange(len(target) + 1) - 0.5, minor=True)
+            axes.grid(which="minor", color=INK, alpha=0.12, linewidth=0.4)
+            axes.tick_params(which="minor", length=0)
+            for side in ("top", "right", "bottom", "left"):
+                axes.spines[side].set_visible(False)
+            axes.set_xlabel("source")
+        panels[0].set_yticks(range(len(target)), target, fontsize=7.5)
+        panels[0].set_ylabel("target")
+    left = sentence["systems"].get("sparse", {}).get("on_dropped")
+    zero = f" What was dropped gets {np.mean(left):.1%} of the attention, which is not drawn." if left else ""
+    caption = (
+        f"Cross-attention of sentence {sentence['sentence']} (source across, target down), averaged over heads and "
+        f"layers; full colour is weight 1, none is exactly 0. Crossed and coloured: dropped.{zero} "
+    )
+    name = "attention-maps" if number == 0 else f"attention-maps-{number + 1}"
+    return rendered(name, "Attention maps", caption + measured_on(analysis), figure)
+
+
+def _readable(tokens: Sequence[str]) -> list[str]:
+    """Tokens without the sign that begins a word; where there is one, pieces inside of words begin with a dot."""
+    signs = ("▁", "Ġ")
+    signed = any(token.startswith(signs) for token in tokens)
+    shown = []
+    for token in tokens:
+        text = "".join(c if c.isprintable() else "\ufffd" for c in token)
+        inside = signed and text.isalnum() and not text.startswith(signs)
+        shown.append(f"·{text}" if inside else text[1:] or "␣" if text.startswith(signs) else text)
+    return shown
+
+
+def entropy(analysis: Mapping[str, Any]) -> Drawing:
+    """Entropy of the encoder's last self-attention at kept and dropped positions, against sparsity for a sweep."""
+    points = along(analysis, "entropy") if "points" in analysis else [analysis]
+    if not points:
+        raise ValueError(f"entropy: none of the points has it ({why_left_out(analysis, 'entropy')})")
+    series = {"sparse": (BLUE, "o-"), "baseline": (RED, "s--"), "uniform": (GREY, ":")}
+    with matplotlib.rc_context(STYLE):
+        figure, panels = axes_of(2, width=6.6, height=3.0, sharey=True)
+        for axes, kind in zip(panels, ("kept", "dropped"), strict=True):
+            for place, (name, (colour, shape)) in enumerate(series.items()):
+                found = [(p["sparsity"], p["entropy"][name][kind]) for p in points if name in p["entropy"]]
+                found = [(sparsity, value) for sparsity, value in found if value is not None]
+                if found and len(points) == 1:
+                    axes.bar(place, found[0][1], color=colour)
+                    axes.text(place, found[0][1], f"{found[0][1]:.2f}", ha="center", va="bottom", fontsize=8)
+                elif found:
+                    axes.plot(*zip(*found, strict=True), shape, color=colour, label=name)
+            axes.set_title(f"{kind} positions")
+            if len(points) == 1:
+                axes.set_xticks(range(len(series)), list(series))
+                axes.grid(axis="x", visible=False)
+            else:
+                axes.set_xlabel("sparsity")
+                in_percent(axes.xaxis)
+            axes.margins(x=0.1, y=0.12)
+        panels[0].set_ylabel("entropy, nats")
+        if len(points) > 1:
+            panels[1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    caption = (
+        "Entropy of the encoder's last self-attention, averaged over heads and positions. The baseline's positions are "
+        "divided by the same gates; uniform is what attending to every position alike would have. "
+    )
+    return rendered("entropy", "Entropy of self-attention", caption + measured_on(analysis), figure)

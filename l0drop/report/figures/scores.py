@@ -1,0 +1,146 @@
+"""Figure 4: quality against sparsity; over seeds, and against time."""
+
+import itertools
+import re
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+import matplotlib
+
+from l0drop.report.figures.drawing import BLUE, GOLD, GREEN, GREY, RED, STYLE, Drawing, axes_of, in_percent, rendered
+from l0drop.study.sweep import LEARNED, RULES
+
+
+def quality(sweep: Mapping[str, Any]) -> Drawing:
+    """Score against sparsity of a sweep's points, beside the baseline and the baseline trained on."""
+    split, points = scored(sweep)
+    if not points:
+        raise ValueError("sweep.json: none of its points has a score")
+    score = points[0][split]["score"]
+    with matplotlib.rc_context(STYLE):
+        figure, (axes,) = axes_of()
+        learned = [point for point in points if point["kind"] in LEARNED]
+        rules = [point for point in points if point not in learned]
+        for shown, style, colour, label in ((learned, "o-", BLUE, "learned gate"), (rules, "D", GOLD, "gate by rule")):
+            if shown:
+                scores = [point[split]["score"]["value"] for point in shown]
+                axes.plot([point["sparsity"] for point in shown], scores, style, color=colour, label=label)
+        for name, colour, dashes, label in (
+            ("reference", RED, "--", "baseline, trained on as long"),
+            ("baseline", GREY, ":", "baseline"),
+        ):
+            if split in sweep[name]:
+                axes.axhline(sweep[name][split]["score"]["value"], color=colour, linestyle=dashes, label=label)
+        sign = {"lambda": "λ", "target": "target"}
+        for point in [*(learned if len(learned) <= 8 else learned[:: -(-len(learned) // 8)]), *rules]:
+            value = "" if point["value"] is None else f" {point['value']:g}"
+            axes.annotate(
+                f"{sign.get(point['kind'], point['kind'])}{value}",
+                (point["sparsity"], point[split]["score"]["value"]),
+                xytext=(6, -3) if point in rules else (-5, -11),
+                textcoords="offset points",
+                ha="left" if point in rules else "right",
+                fontsize=7.5,
+            )
+        axes.set(xlabel="sparsity", ylabel=score["name"])
+        axes.margins(x=0.16, y=0.18)
+        in_percent(axes.xaxis)
+        axes.legend(loc="best")
+    references = points[0][split].get("references")
+    against = f" (against {references})" if references else ""
+    caption = (
+        f"{score['name']} against sparsity on the {split} text of {sweep['name']}, {points[0][split]['sentences']} "
+        f"sentences{against}, gating {sweep['gating']}; each point is one fine-tuned model, one seed. "
+        f"{score['signature']}"
+    )
+    return rendered("quality", "Quality against sparsity", caption, figure)
+
+
+def scored(sweep: Mapping[str, Any]) -> tuple[str, list[Mapping[str, Any]]]:
+    """The text that a sweep is judged on, and the points that have a score on it, by sparsity."""
+    split = "test" if "test" in sweep["reference"] else "valid"
+    return split, sorted((point for point in sweep["points"] if split in point), key=lambda point: point["sparsity"])
+
+
+_GATINGS = {"zero": ("o", BLUE), "mask": ("s", RED), "weight": ("^", GREEN)}
+_MARKS = (("s", GREY), ("o", BLUE), ("^", GREEN), ("D", RED))
+
+
+def seeds_and_sparsity(found: Mapping[str, Any], name: str) -> Drawing:
+    """Differences to the baseline trained on against sparsity, by gating, as `study.seeds` gathers them.
+
+    Systems are called GATING-TARGET, or after a rule; others are not drawn. One seed has a hollow mark and no interval.
+    """
+    ons = {run["seed"]: run["test"]["score"]["value"] for run in found["systems"]["on"]["runs"]}
+    margins = {system["against_on"]["margin"] for system in found["systems"].values() if "against_on" in system}
+    with matplotlib.rc_context(STYLE):
+        figure, (axes,) = axes_of()
+        gatings = {gating: [name for name in found["systems"] if _is_of(name, gating)] for gating in _GATINGS}
+        gatings = {gating: systems for gating, systems in gatings.items() if systems}
+        for place, (gating, systems) in enumerate(gatings.items()):
+            mark, colour = _GATINGS[gating]
+            label: str | None = gating
+            for content in (found["systems"][system] for system in systems):
+                runs = content["runs"]
+                aside = 0.006 * (place - (len(gatings) - 1) / 2)
+                sparsity = sum(run["test"]["sparsity"] for run in runs) / len(runs) + aside
+                if "against_on" in content:
+                    middle, (low, high) = content["against_on"]["difference"], content["against_on"]["interval"]
+                    spread = [[middle - low], [high - middle]]
+                    axes.errorbar([sparsity], [middle], spread, fmt=mark, color=colour, capsize=2.5, label=label)
+                elif runs[0]["seed"] in ons:
+                    change = runs[0]["test"]["score"]["value"] - ons[runs[0]["seed"]]
+                    axes.plot([sparsity], [change], mark, color=colour, markerfacecolor="none", label=label)
+                else:
+                    continue
+                label = None
+        ruled = [(rule, found["systems"][rule]["runs"][0]) for rule in RULES if rule in found["systems"]]
+        for place, (rule, run) in enumerate((rule, run) for rule, run in ruled if run["seed"] in ons):
+            point = run["test"]["sparsity"], run["test"]["score"]["value"] - ons[run["seed"]]
+            axes.plot(*point, "x", color=GOLD)
+            axes.annotate(f"rule {rule}", point, (5, -12 if place % 2 else 4), textcoords="offset points", size=8)
+        axes.axhline(0, color=GREY, linestyle="--", label="baseline trained on")
+        for margin in margins:
+            axes.axhline(-margin, color=GREY, linestyle=":", label=f"a loss of {margin:g}")
+        axes.set(xlabel="sparsity", ylabel="difference in BLEU")
+        axes.margins(x=0.12)
+        in_percent(axes.xaxis)
+        axes.legend(loc="best")
+    caption = (
+        f"{found['what']}: difference to the baseline trained on, test text. Bars: 95% intervals over seeds and "
+        "sentences; hollow: one seed. Gatings stand a little beside each other, to be told apart."
+    )
+    return rendered(name, "Quality against sparsity over seeds", caption, figure)
+
+
+def _is_of(system: str, gating: str) -> bool:
+    return re.fullmatch(rf"{gating}-[0-9.]+", system) is not None
+
+
+def quality_and_time(found: Mapping[str, Any], name: str) -> Drawing:
+    """Quality against the time of a sentence, of systems at several beams.
+
+    Rows have `system`, `beams`, `score`, `cpu_seconds` of every round, and `sentences` that were timed.
+    """
+    metric = found["rows"][0]["score"]["name"]
+    with matplotlib.rc_context(STYLE):
+        figure, (axes,) = axes_of()
+        systems = list(dict.fromkeys(row["system"] for row in found["rows"]))
+        for place, (system, (mark, colour)) in enumerate(zip(systems, itertools.cycle(_MARKS))):
+            rows = sorted((row for row in found["rows"] if row["system"] == system), key=lambda row: row["beams"])
+            beside = (4, -11) if place % 2 else (-9, 5)  # neighbours are often close
+            times = [1000 * statistics.median(row["cpu_seconds"]) / row["sentences"] for row in rows]
+            scores = [row["score"]["value"] for row in rows]
+            axes.plot(times, scores, f"{mark}-", color=colour, label=system)
+            for point, row in zip(zip(times, scores, strict=True), rows, strict=True):
+                axes.annotate(f"{row['beams']}", point, beside, textcoords="offset points", size=8, color=colour)
+        axes.set(xlabel="CPU time of a sentence, ms", ylabel=metric)
+        axes.margins(0.1)
+        axes.set_xlim(left=0)
+        axes.legend(loc="best")
+    caption = (
+        f"{found['what']}, of all test text; time of one thread ({found['device']}), median of "
+        f"{len(found['rows'][0]['cpu_seconds'])} rounds, on {found['rows'][0]['sentences']} sentences. Numbers: beams."
+    )
+    return rendered(name, "Quality against time", caption, figure)

@@ -1,0 +1,118 @@
+"""Figure 5: what is dropped, by group of words; by length and position."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+
+from l0drop.report.figures.drawing import (
+    BLUE,
+    GOLD,
+    GREEN,
+    GREY,
+    INK,
+    PURPLE,
+    RED,
+    STYLE,
+    Drawing,
+    axes_of,
+    in_percent,
+    rendered,
+)
+from l0drop.report.figures.reading import along, measured_on, why_left_out
+
+_GROUPS = {
+    "punctuation": ("punctuation", GOLD, "s"),
+    "function": ("function words", RED, "o"),
+    "EOS": ("EOS", GREY, "x"),
+    "BPEO": ("later pieces (BPEO)", PURPLE, "v"),
+    "rest": ("the rest", GREEN, "D"),
+    "content": ("content words", BLUE, "^"),
+    "BPEH": ("first pieces (BPEH)", "#5b6bd6", "P"),
+}
+
+
+def groups(analysis: Mapping[str, Any]) -> Drawing:
+    """Sparsity by group: as bars for one run, against the overall sparsity for a sweep."""
+    if "points" not in analysis:
+        return _group_bars(analysis)
+    points = along(analysis, "groups")
+    if not points:
+        raise ValueError(f"groups: none of the points has them ({why_left_out(analysis, 'groups')})")
+    overall = [point["sparsity"] for point in points]
+    with matplotlib.rc_context(STYLE):
+        figure, (axes,) = axes_of(width=6.4, height=3.6)
+        top = max(overall) * 1.05
+        axes.plot([0, top], [0, top], color=INK, linewidth=0.8, alpha=0.5, linestyle=":", label="overall")
+        for name, (label, colour, marker) in _GROUPS.items():
+            rates = [point["groups"]["groups"][name]["sparsity"] for point in points]
+            if any(rate is not None for rate in rates):
+                values = [np.nan if rate is None else rate for rate in rates]
+                axes.plot(overall, values, marker=marker, color=colour, label=label)
+        axes.set(xlabel="overall sparsity", ylabel="sparsity of the group", xlim=(0, top), ylim=(-0.02, 1.04))
+        in_percent(axes.xaxis)
+        in_percent(axes.yaxis)
+        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    caption = (
+        f"Sparsity of each group of source tokens against the overall sparsity, {len(points)} models of the sweep "
+        f"{analysis['sweep']}. Words that were not split are grouped by part of speech. "
+    )
+    return rendered("groups", "What is dropped, by group of words", caption + measured_on(analysis), figure)
+
+
+def _group_bars(analysis: Mapping[str, Any]) -> Drawing:
+    found = {name: rate for name, rate in analysis["groups"]["groups"].items() if rate["tokens"]}
+    names = sorted(found, key=lambda name: found[name]["sparsity"])
+    with matplotlib.rc_context(STYLE):
+        figure, (axes,) = axes_of(height=0.32 * len(names) + 1.0)
+        axes.barh(
+            [f"{_GROUPS[name][0]}, {found[name]['tokens']:,}" for name in names],
+            [found[name]["sparsity"] for name in names], color=[_GROUPS[name][1] for name in names], height=0.7,
+        )  # fmt: skip
+        axes.axvline(analysis["sparsity"], color=INK, linestyle="--", linewidth=1)
+        for place, name in enumerate(names):
+            axes.text(found[name]["sparsity"] + 0.01, place, f"{found[name]['sparsity']:.0%}", va="center", fontsize=8)
+        axes.set(xlabel="sparsity (dashed: of all tokens)", xlim=(0, 1.1))
+        axes.set_xticks(np.linspace(0, 1, 6))
+        axes.grid(axis="y", visible=False)
+        in_percent(axes.xaxis)
+    caption = (
+        f"Sparsity of each group of source tokens, with its number of tokens; overall {analysis['sparsity']:.1%}. "
+        "Words that were not split are grouped by part of speech. "
+    )
+    return rendered("groups", "What is dropped, by group of words", caption + measured_on(analysis), figure)
+
+
+def places(analysis: Mapping[str, Any]) -> Drawing:
+    """Sparsity by sentence length, by position, and by tenth of the sentence."""
+    found = analysis["places"]
+    with matplotlib.rc_context(STYLE):
+        figure, panels = axes_of(3, width=8.6, height=3.0, sharey=True)
+        _steps(panels[0], found["by_length"]["bins"], "source tokens of the sentence", BLUE)
+        _steps(panels[1], found["by_position"]["bins"], "position in the source", GREEN)
+        tenths = found["by_relative_position"]["bins"]
+        centres = [(entry["from"] + entry["to"]) / 2 for entry in tenths]
+        rates = [np.nan if entry["sparsity"] is None else entry["sparsity"] for entry in tenths]
+        panels[2].plot(centres, rates, "s-", color=PURPLE)
+        panels[2].set(xlabel="place in the source, in tenths", xlim=(0, 1))
+        in_percent(panels[2].xaxis)
+        for axes in panels:
+            axes.axhline(analysis["sparsity"], color=INK, linewidth=0.9, linestyle="--")
+            axes.set_ylim(0, 1)
+        panels[0].set_ylabel("sparsity (dashed: of all tokens)")
+        in_percent(panels[0].yaxis)
+    caption = (
+        "Sparsity by the length of the source (EOS counted), by position from its start, and by tenth of it (both "
+        "without EOS, which is why they may stand off from the dashed line). "
+    )
+    return rendered("places", "What is dropped, by length and position", caption + measured_on(analysis), figure)
+
+
+def _steps(axes: Axes, bins: Sequence[Mapping[str, Any]], label: str, colour: str) -> None:
+    names = [f"{entry['from']}–{entry['to']}" if entry["to"] is not None else f"{entry['from']}+" for entry in bins]
+    axes.bar(range(len(bins)), [entry["sparsity"] for entry in bins], color=colour, alpha=0.85)
+    axes.set_xticks(range(len(bins)), names, rotation=60, ha="right", rotation_mode="anchor", fontsize=7.5)
+    axes.set_xlabel(label)
+    axes.grid(axis="x", visible=False)

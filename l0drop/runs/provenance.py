@@ -1,0 +1,54 @@
+"""What it takes to repeat a number: software, commit, machine, threads."""
+
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from l0drop import __version__
+
+SOURCE = Path(__file__).resolve().parents[2]
+"""The tree this runs from, or where packages are installed."""
+
+
+def provenance(device: str | torch.device = "cpu") -> dict[str, Any]:
+    """Goes beside every number that is written to a file or a table."""
+    return {
+        "l0drop": __version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "device": _device_name(torch.device(device)),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def commit() -> str | None:
+    """The commit of the source tree this runs from, with a + if it was changed; None for an installed package."""
+    if not (SOURCE / ".git").exists():
+        return None
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(SOURCE), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+    head = git("rev-parse", "--short", "HEAD").strip()
+    return head + ("+" if git("status", "--porcelain", "--untracked-files=no").strip() else "") if head else None
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        names = {
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        }
+    except OSError:
+        names = set()
+    return ", ".join(sorted(names)) or platform.processor() or platform.machine()

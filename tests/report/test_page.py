@@ -1,0 +1,134 @@
+"""The page: whole, closed to the outside, and deaf to what texts say."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from l0drop.report import write_report
+from l0drop.report.findings import gather
+from l0drop.report.page import page, text
+from tests.report import folders
+from tests.report.folders import HOSTILE
+
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+class Reader(HTMLParser):
+    """Every tag with its attributes, the text outside style, and whether all that was opened was closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.words: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.words.append(data)
+
+
+def read(html: str) -> Reader:
+    reader = Reader()
+    reader.feed(html)
+    reader.close()
+    assert reader.open == []
+    return reader
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = folders.sweep(tmp_path_factory.mktemp("sweep"), rules=True)
+    folders.bench(folder / "target-0.5", 1.25)
+    html, _ = write_report(folder)
+    return html.read_text(encoding="utf-8")
+
+
+def test_hostile_text_is_text(report: str) -> None:
+    found = read(report)
+    words = "".join(found.words)
+    assert words.count(HOSTILE) >= 20, "in the sources of examples, and in the recipe"
+    drawing = {"svg", "g", "path", "use", "defs", "text", "tspan", "rect", "clippath", "image", "desc", "line"}
+    page_tags = (
+        "html head meta title style body header main section h1 h2 h3 p div span table thead tbody tr th td ul li code "
+        "pre figure figcaption article dl dt dd del details summary strong"
+    )
+    assert {tag for tag, _ in found.tags} <= drawing | set(page_tags.split())
+    for tag, attributes in found.tags:
+        for name, value in attributes.items():
+            assert not name.startswith("on"), (tag, name)
+            assert name not in ("src", "href", "action"), (tag, name)
+            if name == "xlink:href":
+                assert value is not None
+                assert value.startswith(("#", "data:image/png")), value
+    assert "a <sweep>" in words
+
+
+def test_the_page_asks_for_nothing_and_runs_nothing(report: str) -> None:
+    policy = next(a for tag, a in read(report).tags if tag == "meta" and "http-equiv" in a)
+    # attention maps hold their pixels as data
+    assert policy["content"] == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    outside = [found for found in re.findall(r"https?://[^\s\"'<)]+", report) if "w3.org" not in found]
+    assert set(outside) == {"http://x"}, "that of the hostile text"
+    assert "@import" not in report
+    assert "url(http" not in report
+
+
+def test_it_says_what_there_is(report: str) -> None:
+    words = " ".join("".join(read(report).words).split())
+    assert "Recommended: target-0.5, the sparsest point that is non-inferior at a margin of 10 BLEU" in words
+    for title in ("Summary", "Quality, sparsity, speed", "Tail risk", "Rules beside the learned gate", "Figures",
+                  "Quality against sparsity", "Examples", "Settings", "Not in this report"):  # fmt: skip
+        assert f">{title}</h" in report, title
+    assert report.count("<article>") == 20
+    assert report.count('class="marked"') == 1
+    assert "<del>source</del>" in report
+    assert '<span class="cut"' in report
+    assert "nrefs:1|&lt;i&gt;" in report
+    assert "prefers-color-scheme: dark" in report
+
+
+def test_sections_without_content_are_left_out(tmp_path: Path) -> None:
+    folders.finished(tmp_path / "run", 0.4)
+    html = page(gather(tmp_path / "run"), [])
+    read(html)
+    for title in ("Figures", "Examples", "Rules", "Against the baseline"):
+        assert title not in html
+
+
+def test_characters_that_a_page_cannot_hold_are_shown_as_missing() -> None:
+    assert text("a\x00b\x1b[31m\x85\ud800\tc\n") == "a\ufffdb\ufffd[31m\ufffd\ufffd\tc\n"
+
+
+def test_the_same_files_give_the_same_report(tmp_path: Path) -> None:
+    folders.sweep(tmp_path)
+    first = [file.read_bytes() for file in write_report(tmp_path)]
+    assert first == [file.read_bytes() for file in write_report(tmp_path)]
+
+
+def test_what_no_figure_shows_is_a_table(tmp_path: Path) -> None:
+    folders.finished(tmp_path, 0.4)
+    rows = [{"closed": HOSTILE, "share": 0.5, "sparsity": 0.25, "cross_entropy": 1.5}]
+    gates = {"layers": [{"sparsity": 0.0}, {"sparsity": 0.4}]}
+    folders.put(
+        tmp_path / "analysis.json",
+        {"sparsity": 0.4, "gates": gates, "interventions": {"systems": {"sparse": rows}}},
+    )
+    html, _ = write_report(tmp_path)
+    shown = read(html.read_text(encoding="utf-8")).words
+    assert "Gates closed by hand" in shown
+    assert HOSTILE in shown
+    layers = shown.index("gates behind layer")
+    assert shown.index("What each layer drops") < layers < shown.index("40.0%", layers)
