@@ -4,7 +4,7 @@
 
 The folder holds train, valid and test, as .en and .de (.gz and .xz are unpacked). Everything is an ordinary run of
 `recipes/europarl-base.yaml` and `recipes/europarl-target50.yaml` under --runs, named SYSTEM-sSEED, so it goes on where
-it stopped. What is gated is taught by the baseline trained on, as --teach says (`l0drop/study/lessons.py`): by its
+it stopped. What is gated is taught by the baseline trained on, as --teach says (`l0drop/study/distillation.py`): by its
 distributions, with its seed, by its translations of the training text, with the first seed, or by both. --parts
 chooses:
 
@@ -51,7 +51,7 @@ from l0drop.runs.provenance import provenance
 from l0drop.study.analysis.parts import RESULT, analyze, analyze_sweep, typical_point
 from l0drop.study.analysis.parts import write as write_analysis
 from l0drop.study.analysis.subject import Reading, opened
-from l0drop.study.lessons import UNTAUGHT, WAYS, Lessons
+from l0drop.study.distillation import NO_TEACHER, WAYS, Distillation, folder_name, way_named
 from l0drop.study.seeds import TITLES, builds_on, gather, interval, single_table, table, text_in, title, train_all
 from l0drop.study.sweep import RULES, UNGATED, is_finished, rule_point, target_point, write_summary
 from l0drop.training.assemble import load_dense, quiet_libraries
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--systems", nargs="*", help="of these parts, such as zero-0.46; left out, all")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--baselines", type=int, help="seeds that have a baseline of their own; left out, all")
-    parser.add_argument("--teach", choices=WAYS, default="both", help="what gated models learn from")
+    parser.add_argument("--teach", type=way_named, choices=WAYS, default="both", help="what gated models learn from")
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each")
     parser.add_argument("--set", action="append", default=[], help="a.b=value, for every run")
@@ -195,7 +195,7 @@ class Study:
         self.teach: str = arguments.teach
         self.reading = Reading(sentences=arguments.analyzed)
         source, target = (Path(self.given(f"data.train.{side}")) for side in ("source", "target"))
-        self.lessons = Lessons(source, target, self.runs)
+        self.distillation = Distillation(source, target, self.runs)
         self.console = Console(stderr=True)
         self.recipes: dict[str, Recipe] = {}
         quiet_libraries()
@@ -223,7 +223,7 @@ class Study:
     def learns_from_text(self, recipe: Recipe) -> bool:
         """Whether it is taught by translations."""
         text = recipe.data.train
-        made = (str(self.lessons.translated), str(self.lessons.mixed[1]))
+        made = (str(self.distillation.outputs), str(self.distillation.mixed[1]))
         return isinstance(text, TextCorpus) and text.target in made
 
     def plan(self, parts: set[str]) -> list[Recipe]:
@@ -269,13 +269,13 @@ class Study:
 
     def trained(self, name: str, seed: int, *overrides: str) -> Recipe:
         """A run that starts from a baseline and is not taught."""
-        return self.tuned(name, seed, *overrides, UNTAUGHT, teach="no")
+        return self.tuned(name, seed, *overrides, NO_TEACHER, teach="no")
 
     def tuned(self, name: str, seed: int, *overrides: str, teach: str | None = None) -> Recipe:
         """A run that starts from a baseline, that of its seed, or where there are fewer, from the first again."""
         baseline = self.run_of("base", (seed - 1) % self.starts + 1)
         start = [*self.common, f"model.init={baseline}", f"l0drop.target_sparsity={HALF}"]
-        start += self.lessons.overrides(teach or self.teach, self.run_of("on", seed))
+        start += self.distillation.overrides(teach or self.teach, self.run_of("on", seed))
         values = [*start, *self.of_following, *overrides, f"seed={seed}", f"name={name}-s{seed}"]
         return load_recipe(RECIPES / "europarl-target50.yaml", values)
 
@@ -317,7 +317,7 @@ class Study:
     def translate(self, parts: set[str]) -> None:
         """What is taught by text needs the text."""
         ways = WAYS if "tried" in parts else [self.teach]
-        self.lessons.write(self.run_of("on"), ways, min(self.parallel, TRANSLATORS))
+        self.distillation.write(self.run_of("on"), ways, min(self.parallel, TRANSLATORS))
 
     def cut(self) -> None:
         """The baseline with the first layer of its decoder alone, as a folder to start from."""
@@ -361,7 +361,7 @@ class Study:
 
     def other_ways(self) -> list[Recipe]:
         """Other ways to the same sparsity, each beside the baseline trained on in that way."""
-        recipes = [self.tuned(f"zero-{way}", 1, teach=way) for way in WAYS if way != self.teach]
+        recipes = [self.tuned(f"zero-{folder_name(way)}", 1, teach=way) for way in WAYS if way != self.teach]
         falling = ("train.learning_rate=8e-4", "train.schedule=linear")
         longer = (f"train.steps={2 * recipes[0].train.steps}",)
         for name, values in (("falling", falling), ("long", longer)):

@@ -6,10 +6,10 @@ The folder holds train, valid and test, as .en and .de (.gz and .xz are unpacked
 `recipes/multi30k-base.yaml` and `recipes/multi30k-target50.yaml` under --runs, so it goes on where it stopped.
 `results.json` there gathers what all finished runs say: scores, sparsities, recipes, times, and the differences to the
 baseline trained on, with intervals over seeds and sentences; `outputs/` in every run folder has what they translated.
-What is gated is taught by the baseline trained on, as --teach says (`l0drop/study/lessons.py`): by its distributions,
-with its seed, by its translations of the training text, with the first seed, or by both. Of several ways the first is
-for all gated systems; the others, whose systems are named after them, for the first target alone. So are those of
---also, which change the recipe: the gate's start, its learning rate, how fast λ is steered.
+Gated models are distilled from the continued baseline, as --teach says (`l0drop/study/distillation.py`): token-level
+from the run of their seed, sequence-level from the first seed's outputs on the training text, or both. Of
+several ways the first is for all gated systems; the others, whose systems are named after them, for the first target
+alone. So are those of --also, which change the recipe: the gate's start, its learning rate, how fast λ is steered.
 With --tables FILE, print the tables of such a file and do nothing else.
 """
 
@@ -24,7 +24,7 @@ from rich.console import Console
 from l0drop.data.whole import write_whole
 from l0drop.recipe import Recipe, load_recipe
 from l0drop.study.dial import dial_curve
-from l0drop.study.lessons import UNTAUGHT, WAYS, Lessons
+from l0drop.study.distillation import NO_TEACHER, WAYS, Distillation, folder_name, way_named
 from l0drop.study.seeds import TITLES, gather, single_table, table, text_in, train_all
 from l0drop.study.sweep import UNGATED
 
@@ -50,7 +50,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--gatings", nargs="+", default=GATINGS)
     parser.add_argument("--targets", nargs="+", type=float, default=TARGETS)
-    parser.add_argument("--teach", nargs="+", choices=WAYS, default=["both"], help="what gated models learn from")
+    parser.add_argument(
+        "--teach", nargs="+", type=way_named, choices=WAYS, default=["both"], help="what gated models learn from"
+    )
     parser.add_argument("--taught", action="store_true", help="also teach the baselines trained on, as the gated ones")
     parser.add_argument("--long", type=int, help="also train on, and to the first target with zero, for so many steps")
     parser.add_argument(
@@ -82,21 +84,21 @@ def main() -> None:
     ]
 
     text = baselines[0].data.train
-    lessons = Lessons(Path(text.source), Path(text.target), arguments.runs)
+    distillation = Distillation(Path(text.source), Path(text.target), arguments.runs)
 
     def tuned(name: str, seed: int, way: str, *overrides: str) -> Recipe:
         start = [*common, f"seed={seed}", f"model.init={arguments.runs / f'base-s{seed}'}"]
-        start += [*lessons.overrides(way, arguments.runs / f"on-s{seed}"), *arguments.fine_tune]
+        start += [*distillation.overrides(way, arguments.runs / f"on-s{seed}"), *arguments.fine_tune]
         return load_recipe(RECIPES / "multi30k-target50.yaml", [*start, *overrides, f"name={name}-s{seed}"])
 
-    on = [tuned("on", seed, "no", *UNGATED, UNTAUGHT) for seed in seeds]
+    on = [tuned("on", seed, "no", *UNGATED, NO_TEACHER) for seed in seeds]
     chosen, *others = arguments.teach
     half = arguments.targets[0]
     systems: dict[str, tuple[str, ...]] = {}
     for target in arguments.targets:
         for gating in arguments.gatings:
             systems[f"{gating}-{target:g}"] = (chosen, f"l0drop.gating={gating}", f"l0drop.target_sparsity={target}")
-    systems |= {f"zero-{half:g}-{way}": (way, f"l0drop.target_sparsity={half}") for way in others}
+    systems |= {f"zero-{half:g}-{folder_name(way)}": (way, f"l0drop.target_sparsity={half}") for way in others}
     for way in arguments.also:
         name, _, values = way.partition(":")
         if not name or not values:
@@ -106,14 +108,14 @@ def main() -> None:
         systems["on-taught"] = (chosen, *UNGATED)
     if arguments.long:
         longer = f"train.steps={arguments.long}"
-        on += [tuned("on-long", seed, "no", *UNGATED, UNTAUGHT, longer) for seed in seeds]
+        on += [tuned("on-long", seed, "no", *UNGATED, NO_TEACHER, longer) for seed in seeds]
         systems[f"zero-{half:g}-long"] = (chosen, f"l0drop.target_sparsity={half}", longer)
         if arguments.taught:
             systems["on-taught-long"] = (chosen, *UNGATED, longer)
     after = [tuned(name, seed, *values) for name, values in systems.items() for seed in seeds]
     elastic = [tuned("elastic", seed, chosen, "train.elastic=true") for seed in seeds[: arguments.elastic]]
     every = [*baselines, *on, *after, *elastic]
-    translate = partial(lessons.write, arguments.runs / "on-s1", arguments.teach, arguments.parallel)
+    translate = partial(distillation.write, arguments.runs / "on-s1", arguments.teach, arguments.parallel)
     train_all(every, arguments.runs, arguments.parallel, arguments.threads, console, {("on-s1",): translate})
     for recipe in elastic:
         file = arguments.runs / recipe.name / "dial.json"

@@ -33,9 +33,9 @@ from l0drop.runs.provenance import provenance
 from l0drop.study.analysis.parts import RESULT, analyze
 from l0drop.study.analysis.parts import write as write_analysis
 from l0drop.study.analysis.subject import Reading, opened
-from l0drop.study.children import side_by_side
 from l0drop.study.evaluate import Judging, evaluate, read_test_text
 from l0drop.study.evaluate import write as write_evaluation
+from l0drop.study.parallel import train_in_parallel
 from l0drop.study.sweep import is_finished
 from l0drop.study.systems import System
 from l0drop.training.run import open_run, prepare, train
@@ -227,7 +227,7 @@ def train_both(recipes: Sequence[Recipe], folder: Path, console: Console) -> Non
     for recipe in recipes:
         open_run(recipe, folder)
     todo = [recipe for recipe in recipes if not is_finished(folder, recipe.name)]
-    for _ in side_by_side(todo, folder, 2, torch.get_num_threads() // 2, console, lambda name, seconds: None):
+    for _ in train_in_parallel(todo, folder, 2, torch.get_num_threads() // 2, console, lambda name, seconds: None):
         pass
 
 

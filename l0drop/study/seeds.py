@@ -16,7 +16,7 @@ import yaml
 from rich.console import Console
 
 from l0drop.recipe import Recipe, TextCorpus, load_recipe
-from l0drop.study.children import side_by_side
+from l0drop.study.parallel import train_in_parallel
 from l0drop.study.significance import compare, compare_over_seeds
 from l0drop.study.significance import statistics as statistics_of
 from l0drop.study.sweep import is_finished
@@ -83,7 +83,7 @@ def train_all(
             else:
                 _share(runs / leader.name, runs / recipe.name)
     with _Beside(runs, then or {}) as beside:
-        for name in side_by_side(
+        for name in train_in_parallel(
             missing, runs, parallel, threads, console, lambda name, seconds: None, beside.ready, brought_by, beside.busy
         ):
             console.print(f"{name} is done")

@@ -27,7 +27,7 @@ from l0drop.data.whole import locked, write_whole
 from l0drop.recipe import Recipe, RecipeError, load_recipe, override_recipe
 from l0drop.runs.processes import joined_processes
 from l0drop.runs.provenance import provenance
-from l0drop.study.children import side_by_side
+from l0drop.study.parallel import train_in_parallel
 from l0drop.training.run import open_run, prepare, train
 
 MOST = 1000
@@ -161,7 +161,7 @@ def sweep(
     done = (
         (train_timed(run, folder, console, clock) for run in todo)
         if parallel == 1
-        else side_by_side(todo, folder, parallel, threads, console, clock.add)
+        else train_in_parallel(todo, folder, parallel, threads, console, clock.add)
     )
     for _ in done:
         if processes.is_main_process and is_finished(folder, REFERENCE):

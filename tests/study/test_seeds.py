@@ -11,7 +11,7 @@ from rich.console import Console
 
 from l0drop.data.tokenizer import load_tokenizers
 from l0drop.recipe import parse_recipe
-from l0drop.study import children, seeds
+from l0drop.study import parallel, seeds
 from tests.training import tiny
 
 
@@ -122,7 +122,9 @@ def test_runs_that_read_the_same_text_prepare_it_once(tmp_path, monkeypatch):
         for seed in (1, 2)
     ]
     trained = []
-    monkeypatch.setattr(seeds, "side_by_side", lambda todo, *_: iter(trained.append(r.name) or r.name for r in todo))
+    monkeypatch.setattr(
+        seeds, "train_in_parallel", lambda todo, *_: iter(trained.append(r.name) or r.name for r in todo)
+    )
     seeds.train_all(recipes, tmp_path / "runs", 2, 1, Console(quiet=True))
     assert trained == ["base-s1", "base-s2"]
     for part in ("tokenizer", "data"):
@@ -134,7 +136,7 @@ def test_runs_that_read_the_same_text_prepare_it_once(tmp_path, monkeypatch):
 def test_separate_vocabularies_are_shared_as_two(tmp_path, monkeypatch):
     separate = tiny.recipe(tmp_path, tokenizer={"vocab_size": 60, "shared": False})
     recipes = [parse_recipe({**separate, "name": f"base-s{seed}", "seed": seed}, "test") for seed in (1, 2)]
-    monkeypatch.setattr(seeds, "side_by_side", lambda *_: iter(()))
+    monkeypatch.setattr(seeds, "train_in_parallel", lambda *_: iter(()))
     seeds.train_all(recipes, tmp_path / "runs", 2, 1, Console(quiet=True))
     first, second = (load_tokenizers(tmp_path / "runs" / recipe.name) for recipe in recipes)
     assert not second.shared
@@ -148,10 +150,10 @@ def test_the_first_that_is_ready_starts_first(tmp_path, monkeypatch):
 
     def start(recipe, folder, threads, bars):
         process = subprocess.Popen([sys.executable, "-c", ""])
-        return children.Child(recipe, folder / recipe.name, process, bars.add_task(""), time.perf_counter())
+        return parallel.RunProcess(recipe, folder / recipe.name, process, bars.add_task(""), time.perf_counter())
 
-    monkeypatch.setattr(children, "start", start)
-    found = children.side_by_side(
+    monkeypatch.setattr(parallel, "start", start)
+    found = parallel.train_in_parallel(
         recipes, tmp_path, 1, 1, Console(quiet=True), lambda *_: None, lambda r: r.name != "later" or len(finished) == 2
     )
     for name in found:
@@ -160,7 +162,7 @@ def test_the_first_that_is_ready_starts_first(tmp_path, monkeypatch):
 
 
 class Pool:
-    """Stands in for `side_by_side`, two at a time: starts what is ready, and has the oldest finish."""
+    """Stands in for `train_in_parallel`, two at a time: starts what is ready, and has the oldest finish."""
 
     def __init__(self, runs):
         self.runs, self.order = runs, []
@@ -205,7 +207,7 @@ def test_runs_start_as_soon_as_what_they_build_on_is_there(tmp_path, monkeypatch
         written.append(1)
         (runs / "translated").write_text("x\n")
 
-    monkeypatch.setattr(seeds, "side_by_side", pool)
+    monkeypatch.setattr(seeds, "train_in_parallel", pool)
     seeds.train_all(recipes, runs, 2, 1, Console(quiet=True), {("on-s1",): translate})
     assert pool.order[:2] == ["base-s1", "apart-s1"], "nothing that waits takes a place"
     assert pool.order[2:] == ["on-s1", "zero-s1"]
@@ -225,7 +227,7 @@ def test_a_run_can_bring_others_along(tmp_path, monkeypatch):
         asked.append((runs / "on-s1" / "metrics.json").exists())
         return [zero, apart]
 
-    monkeypatch.setattr(seeds, "side_by_side", pool)
+    monkeypatch.setattr(seeds, "train_in_parallel", pool)
     seeds.train_all([base, on], runs, 1, 1, Console(quiet=True), more={"on-s1": brought})
     assert pool.order == ["base-s1", "on-s1", "zero-s1", "apart-s1"]
     (runs / "zero-s1" / "metrics.json").unlink()
@@ -242,17 +244,17 @@ def test_one_that_fails_does_not_end_the_others(tmp_path, monkeypatch):
     def start(recipe, folder, threads, bars):
         started.append(recipe.name)
         (folder / recipe.name).mkdir()
-        (folder / recipe.name / children.OUTPUT).write_text("error: no room\n")
+        (folder / recipe.name / parallel.OUTPUT).write_text("error: no room\n")
         process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({int(recipe.name == 'bad')})"])
-        return children.Child(recipe, folder / recipe.name, process, bars.add_task(""), time.perf_counter())
+        return parallel.RunProcess(recipe, folder / recipe.name, process, bars.add_task(""), time.perf_counter())
 
-    monkeypatch.setattr(children, "start", start)
+    monkeypatch.setattr(parallel, "start", start)
     todo = [recipes[name] for name in names[:4]]
-    found = children.side_by_side(
+    found = parallel.train_in_parallel(
         todo, tmp_path, 1, 1, Console(quiet=True), lambda *_: None, lambda r: r.name != "follower",
         lambda name: [recipes["brought"]] if name == "last" else [],
     )  # fmt: skip
-    with pytest.raises(children.ChildError, match="bad: no room"):
+    with pytest.raises(parallel.RunError, match="bad: no room"):
         list(found)
     assert started == ["bad", "good", "last", "brought"], "and what waits for it does not wait for ever"
 
@@ -264,31 +266,31 @@ def test_after_a_failure_what_is_under_way_beside_is_waited_for(tmp_path, monkey
     def start(recipe, folder, threads, bars):
         started.append(recipe.name)
         (folder / recipe.name).mkdir()
-        (folder / recipe.name / children.OUTPUT).write_text("error: before\nerror: no room\n")
+        (folder / recipe.name / parallel.OUTPUT).write_text("error: before\nerror: no room\n")
         process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({int(recipe.name == 'bad')})"])
-        return children.Child(recipe, folder / recipe.name, process, bars.add_task(""), time.perf_counter(), 14)
+        return parallel.RunProcess(recipe, folder / recipe.name, process, bars.add_task(""), time.perf_counter(), 14)
 
     def busy():
         looks.append(1)
         return len(looks) < 5
 
-    monkeypatch.setattr(children, "start", start)
-    found = children.side_by_side(
+    monkeypatch.setattr(parallel, "start", start)
+    found = parallel.train_in_parallel(
         recipes, tmp_path, 1, 1, Console(quiet=True), lambda *_: None,
         lambda recipe: recipe.name == "bad" or len(looks) > 2, busy=busy,
     )  # fmt: skip
-    with pytest.raises(children.ChildError, match="bad: no room"):
+    with pytest.raises(parallel.RunError, match="bad: no room"):
         list(found)
     assert started == ["bad", "waits"]
 
 
 def test_an_error_of_an_earlier_execution_is_not_told_again(tmp_path):
-    (tmp_path / children.OUTPUT).write_text("error: of yesterday\nkilled\n")
+    (tmp_path / parallel.OUTPUT).write_text("error: of yesterday\nkilled\n")
     process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"])
     process.wait()
     recipe = parse_recipe(tiny.recipe(tmp_path), "test")
-    assert "ended with code 1" in children.Child(recipe, tmp_path, process, 0, 0.0, 20).last_words
-    assert children.Child(recipe, tmp_path, process, 0, 0.0).last_words == "of yesterday killed"
+    assert "ended with code 1" in parallel.RunProcess(recipe, tmp_path, process, 0, 0.0, 20).error
+    assert parallel.RunProcess(recipe, tmp_path, process, 0, 0.0).error == "of yesterday killed"
 
 
 def test_a_copy_of_the_start_is_not_waited_for_as_a_teacher(tmp_path):
@@ -303,7 +305,7 @@ def test_what_fails_beside_the_runs_ends_them(tmp_path, monkeypatch):
         raise OSError("no room for the translations")
 
     pool = Pool(runs)
-    monkeypatch.setattr(seeds, "side_by_side", pool)
+    monkeypatch.setattr(seeds, "train_in_parallel", pool)
     with pytest.raises(OSError, match="no room"):
         seeds.train_all(recipes, runs, 1, 1, Console(quiet=True), {("on-s1",): fails})
     assert "zero-s1" not in pool.order
@@ -318,7 +320,7 @@ def test_what_fails_beside_the_runs_and_nobody_waits_for_is_told_at_the_end(tmp_
     def fails():
         raise OSError("no room for the analysis")
 
-    monkeypatch.setattr(seeds, "side_by_side", pool)
+    monkeypatch.setattr(seeds, "train_in_parallel", pool)
     with pytest.raises(OSError, match="no room"):
         seeds.train_all(recipes, runs, 1, 1, Console(quiet=True), {("base-s1", "on-s1"): fails})
     assert set(pool.order) == {recipe.name for recipe in recipes}

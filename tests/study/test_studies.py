@@ -60,7 +60,7 @@ def test_what_is_given_on_the_command_line_comes_last(data):
     (recipe,) = made.following(set())
     assert recipe.train.teacher.model == "init"
     assert recipe.data.train.source == other
-    assert made.lessons.source == Path(other), "the text that is translated is the text that is read"
+    assert made.distillation.source == Path(other), "the text that is translated is the text that is read"
     (on,) = made.trained_on(set())
     assert on.train.teacher is None
 

@@ -347,7 +347,7 @@ def test_ctrl_c_reaches_the_children(whole: tuple[str, Path], tmp_path: Path) ->
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "the same command goes on" in errors
+    assert "the same command resumes" in errors
     for log in logs:
         assert list((log.parent / "checkpoints").glob("checkpoint-*"))
     assert not (tmp_path / "tiny-sweep" / "lambda-2" / "checkpoints").exists()
