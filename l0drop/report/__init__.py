@@ -1,16 +1,21 @@
-"""One page that says what a run or a sweep has shown: report.html, whole in itself, and report.md for pull requests.
+"""The report on a run, a sweep or the demo: report.html, self-contained, and report.md for pull requests.
 
-findings.py   what there is to say, from the files of a folder; nothing is measured here
-agreement.py  which evaluations may stand in one table
-words.py      the summary, and the cells of the tables
-page.py       HTML, around page.html
-markdown.py   Markdown, with tables where the page has figures
+findings.py    the content, from the files of a folder; nothing is measured here
+agreement.py   which evaluations one table may hold
+summary.py     the verdict in three sentences
+evaluation.py  tables of scores, differences and tail risk
+table.py       the table type and its renderings
+escape.py      text from data made safe
+page.py        HTML, around page.html
+markdown.py    Markdown, with tables in place of figures
+figures/       figures as SVG
+picture.py     sentences with dropped pieces struck out, as SVG
 """
 
 from pathlib import Path
 
 from l0drop.data.whole import write_whole
-from l0drop.report.figures import Drawing, draw_all
+from l0drop.report.figures import Drawing, difference_curve, draw_all
 from l0drop.report.findings import gather
 from l0drop.report.markdown import markdown
 from l0drop.report.page import page
@@ -19,15 +24,18 @@ HTML, MARKDOWN = "report.html", "report.md"
 
 
 def write_report(folder: Path, margin: float | None = None) -> list[Path]:
-    """Draw the figures that the folder's files give, and write both forms of the report; the files written.
+    """Draw the figures, and write the report as HTML and as Markdown; returns the files written.
 
-    `margin` judges the differences anew; left out, that of the evaluation.
+    margin: for the verdicts; default: the margin of the evaluation.
     """
     findings = gather(folder, margin)
     drawings: dict[str, Drawing] = {}
-    for place in findings.analysed:  # what a sweep shows of all its points, then what one of them shows besides
-        for drawing in draw_all(place):
+    for path in findings.analysed:  # figures of a sweep as a whole come before those of one model
+        for drawing in draw_all(path):
             drawings.setdefault(drawing.name, drawing)
+    if len(findings.judged) > 1:
+        curve = difference_curve(findings)
+        drawings[curve.name] = curve
     files = {HTML: page(findings, list(drawings.values())), MARKDOWN: markdown(findings)}
     for name, content in files.items():
         write_whole(folder / name, content)

@@ -1,4 +1,4 @@
-"""Which evaluations may stand in one table: those whose rows are scored alike."""
+"""Which evaluations one table may hold: those that are scored in the same way."""
 
 from collections.abc import Iterator, Mapping
 from statistics import fmean
@@ -7,26 +7,26 @@ from typing import Any, Literal
 Evaluation = dict[str, Any]
 Side = Literal["system", "baseline"]
 Terms = dict[str, tuple[Any, str]]
-"""What rows of one table share: its value, and how it is shown."""
+"""The settings that all rows of a table share: the value of each, and the text that shows it."""
 
 
 def agreed(
     found: Mapping[str, Evaluation | None],
     trained: Mapping[str, dict[str, Any]],
-    reference: str,
+    continued: str,
     file: str,
     margin: float | None,
 ) -> tuple[dict[str, Evaluation | None], list[str]]:
-    """The evaluations that were found, by run; none of them where their rows are not scored alike, with notes why.
+    """The evaluations by run; none of them if they are not all scored in the same way, with notes that say why.
 
-    trained: scores on one text by run, as `file` has them from training; they fill the rows that no evaluation fills.
+    trained: scores on one text by run, from training, as stored in `file`; they fill the rows without an evaluation.
     """
     known = {name: evaluation for name, evaluation in found.items() if evaluation is not None}
     compared = [name for name, evaluation in known.items() if is_compared(evaluation)]
     notes = []
     if not compared or any(evaluation is None and name in trained for name, evaluation in found.items()):
         for name, evaluation in known.items():
-            notes += _note(name, file, differences_to_training(evaluation, name, trained, reference))
+            notes += _note(name, file, differences_to_training(evaluation, name, trained, continued))
     if known and not notes:
         first = [*compared, *known][0]
         for name, evaluation in known.items():
@@ -34,31 +34,35 @@ def agreed(
             notes += _note(name, f"{first}/evaluation", differences)
     if not notes:
         return dict(found), []
-    return dict.fromkeys(found), [*notes, f"Rows of one table are scored alike, so all scores are those of {file}."]
+    return dict.fromkeys(found), [
+        *notes,
+        f"Rows of one table must be scored in the same way, so all scores are taken from {file}.",
+    ]
 
 
 def differences_to_training(
-    evaluation: Evaluation, name: str, trained: Mapping[str, dict[str, Any]], reference: str
+    evaluation: Evaluation, name: str, trained: Mapping[str, dict[str, Any]], continued: str
 ) -> list[str]:
-    """In what an evaluation is not scored as in training; the same text is known by the score that both have of a run.
+    """How the scoring of an evaluation differs from the scoring in training.
 
-    That run is the reference, or `name` itself where it was compared with none.
+    Whether both used the same text is known by a score that both have: that of the continued baseline, or of `name`
+    itself if it was compared with nothing.
     """
     side: Side = "baseline" if is_compared(evaluation) else "system"
-    run = reference if side == "baseline" else name
+    run = continued if side == "baseline" else name
     if run not in trained:
         return []
     there, score, seeds = trained[run], main_score(evaluation), len(evaluation["runs"])
     its: Terms = {
         "metric": (score["name"], score["name"]),
         "text": (evaluation["scored"], scored_text(evaluation)),
-        "references": (None, "the text's own"),
+        "references": (None, "human references"),
         "seeds": (seeds, str(seeds)),
     }
     others: Terms = {
         "metric": (there["score"]["name"], there["score"]["name"]),
-        "text": (there["sentences"], f"{there['sentences']:,} sentences, those of training"),
-        "references": (there.get("references"), there.get("references", "the text's own")),
+        "text": (there["sentences"], f"{there['sentences']:,} sentences, as in training"),
+        "references": (there.get("references"), there.get("references", "human references")),
         "seeds": (1, "1"),
     }
     if differences := list(_differences(its, others)):
@@ -72,18 +76,18 @@ def differences_to_training(
 
 
 def is_compared(evaluation: Evaluation) -> bool:
-    """With a baseline."""
+    """Whether the evaluation compares with another system."""
     return "tail" in evaluation["runs"][0]
 
 
 def main_score(evaluation: Evaluation) -> dict[str, Any]:
-    """Of the first run, by the metric of the verdict."""
+    """The score of the first run by the metric of the verdict."""
     score: dict[str, Any] = evaluation["runs"][0]["system"]["scores"][evaluation["judging"]["metric"]]
     return score
 
 
 def mean_score(evaluation: Evaluation, side: Side) -> float:
-    """Over all seeds, by the metric of the verdict."""
+    """The mean over all seeds by the metric of the verdict."""
     metric = evaluation["judging"]["metric"]
     return fmean(run[side]["scores"][metric]["value"] for run in evaluation["runs"])
 
@@ -94,7 +98,7 @@ def scored_text(evaluation: Evaluation) -> str:
 
 
 def _terms(evaluation: Evaluation, margin: float | None) -> Terms:
-    """`margin`: where it is given, the evaluation's is not used."""
+    """margin: replaces the evaluation's margin if given."""
     judging, seeds = evaluation["judging"], len(evaluation["runs"])
     content = [{key: value for key, value in entry.items() if key != "path"} for entry in evaluation["inputs"]]
     decoding = evaluation["generation"]
@@ -102,7 +106,7 @@ def _terms(evaluation: Evaluation, margin: float | None) -> Terms:
         "metric": (judging["metric"], main_score(evaluation)["name"]),
         "tokenisation": (judging["tokenize"], judging["tokenize"]),
         "text": ((content, evaluation["scored"]), scored_text(evaluation)),
-        "decoding": (decoding, ", ".join(f"{key} {value}" for key, value in decoding.items()) or "the models' own"),
+        "decoding": (decoding, ", ".join(f"{key} {value}" for key, value in decoding.items()) or "model defaults"),
         "seeds": (seeds, str(seeds)),
     }
     if margin is None and is_compared(evaluation):
@@ -113,7 +117,7 @@ def _terms(evaluation: Evaluation, margin: float | None) -> Terms:
 def _differences(its: Terms, others: Terms) -> Iterator[str]:
     for name in (name for name in its if name in others and its[name][0] != others[name][0]):
         shown, other = its[name][1], others[name][1]
-        yield f"{name} {shown}, not {other}" if shown != other else f"{name} {shown}, with other content"
+        yield f"{name} {shown}, not {other}" if shown != other else f"{name} {shown}, with different content"
 
 
 def _note(name: str, other: str, differences: list[str]) -> list[str]:

@@ -1,7 +1,7 @@
-"""What a report says, gathered from the files of a run, a sweep or the demo.
+"""The content of a report, gathered from the files of a run, a sweep or the demo.
 
-Read are recipe.yaml, metrics.json, sweep.json, bench.json, analysis.json, and evaluation/ as `l0drop evaluate` writes
-it.
+It reads recipe.yaml, metrics.json, sweep.json, bench.json, analysis.json, and the evaluation/ folder that `l0drop
+evaluate` writes.
 """
 
 import json
@@ -20,6 +20,7 @@ from l0drop.report.agreement import (
     mean_score,
     scored_text,
 )
+from l0drop.report.table import Table
 from l0drop.study.analysis import tables
 from l0drop.study.significance import check_margin
 from l0drop.study.sweep import LEARNED
@@ -29,16 +30,19 @@ EXAMPLES = Path("evaluation", "examples.json")
 SOFTWARE = ("l0drop", "commit", "torch", "transformers", "python", "device", "threads")
 
 Kind = Literal["run", "sweep", "demo"]
-Role = Literal["baseline", "reference", "sparse", "rule"]
+Role = Literal["start", "continued", "dense", "sparse", "rule"]
+"""start: the dense model that fine-tuning starts from; continued: the dense model given the same extra steps; dense:
+another model without gates; sparse: a learned gate; rule: a gate by rule."""
+LABELS = {"start": "dense, start", "continued": "dense, continued"}
 
 
 class ReportError(ValueError):
-    """A folder there is nothing to report on; the message says what is expected in it."""
+    """A folder without anything to report; the message says which files are expected in it."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """How many times as fast decoding is on the short memory as on the dense one, and where that was measured."""
+    """The speed-up of the short memory over the dense one, and the machine it was measured on."""
 
     end_to_end: float
     decode: float | None
@@ -49,7 +53,8 @@ class Speed:
 class Row:
     """A system in the table of quality, sparsity and speed.
 
-    difference: to the baseline or reference; lower: its bound, with one-sided 95% confidence. folder: of the run.
+    difference: to the dense model that it is compared with. lower, upper: its one-sided 95% bounds. interval: the
+    two-sided 95% interval. folder: the folder of the run.
     """
 
     name: str
@@ -58,25 +63,38 @@ class Row:
     sparsity: float | None = None
     difference: float | None = None
     lower: float | None = None
+    upper: float | None = None
+    interval: tuple[float, float] | None = None
     speed: Speed | None = None
     folder: Path | None = None
 
+    @property
+    def label(self) -> str:
+        """The name to show: of dense models of a sweep their role, of others the name of the run."""
+        return LABELS.get(self.role, f"{self.name} (rule)" if self.role == "rule" else self.name)
+
+    @property
+    def is_gated(self) -> bool:
+        return self.role in ("sparse", "rule")
+
     def non_inferior(self, margin: float) -> bool | None:
-        """None where it was not compared."""
+        """None if it was not compared."""
         return None if self.lower is None else self.lower > -margin
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything a report shows, but for the figures.
+    """The content of a report, except for the figures.
 
-    analysed: the folders whose figures are shown. measured: tables of what was measured in them, with notes, by
-    title. text: what was scored. compared_with: what the differences are to. shown: the row whose evaluation and
-    examples are shown in full. missing: what could not be said, and the command that changes that.
+    shown: the model that the page shows in detail (evaluation, examples, analysis). analysed: the folders whose figures
+    are shown: those of a sweep as a whole and those of the model shown. measured: tables of the analysis by title.
+    text: the text that was scored. compared_with: the label of the dense model that differences refer to.
+    evaluations: of all gated models that have one, by run. missing: notes on missing parts, each with the command that
+    adds it.
     """
 
     analysed: list[Path]
-    measured: dict[str, tuple[tables.Table, str]]
+    measured: dict[str, Table]
     name: str
     kind: Kind
     metric: str
@@ -85,7 +103,7 @@ class Findings:
     compared_with: str | None
     margin: float
     shown: Row | None
-    evaluation: dict[str, Any] | None
+    evaluations: dict[str, dict[str, Any]]
     examples: list[dict[str, Any]]
     signatures: dict[str, str]
     recipe: str
@@ -94,39 +112,48 @@ class Findings:
 
     @property
     def points(self) -> list[Row]:
-        """What may be recommended."""
-        return [row for row in self.rows if row.role in ("sparse", "rule")]
+        """The gated models, one of which may be recommended."""
+        return [row for row in self.rows if row.is_gated]
+
+    @property
+    def judged(self) -> list[Row]:
+        """The gated models that were compared with a dense one."""
+        return [row for row in self.points if row.lower is not None]
 
     @property
     def recommended(self) -> Row | None:
         """The sparsest point that is non-inferior at the margin."""
-        good = [row for row in self.points if row.non_inferior(self.margin)]
-        return max(good, key=_sparsity, default=None)
+        return max((row for row in self.judged if row.non_inferior(self.margin)), key=_sparsity, default=None)
 
     @property
     def has_rules(self) -> bool:
         return any(row.role == "rule" for row in self.rows)
 
     @property
+    def evaluation(self) -> dict[str, Any] | None:
+        """Of the model shown."""
+        return None if self.shown is None else self.evaluations.get(self.shown.name)
+
+    @property
     def tail(self) -> dict[str, Any] | None:
-        """Tail risk of the row that is shown; of its first seed."""
+        """Tail risk of the model shown; of its first seed."""
         return None if self.evaluation is None else self.evaluation["runs"][0].get("tail")
 
     @property
     def seeds(self) -> int:
-        """Over how many the scores are means; the same for all rows."""
+        """The number of seeds that scores are averaged over; the same for all rows."""
         return 1 if self.evaluation is None else len(self.evaluation["runs"])
 
     @property
     def over_seeds(self) -> dict[str, Any] | None:
-        """The difference of the row that is shown, where there are several seeds."""
+        """The difference of the model shown over several seeds, if there are several."""
         if self.evaluation is None or "over_seeds" not in self.evaluation:
             return None
         return _difference(self.evaluation)
 
 
 def gather(folder: Path, margin: float | None = None) -> Findings:
-    """What is known about a run, a sweep or a demo; `margin` judges the differences anew."""
+    """The findings on a run, a sweep or a demo; `margin` replaces the margin of the evaluation."""
     if margin is not None:
         check_margin(margin)
     try:
@@ -138,10 +165,10 @@ def gather(folder: Path, margin: float | None = None) -> Findings:
         if metrics and (folder / "recipe.yaml").is_file():
             return _of_run(folder, metrics, margin)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ReportError(f"{folder}: a JSON file in it is not as this version writes it ({error!r})") from error
+        raise ReportError(f"{folder}: one of its JSON files has an unexpected format ({error!r})") from error
     raise ReportError(
-        f"{folder}: nothing to report on; expected the folder of a finished run (recipe.yaml, metrics.json), of a "
-        "sweep (sweep.json), or of the demo"
+        f"{folder}: nothing to report; expected the folder of a finished run (recipe.yaml, metrics.json), of a sweep "
+        "(sweep.json), or of the demo"
     )
 
 
@@ -155,11 +182,11 @@ def _of_run(folder: Path, metrics: dict[str, Any], margin: float | None) -> Find
         rows = []
         if is_compared(evaluation):
             name = evaluation["runs"][0]["baseline"]["name"]
-            rows.append(Row(name, "baseline", mean_score(evaluation, "baseline")))
+            rows.append(Row(name, "dense", mean_score(evaluation, "baseline")))
         rows.append(_judged(metrics["name"], folder, evaluation))
     else:
         scored = metrics.get(split, {})
-        role: Role = "sparse" if "sparsity" in scored else "baseline"
+        role: Role = "sparse" if "sparsity" in scored else "dense"
         value, sparsity = scored.get("score", {}).get("value"), scored.get("sparsity")
         rows = [Row(metrics["name"], role, value, sparsity, speed=_speed(folder), folder=folder)]
     evaluations = {metrics["name"]: evaluation}
@@ -168,11 +195,12 @@ def _of_run(folder: Path, metrics: dict[str, Any], margin: float | None) -> Find
 
 def _of_sweep(folder: Path, margin: float | None) -> Findings:
     sweep = _read(folder / "sweep.json")
-    reference, split = sweep["reference"], _split(sweep["reference"])
-    entries = (sweep["baseline"], reference, *sweep["points"])
+    continued = sweep["continued"] if "continued" in sweep else sweep["reference"]
+    split = _split(continued)
+    entries = (sweep["baseline"], continued, *sweep["points"])
     trained = {entry["run"]: entry[split] for entry in entries if split in entry}
     runs = [folder / point["run"] for point in sweep["points"]]
-    evaluations, notes = _evaluations(runs, folder / reference["run"], trained, "sweep.json", margin)
+    evaluations, notes = _evaluations(runs, folder / continued["run"], trained, "sweep.json", margin)
     rows = []
     for point in sweep["points"]:
         name, evaluation = point["run"], evaluations[point["run"]]
@@ -184,41 +212,44 @@ def _of_sweep(folder: Path, margin: float | None) -> Findings:
             speed = _speed(folder / name)
             rows.append(Row(name, role, value, point.get("sparsity"), change, speed=speed, folder=folder / name))
     rows.sort(key=lambda row: (row.role == "rule", _sparsity(row)))
-    first = _bases(sweep["baseline"]["run"], reference["run"], trained, evaluations)
-    settings = next(iter(sweep["points"]), reference)
-    metrics = {**settings, **{key: sweep[key] for key in SOFTWARE if key in sweep}, split: reference[split]}
+    first = _dense_rows(sweep["baseline"]["run"], continued["run"], trained, evaluations)
+    settings = next(iter(sweep["points"]), continued)
+    metrics = {**settings, **{key: sweep[key] for key in SOFTWARE if key in sweep}, split: continued[split]}
     return _complete(folder, "sweep", sweep["name"], [*first, *rows], evaluations, notes, metrics, str(folder), margin)
 
 
 def _of_demo(folder: Path, metrics: dict[str, Any], margin: float | None) -> Findings:
     systems = metrics["systems"]
+    continued = "continued" if "continued" in systems else "trained-on"  # its name in earlier versions
     evaluations, notes = _evaluations(
-        [folder / "sparse"], folder / "trained-on", systems, "the demo's metrics.json", margin
+        [folder / "sparse"], folder / continued, systems, "the demo's metrics.json", margin
     )
     speed = Speed(metrics["dense_by_short_cpu"], None, f"our engine, {_machine(metrics)}")
     if (evaluation := evaluations["sparse"]) is not None:
         sparse = replace(_judged("sparse", folder / "sparse", evaluation, "sparse"), speed=speed)
     else:
-        value, change = systems["sparse"]["score"]["value"], metrics["difference_to_trained_on"]
+        value = systems["sparse"]["score"]["value"]
+        change = value - systems[continued]["score"]["value"]
         sparse = Row("sparse", "sparse", value, metrics["sparsity"], change, speed=speed, folder=folder / "sparse")
-    rows = [*_bases("baseline", "trained-on", systems, evaluations), sparse]
+    rows = [*_dense_rows("baseline", continued, systems, evaluations), sparse]
     name = f"demo: {metrics['task']}, gating {metrics['gating']}"
-    command = f"{folder / 'sparse'} --baseline {folder / 'trained-on'}"
+    command = f"{folder / 'sparse'} --baseline {folder / continued}"
     metrics = {**metrics, "test": systems["sparse"]}
     return _complete(folder, "demo", name, rows, evaluations, notes, metrics, command, margin)
 
 
-def _bases(
-    baseline: str, reference: str, trained: Mapping[str, dict[str, Any]], evaluations: dict[str, dict[str, Any] | None]
+def _dense_rows(
+    start: str, continued: str, trained: Mapping[str, dict[str, Any]], evaluations: dict[str, dict[str, Any] | None]
 ) -> list[Row]:
-    """What the others are beside; the baseline, which is not evaluated, where the others are scored as in training."""
+    """The dense models. The first has no evaluation, so its row is present only if the others are scored as in
+    training."""
     found = ((name, found) for name, found in evaluations.items() if found is not None and is_compared(found))
     name, judged = next(found, ("", None))
-    value = trained[reference]["score"]["value"] if judged is None else mean_score(judged, "baseline")
-    rows = [Row(reference, "reference", value)]
-    alike = judged is None or not differences_to_training(judged, name, trained, reference)
-    if alike and baseline in trained:
-        rows.insert(0, Row(baseline, "baseline", trained[baseline]["score"]["value"]))
+    value = trained[continued]["score"]["value"] if judged is None else mean_score(judged, "baseline")
+    rows = [Row(continued, "continued", value)]
+    alike = judged is None or not differences_to_training(judged, name, trained, continued)
+    if alike and start in trained:
+        rows.insert(0, Row(start, "start", trained[start]["score"]["value"]))
     return rows
 
 
@@ -226,27 +257,24 @@ def _complete(
     folder: Path, kind: Kind, name: str, rows: list[Row], evaluations: dict[str, dict[str, Any] | None],
     notes: list[str], metrics: dict[str, Any], command: str, margin: float | None,
 ) -> Findings:  # fmt: skip
-    """What all have in common; `evaluations`, of rows by name; `notes`: why others are left out; `command`: what
-    `l0drop evaluate` is to be given."""
+    """The parts that all kinds of folders share. evaluations: by run; notes: why some of them are not used; command:
+    the arguments for `l0drop evaluate`."""
     runs = [row for row in rows if row.folder is not None]
     judged = [row for row in runs if row.lower is not None]
-    compared = [found for found in evaluations.values() if found is not None and is_compared(found)]
-    at = margin or (compared[0]["judging"]["margin"] if compared else 0.5)
-    good = [row for row in judged if row.non_inferior(at)]
-    shown = max(good or runs, key=_sparsity, default=None)
-    if judged and not good:
-        shown = max(judged, key=lambda row: row.lower or 0.0)  # the nearest, of which the summary speaks
-    evaluation = evaluations.get(shown.name) if shown is not None else None
-    recipes = [place / "recipe.yaml" for place in (folder, *(row.folder for row in runs if row.folder is not None))]
+    known = {run: found for run, found in evaluations.items() if found is not None}
+    compared = [found for found in known.values() if is_compared(found)]
+    margin = margin or (compared[0]["judging"]["margin"] if compared else 0.5)
+    shown = _shown(runs, judged, margin)
+    evaluation = known.get(shown.name) if shown is not None else None
+    recipes = [path / "recipe.yaml" for path in (folder, *(row.folder for row in runs if row.folder is not None))]
     recipe = next((file.read_text(encoding="utf-8") for file in recipes if file.is_file()), "")
     scores = [metrics[split]["score"] for split in ("valid", "test") if split in metrics]
     if evaluation is not None:
         scores += evaluation["runs"][0]["system"]["scores"].values()
     examples = _read(shown.folder / EXAMPLES) if evaluation and shown is not None and shown.folder is not None else None
-    analysed = [folder / "sparse" if kind == "demo" else folder]
-    if kind == "sweep":  # and one point by itself, the one that is shown if it was
-        points = sorted(runs, key=lambda row: (row is not shown, -_sparsity(row)))
-        analysed += [row.folder for row in points if row.folder and (row.folder / "analysis.json").is_file()][:1]
+    analysed = [folder] if kind == "sweep" else []
+    if shown is not None and shown.folder is not None:
+        analysed.append(shown.folder)
     return Findings(
         analysed=analysed,
         measured=_measured(analysed),
@@ -256,36 +284,49 @@ def _complete(
         text=_text(evaluation, metrics),
         rows=rows,
         compared_with=_compared_with(rows),
-        margin=at,
+        margin=margin,
         shown=shown,
-        evaluation=evaluation,
+        evaluations=known,
         examples=examples or [],
         signatures={score["name"]: score["signature"] for score in scores},
         recipe=recipe,
         provenance=_provenance(metrics, evaluation),
-        missing=[*notes, *_missing(analysed[0], runs, judged, command)],
+        missing=[*notes, *_missing(analysed, runs, judged, command)],
     )
 
 
-def _measured(analysed: list[Path]) -> dict[str, tuple[tables.Table, str]]:
-    """What a sweep says of all its points comes before what one of them says."""
-    found: dict[str, tuple[tables.Table, str]] = {}
-    for place in analysed:
-        for title, content, note in tables.tables(_read(place / "analysis.json") or {}):
-            found.setdefault(title, (content, note))
+def _shown(runs: list[Row], judged: list[Row], margin: float) -> Row | None:
+    """The model to show in detail: the sparsest that is non-inferior, else the one nearest to it, else the sparsest."""
+    good = [row for row in judged if row.non_inferior(margin)]
+    if judged and not good:
+        return max(judged, key=lambda row: row.lower or 0.0)
+    return max(good or runs, key=_sparsity, default=None)
+
+
+def _measured(analysed: list[Path]) -> dict[str, Table]:
+    """The tables of the analyses by title; those of a sweep take precedence over those of one of its points."""
+    found: dict[str, Table] = {}
+    for folder in analysed:
+        for title, (head, rows), note in tables.tables(_read(folder / "analysis.json") or {}):
+            found.setdefault(title, Table(head, rows, note, prose=frozenset({tables.CLOSED_BY_HAND})))
     return found
 
 
-def _missing(analysed: Path, runs: list[Row], judged: list[Row], command: str) -> list[str]:
-    points = [row for row in runs if row.role in ("sparse", "rule")]
+def _missing(analysed: list[Path], runs: list[Row], judged: list[Row], command: str) -> list[str]:
+    points = [row for row in runs if row.is_gated]
     notes = []
     if len(judged) < len(points):
-        notes.append(f"{len(judged)} of {len(points)} points are compared with a baseline: l0drop evaluate {command}")
+        notes.append(
+            f"{len(judged)} of {len(points)} models were compared with a dense model: l0drop evaluate {command}"
+        )
     if points and all(row.speed is None for row in points):
-        place = points[-1].folder
-        notes.append(f"Speed was not measured: l0drop bench decode {place} --input FILE --json {place}/bench.json")
-    if not (analysed / "analysis.json").is_file():
-        notes.append(f"What was dropped, and where attention goes, was not analysed: l0drop analyze {analysed}")
+        folder = points[-1].folder
+        notes.append(f"Speed was not measured: l0drop bench decode {folder} --input FILE --json {folder}/bench.json")
+    notes += [
+        f"{folder} was not analysed (dropped words, attention): l0drop analyze {folder}"
+        for folder in analysed
+        if not (folder / "analysis.json").is_file()
+    ]
     return notes
 
 
@@ -295,9 +336,9 @@ def _missing(analysed: Path, runs: list[Row], judged: list[Row], command: str) -
 def _evaluations(
     runs: list[Path], against: Path, trained: Mapping[str, dict[str, Any]], file: str, margin: float | None
 ) -> tuple[dict[str, dict[str, Any] | None], list[str]]:
-    """The evaluations of runs, by name, that may stand beside each other, and notes on those that may not.
+    """The evaluations of runs, by name, that one table may hold, and notes on the others.
 
-    They have been compared with the run `against` or with none, but with no other.
+    Those compared with another run than `against` are not used.
     """
     found, notes = {}, []
     for run in runs:
@@ -307,38 +348,40 @@ def _evaluations(
         baseline = evaluation["runs"][0]["baseline"]
         if not any(_belongs(stamp, against) for stamp in baseline["files"]):
             found[run.name] = None
-            notes.append(f"{run.name} was evaluated against {baseline['name']}, which the differences here are not to.")
+            notes.append(f"{run.name} was evaluated against {baseline['name']}, not against {against.name}: not used.")
     evaluations, others = agreed(found, trained, against.name, file, margin)
     return evaluations, [*notes, *others]
 
 
 def _belongs(file: dict[str, Any], run: Path) -> bool:
-    """Whether a file that was stamped is of this run: its content, or its path where the run no longer has it."""
+    """Whether a recorded file belongs to this run: by its content, or by its path if the run no longer has it."""
     path = Path(file["path"])
-    kept = [place for place in (run / "model" / path.name, run / "outputs" / path.name) if place.is_file()]
+    kept = [copy for copy in (run / "model" / path.name, run / "outputs" / path.name) if copy.is_file()]
     if not kept:
         return run.name in path.parts
-    return any(place.stat().st_size == file["size"] and file_stamp(place)["sha256"] == file["sha256"] for place in kept)
+    return any(copy.stat().st_size == file["size"] and file_stamp(copy)["sha256"] == file["sha256"] for copy in kept)
 
 
 def _judged(name: str, folder: Path, evaluation: dict[str, Any], role: Role | None = None) -> Row:
-    """The row of a run that was evaluated; means, where there are several seeds."""
+    """The row of an evaluated run; means over its seeds."""
     shares = [run["system"].get("sparsity") for run in evaluation["runs"]]
     sparsity, difference = None if None in shares else fmean(shares), _difference(evaluation) or {}
     return Row(
         name=name,
-        role=role or ("baseline" if sparsity is None else "sparse"),
+        role=role or ("dense" if sparsity is None else "sparse"),
         score=mean_score(evaluation, "system"),
         sparsity=sparsity,
         difference=difference.get("difference"),
         lower=difference.get("lower"),
+        upper=difference.get("upper"),
+        interval=tuple(difference["interval"]) if "interval" in difference else None,
         speed=_speed(folder),
         folder=folder,
     )
 
 
 def _difference(evaluation: dict[str, Any]) -> dict[str, Any] | None:
-    """By the metric of the verdict; over seeds, where there are several."""
+    """By the metric of the verdict; over seeds if there are several."""
     metric = evaluation["judging"]["metric"]
     if "over_seeds" in evaluation:
         return evaluation["over_seeds"][metric]
@@ -372,8 +415,8 @@ def _text(evaluation: dict[str, Any] | None, metrics: dict[str, Any]) -> str:
 def _compared_with(rows: list[Row]) -> str | None:
     if all(row.difference is None for row in rows):
         return None
-    bases = [row for row in rows if row.role in ("reference", "baseline") and row.difference is None]
-    return bases[-1].name
+    dense = [row for row in rows if not row.is_gated and row.difference is None]
+    return dense[-1].label
 
 
 def _provenance(metrics: dict[str, Any], evaluation: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
@@ -387,7 +430,7 @@ def _provenance(metrics: dict[str, Any], evaluation: dict[str, Any] | None) -> d
 
 
 def _speed(folder: Path) -> Speed | None:
-    """From the decoding benchmark of this run; others, and shapes on random weights, say nothing about it."""
+    """From the decoding benchmark of this run; benchmarks of other models or random weights do not count."""
     bench = _read(folder / "bench.json") or {}
     dense = bench.get("systems", {}).get("engine-dense", {}).get("times_engine_short")
     if dense is None or "model" not in bench:
@@ -400,7 +443,7 @@ def _machine(entry: dict[str, Any]) -> str:
 
 
 def _read(file: Path) -> Any:
-    """The content of a JSON file; None where there is none."""
+    """The content of a JSON file; None if the file does not exist."""
     if not file.is_file():
         return None
     try:

@@ -26,13 +26,15 @@ def test_a_sweep(tmp_path: Path, report: Callable[..., tuple[int, str]]) -> None
     folder = folders.sweep(tmp_path / "sweep")
     code, said = report(folder, "--margin", 99)
     assert code == 0, said
-    assert "target-0.8</strong>, the sparsest point" in (folder / "report.html").read_text(encoding="utf-8")
+    assert "target-0.8 drops 79.0% of its encodings and is non-inferior" in (folder / "report.html").read_text(
+        encoding="utf-8"
+    )
     assert (folder / "report.md").read_text(encoding="utf-8").startswith("# a &lt;sweep&gt;")
     assert (folder / "figures" / "quality.svg").exists()
 
 
 def test_what_cannot_be_reported_on(tmp_path: Path, report: Callable[..., tuple[int, str]]) -> None:
-    for folder, expected in ((tmp_path / "absent", "absent: nothing to report on"), (tmp_path, "nothing to report on")):
+    for folder, expected in ((tmp_path / "absent", "absent: nothing to report"), (tmp_path, "nothing to report")):
         code, said = report(folder)
         assert code == 2
         assert expected in said

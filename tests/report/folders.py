@@ -1,4 +1,4 @@
-"""Folders as runs, sweeps and evaluations leave them, without training anything."""
+"""Folders like those of runs, sweeps and evaluations, made without training."""
 
 import json
 from collections.abc import Sequence
@@ -37,21 +37,26 @@ def evaluated(
     seeds: Sequence[tuple[list[str], list[str]]] = (),
     **judging: Any,
 ) -> None:
-    """An evaluation of outputs on the first `sentences`; `theirs` are those of the run beside it that `against` names.
+    """Write an evaluation of outputs on the first `sentences`; `theirs` are the outputs of the run named `against`.
 
-    `seeds`: outputs of further pairs. What gates would have dropped is put in, and the signature that runs have.
+    seeds: outputs of further pairs. Dropped pieces are made up, and the signature is that of the runs.
     """
-    place, outputs = run.parent / f"{run.name}-texts", run.parent / against / "outputs"
+    texts_folder, outputs = run.parent / f"{run.name}-texts", run.parent / against / "outputs"
     baseline = outputs / ("test.txt" if sentences == len(REFS) else f"first-{sentences}.txt")
     sources = [f"source {number} {HOSTILE}" for number in range(len(REFS))]
-    texts = {place / "source": sources, place / "reference": REFS, place / "ours": ours, baseline: theirs or []}
+    texts = {
+        texts_folder / "source": sources,
+        texts_folder / "reference": REFS,
+        texts_folder / "ours": ours,
+        baseline: theirs or [],
+    }
     for number, sides in enumerate(seeds):
-        texts |= {place / f"{name}-{number}": side for name, side in zip(("ours", "theirs"), sides, strict=True)}
+        texts |= {texts_folder / f"{name}-{number}": side for name, side in zip(("ours", "theirs"), sides, strict=True)}
     for file, side in texts.items():
         put(file, "".join(f"{line}\n" for line in side[:sentences]))
-    text = read_files(place / "source", place / "reference")
-    systems = [place / "ours", *(place / f"ours-{number}" for number in range(len(seeds)))]
-    baselines = [baseline, *(place / f"theirs-{number}" for number in range(len(seeds)))] if theirs else []
+    text = read_files(texts_folder / "source", texts_folder / "reference")
+    systems = [texts_folder / "ours", *(texts_folder / f"ours-{number}" for number in range(len(seeds)))]
+    baselines = [baseline, *(texts_folder / f"theirs-{number}" for number in range(len(seeds)))] if theirs else []
     sides = [System(file) for file in systems], [System(file) for file in baselines]
     found, files = evaluate(*sides, text, Judging(resamples=400, **judging), {})
     for entry in found["runs"]:
@@ -84,7 +89,7 @@ def bench(run: Path, times: float) -> None:
         }
         for name, by in {"engine-short": 1.0, "engine-dense": times}.items()
     }
-    what = {"what": "lines", "model": str(run), "decoded_sentences": 4, "generation": {"num_beams": 4}}
+    what = {"what": "lines", "model": str(run), "sentences": 4, "generation": {"num_beams": 4}, "gates": None}
     put(run / "bench.json", {**what, "systems": systems, **PROVENANCE})
 
 
@@ -93,7 +98,7 @@ SPARSITIES = {"target-0.3": 0.31, "target-0.5": 0.52, "target-0.8": 0.79, "pos":
 
 
 def sweep(folder: Path, rules: bool = False, judged: bool = True, margin: float = 10.0) -> Path:
-    """Three points, of which the sparsest is much worse than the reference; perhaps a rule."""
+    """Three points, the sparsest of which is much worse than the continued baseline, and optionally a rule."""
     points = []
     outputs = {**OUTPUTS, **({"pos": damaged(GOOD, 0.3, 7)} if rules else {})}
     for name, texts in outputs.items():
@@ -112,11 +117,11 @@ def sweep(folder: Path, rules: bool = False, judged: bool = True, margin: float 
 
 
 def demo(folder: Path) -> Path:
-    """What the demo leaves, but for its models."""
+    """The files of the demo, without its models."""
     systems = {name: {"score": {**SCORE, "value": value}, "sentences": 40} for name, value in
-               {"baseline": 40.0, "trained-on": bleu(GOOD), "sparse": bleu(GOOD)}.items()}  # fmt: skip
+               {"baseline": 40.0, "continued": bleu(GOOD), "sparse": bleu(GOOD)}.items()}  # fmt: skip
     found = {
-        "task": "translation", "gating": "zero", "systems": systems, "sparsity": 0.43, "difference_to_trained_on": 0.0,
+        "task": "translation", "gating": "zero", "systems": systems, "sparsity": 0.43, 
         "dense_score": SCORE, "dense_by_short_cpu": 1.5, "decoding_cpu_seconds": {"dense": [3.0], "short": [2.0]},
         "seed": 1, **PROVENANCE,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Figures: the numbers behind them, and files that a page can take up: whole, themed by it, and told apart."""
+"""Figures: their numbers, and SVG that a page can embed."""
 
 import json
 import re
@@ -140,11 +140,11 @@ def every(sweep, analysis, swept, bench) -> dict[str, figures.Drawing]:
         "entropy": figures.entropy(analysis),
         "entropy of a sweep": figures.entropy(swept),
         "speed": figures.speed(bench),
-        "places": figures.places(analysis),
+        "places": figures.positions(analysis),
     }
 
 
-def test_files_take_their_colour_from_the_page(every) -> None:
+def test_figures_take_the_text_colour_of_the_page(every) -> None:
     for drawing in every.values():
         root = ET.fromstring(drawing.svg)
         assert root.tag == f"{SVG}svg"
@@ -158,7 +158,7 @@ def test_files_take_their_colour_from_the_page(every) -> None:
         assert texts(drawing.svg), "text stays text"
 
 
-def test_ids_of_different_figures_differ_and_references_are_met(every) -> None:
+def test_ids_differ_between_figures_and_references_resolve(every) -> None:
     ids: dict[str, set[str]] = {}
     for drawing in every.values():
         found = re.findall(r'\bid="([^"]+)"', drawing.svg)
@@ -172,7 +172,7 @@ def test_ids_of_different_figures_differ_and_references_are_met(every) -> None:
             assert not ids[one] & ids[other]
 
 
-def test_the_same_numbers_make_the_same_file(sweep, every) -> None:
+def test_the_same_numbers_give_the_same_file(sweep, every) -> None:
     assert figures.quality(sweep) == every["quality"]
     for point in sweep["points"]:
         point["test"]["references"] = "outputs of the teacher"
@@ -189,29 +189,29 @@ def test_density_against_samples() -> None:
     )
     gates = hard_concrete.sample(torch.full((400_000,), 0.7), torch.rand(400_000), 2 / 3, 0.1)
     shown = " ".join(texts(figures.density(0.7).svg))
-    for place in (0, 1):
-        share = float((gates == place).float().mean())
-        value = float(re.search(rf"P\(g = {place}\) = ([\d.]+)", shown).group(1))
+    for end in (0, 1):
+        share = float((gates == end).float().mean())
+        value = float(re.search(rf"P\(g = {end}\) = ([\d.]+)", shown).group(1))
         assert value == pytest.approx(share, abs=0.01)
 
 
-def test_captions_say_what_was_measured_on_what(every) -> None:
+def test_captions_name_the_text_measured_on(every) -> None:
     for name in ("places", "mass", "maps", "groups", "groups of a sweep", "entropy", "entropy of a sweep"):
         assert "24 sentences, 300 source and 280 target tokens, target: reference" in every[name].caption
-    assert "leaves 7.0% of its attention" in every["mass"].caption
+    assert "puts 7.0% of its attention" in every["mass"].caption
     assert "tok:13a" in every["quality"].caption
     assert "3 models of the sweep runs/tiny-sweep" in every["groups of a sweep"].caption
     assert "10 sentences, 4,000 source tokens (longest 400), 47.6% dropped; a machine" in every["speed"].caption
 
 
-def test_maps_mark_what_was_dropped(every) -> None:
+def test_maps_mark_dropped_tokens(every) -> None:
     found = texts(every["maps"].svg)
     assert found.count("a$b$") == 2, "text, not mathematics; once per system"
     assert found.count("✕ </s>") == 1
     assert "5.0% of the attention" in every["maps"].caption
 
 
-def test_what_tokens_hold_stays_text(analysis) -> None:
+def test_tokens_are_drawn_as_text(analysis) -> None:
     tokens = ["▁<script>alert(1)</script>", "-->", "&lt;", "\x07\n", "]]>", "▁", "▁ab", "cd"]
     weights = {"weights": np.eye(8).tolist(), "on_dropped": [0.0] * 8}
     sentence = {"sentence": 0, "source": tokens, "target": tokens, "kept": [True] * 8, "systems": {"baseline": weights}}
@@ -246,7 +246,7 @@ def test_a_folder(analysis, sweep, bench, tmp_path) -> None:
     (tmp_path / "figures" / "old.svg").write_text("of an earlier analysis", encoding="utf-8")
     made = figures.draw_all(tmp_path)
     index = json.loads((tmp_path / "figures" / INDEX).read_text(encoding="utf-8"))
-    files = {"hard-concrete", "quality", "attention-mass", "attention-maps", "groups", "entropy", "places", "speed"}
+    files = {"hard-concrete", "quality", "attention-mass", "attention-maps", "groups", "entropy", "positions", "speed"}
     assert {entry["file"] for entry in index} == {f"{name}.svg" for name in files}
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {f"{n}.svg" for n in files} | {INDEX}
     assert all(entry["caption"] and entry["title"] for entry in index)
@@ -270,7 +270,7 @@ def test_benchmarks_without_gates_or_with_int8_are_drawn(bench, tmp_path) -> Non
         assert "in brackets" not in drawing.caption
 
 
-def test_every_system_that_is_measured_has_a_name() -> None:
+def test_every_measured_system_has_a_label() -> None:
     assert set(DRAWN) == set(SYSTEMS)
 
 
@@ -285,7 +285,7 @@ def test_every_system_that_is_measured_has_a_name() -> None:
         ("sweep.json", {"name": "x", "reference": {"run": "r"}, "points": []}),
     ],
 )
-def test_files_with_nothing_to_draw_are_passed_over(name, content, tmp_path) -> None:
+def test_files_with_nothing_to_draw_are_skipped(name, content, tmp_path) -> None:
     (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
     assert [drawing.name for drawing in figures.draw_all(tmp_path)] == ["hard-concrete"]
 
@@ -296,7 +296,7 @@ def test_files_with_nothing_to_draw_are_passed_over(name, content, tmp_path) -> 
         ('{"points": [', "not JSON"),
         ("[" * 200_000, "not JSON"),
         ("[]", "expected a JSON object, got list"),
-        ('{"name": "x", "points": []}', "not as this version writes it (KeyError('reference'))"),
+        ('{"name": "x", "points": []}', "unexpected format (KeyError('reference'))"),
     ],
 )
 def test_damaged_files_are_named(content, complaint, tmp_path) -> None:
@@ -306,7 +306,7 @@ def test_damaged_files_are_named(content, complaint, tmp_path) -> None:
         figures.draw_all(tmp_path)
 
 
-def test_rules_are_no_part_of_the_curves(swept) -> None:
+def test_rules_are_not_part_of_the_curves(swept) -> None:
     rule = {**swept["points"][0], "run": "pos", "kind": "pos", "value": None, "sparsity": 0.99}
     learned = [point for point in swept["points"] if point["kind"] in ("lambda", "target")]
     for draw in (figures.groups, figures.entropy):
@@ -320,7 +320,7 @@ def test_a_sweeps_analysis_in_a_folder(swept, tmp_path) -> None:
     assert [drawing.name for drawing in figures.draw_all(tmp_path)] == ["hard-concrete", "groups", "entropy"]
 
 
-def test_seeds_stand_beside_the_margin():
+def test_differences_over_seeds_are_drawn_with_the_margin():
     def runs(values: dict[int, float], sparsity: float | None = None) -> dict:
         more = {} if sparsity is None else {"sparsity": sparsity}
         return {"runs": [{"seed": seed, "test": {**score(value), **more}} for seed, value in values.items()]}
@@ -336,7 +336,7 @@ def test_seeds_stand_beside_the_margin():
     }
     svg = figures.seeds_and_sparsity({"what": "A <test>", "systems": systems}, "seeds").svg
     texts = {element.text for element in ET.fromstring(svg).iter(f"{SVG}text")}
-    assert {"zero", "baseline trained on", "a loss of 0.5", "rule freq"} <= texts
+    assert {"zero", "dense, continued", "margin of 0.5", "rule freq"} <= texts
     assert "mask" not in texts, "there is no baseline of its seed"
     assert "scratch" not in texts
     assert "A &lt;test&gt;" in svg
@@ -359,7 +359,7 @@ def test_quality_against_time(monkeypatch):
     monkeypatch.setattr(Axes, "plot", lambda axes, x, *rest, **how: drawn.append(x) or plot(axes, x, *rest, **how))
     drawing = figures.quality_and_time({"what": "A test", "rows": rows, "device": "a CPU"}, "rivals")
     texts = [element.text for element in ET.fromstring(drawing.svg).iter(f"{SVG}text")]
-    assert {"dense", "zero <at> 0.5", "BLEU", "CPU time of a sentence, ms"} <= {*texts}
+    assert {"dense", "zero <at> 0.5", "BLEU", "CPU time per sentence, ms"} <= {*texts}
     assert all(texts.count(beams) >= 2 for beams in "124")
     assert drawn == [[500.0, 1000.0, 2000.0]] * 2, "the median round, by sentence, in ms"
-    assert "one thread (a CPU), median of 3 rounds, on 4 sentences" in drawing.caption
+    assert "one thread (a CPU), median of 3 rounds on 4 sentences" in drawing.caption

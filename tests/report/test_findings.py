@@ -1,4 +1,4 @@
-"""What a report finds in folders."""
+"""The findings that a report gathers from folders."""
 
 import json
 import shutil
@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from l0drop.report.findings import ReportError, gather
-from l0drop.report.words import points_note, points_table, rules_table, summary
+from l0drop.report.evaluation import points_table, rules_table, tail_overview
+from l0drop.report.findings import Findings, ReportError, gather
+from l0drop.report.summary import summary
 from tests.report import folders
 from tests.study.test_significance import BAD, GOOD
 
@@ -22,28 +23,42 @@ def test_the_sparsest_non_inferior_point_is_recommended(tmp_path: Path) -> None:
     assert found.shown == found.recommended
     assert len(found.examples) == 20
     assert [row.name for row in found.rows[:2]] == ["baseline", "reference"]
-    text = summary(found)
-    assert len(text) == 3
-    assert "3 models that drop 31% to 79%" in text[0]
-    assert "target-0.5, which drops 52.0%" in text[1]
-    assert "not measured" in text[2]
+    verdict, price, scored = summary(found)
+    assert verdict.startswith("target-0.5 drops 52.0% of its encodings and is non-inferior to dense, continued")
+    assert "not measured" in price
+    assert "3 models, 31% to 79% dropped" in scored
 
 
-def test_a_sweep_shows_the_figures_of_one_point_too(tmp_path: Path) -> None:
+def test_figures_and_examples_are_of_the_same_model(tmp_path: Path) -> None:
     folder = folders.sweep(tmp_path)
-    assert gather(folder).analysed == [folder]
     folders.put(folder / "target-0.8" / "analysis.json", {})
-    assert gather(folder).analysed == [folder, folder / "target-0.8"]
+    found = gather(folder)
+    assert found.shown is not None
+    assert found.shown.name == "target-0.5"
+    shown = folder / "target-0.5"
+    assert found.analysed == [folder, shown]
+    missing = (
+        f"{folder / 'target-0.5'} was not analysed (dropped words, attention): l0drop analyze {folder / 'target-0.5'}"
+    )
+    assert missing in found.missing
     folders.put(folder / "target-0.5" / "analysis.json", {})
-    assert gather(folder).shown.name == "target-0.5"
-    assert gather(folder).analysed == [folder, folder / "target-0.5"], "the one whose examples are shown"
+    assert missing not in gather(folder).missing
 
 
-def test_another_margin_judges_anew(tmp_path: Path) -> None:
+def test_tail_risk_is_shown_for_every_point(tmp_path: Path) -> None:
+    table = tail_overview(gather(folders.sweep(tmp_path)))
+    assert table is not None
+    assert [row[0] for row in table.rows] == ["target-0.3", "target-0.5", "target-0.8"]
+    losing = [float(row[1].rstrip("%")) for row in table.rows]
+    assert losing[0] == 0 < losing[2]
+    assert tail_overview(gather(folders.sweep(tmp_path / "without", judged=False))) is None
+
+
+def test_another_margin_changes_the_verdicts(tmp_path: Path) -> None:
     folders.sweep(tmp_path)
     strict = gather(tmp_path, margin=0.01)
     assert strict.recommended is not None
-    assert strict.recommended.name == "target-0.3", "the same outputs as the reference's"
+    assert strict.recommended.name == "target-0.3", "its outputs are those of the continued baseline"
     lenient = gather(tmp_path, margin=99)
     assert lenient.recommended is not None
     assert lenient.recommended.name == "target-0.8"
@@ -52,28 +67,28 @@ def test_another_margin_judges_anew(tmp_path: Path) -> None:
             gather(tmp_path, margin=margin)
 
 
-def test_a_comparison_with_something_else_is_no_verdict(tmp_path: Path) -> None:
-    """A point far below the reference, evaluated against something that is worse still."""
+def test_a_comparison_with_another_model_gives_no_verdict(tmp_path: Path) -> None:
+    """A point far below the continued baseline, evaluated against an even worse model."""
     folders.sweep(tmp_path)
     folders.evaluated(tmp_path / "target-0.8", folders.OUTPUTS["target-0.8"], BAD, 0.79, against="random-0.8")
     found = gather(tmp_path)
     (row,) = (row for row in found.rows if row.name == "target-0.8")
     assert row.lower is None
     assert row.difference is not None
-    assert row.difference < -10, "to the reference, as the sweep has it"
+    assert row.difference < -10, "to the continued baseline, as in sweep.json"
     assert found.recommended is not None
     assert found.recommended.name == "target-0.5"
     assert any("target-0.8 was evaluated against" in note and "random-0.8" in note for note in found.missing)
 
 
-def test_an_evaluation_counts_where_the_reference_no_longer_has_its_files(tmp_path: Path) -> None:
+def test_an_evaluation_counts_if_the_continued_baseline_lost_its_files(tmp_path: Path) -> None:
     folders.sweep(tmp_path)
     shutil.rmtree(tmp_path / "reference" / "outputs")
     assert gather(tmp_path).recommended == gather(tmp_path).shown is not None
 
 
 def scores(folder: Path) -> dict[str, float]:
-    """By run, as sweep.json has them."""
+    """The scores in sweep.json by run."""
     sweep = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
     return {e["run"]: e["test"]["score"]["value"] for e in (sweep["baseline"], sweep["reference"], *sweep["points"])}
 
@@ -93,12 +108,12 @@ def test_rows_without_an_evaluation_are_scored_as_those_with_one(tmp_path: Path)
     text = tmp_path / "target-0.3-texts" / "source"
     assert (
         "target-0.3/evaluation differs from sweep.json: metric chrF2, not BLEU; "
-        f"text 3 sentences of {text}, not 40 sentences, those of training."
+        f"text 3 sentences of {text}, not 40 sentences, as in training."
     ) in found.missing
-    assert "Rows of one table are scored alike, so all scores are those of sweep.json." in found.missing
+    assert "Rows of one table must be scored in the same way, so all scores are taken from sweep.json." in found.missing
 
 
-def test_a_text_of_as_many_sentences_is_known_by_the_score_of_the_reference(tmp_path: Path) -> None:
+def test_another_text_of_equal_length_is_detected_by_the_score_of_the_continued_baseline(tmp_path: Path) -> None:
     folders.sweep(tmp_path, judged=False)
     folders.evaluated(tmp_path / "target-0.3", GOOD, BAD, 0.31)
     found = gather(tmp_path)
@@ -108,7 +123,7 @@ def test_a_text_of_as_many_sentences_is_known_by_the_score_of_the_reference(tmp_
     assert any("tok:intl" in said and "signature" in said for said in gather(tmp_path).missing)
     folders.evaluated(tmp_path / "target-0.3", BAD, None, 0.31)
     found = gather(tmp_path)
-    assert {row.name: row.score for row in found.rows} == scores(tmp_path), "compared with none"
+    assert {row.name: row.score for row in found.rows} == scores(tmp_path), "compared with nothing"
     assert any("score of target-0.3" in said for said in found.missing)
 
 
@@ -133,23 +148,21 @@ def test_evaluations_that_differ_are_not_put_into_one_table(
     assert found.recommended is None
     (said,) = (note for note in found.missing if "target-0.5/evaluation" in note)
     assert f"target-0.5/evaluation differs from target-0.3/evaluation: {differs}" in said
-    assert (gather(tmp_path, margin=10.0).recommended is not None) == ("margin" in changes), (
-        "judged anew, at one margin"
-    )
+    assert (gather(tmp_path, margin=10.0).recommended is not None) == ("margin" in changes), "one margin for all"
 
 
-def test_evaluations_decoded_in_other_ways_are_not_put_into_one_table(tmp_path: Path) -> None:
+def test_evaluations_decoded_differently_are_not_put_into_one_table(tmp_path: Path) -> None:
     folders.sweep(tmp_path)
     file = tmp_path / "target-0.5" / "evaluation" / "metrics.json"
     evaluation = json.loads(file.read_text(encoding="utf-8"))
     folders.put(file, {**evaluation, "generation": {"num_beams": 1}})
     found = gather(tmp_path)
     assert found.recommended is None
-    assert any("decoding num_beams 1, not the models' own" in note for note in found.missing)
+    assert any("decoding num_beams 1, not model defaults" in note for note in found.missing)
 
 
 def test_a_sweep_evaluated_on_another_text_shows_that_text(tmp_path: Path) -> None:
-    """All rows are the evaluations', but for the baseline's, which is left out."""
+    """All rows come from evaluations; the dense start has none, so its row is omitted."""
     folders.sweep(tmp_path)
     for name, outputs in folders.OUTPUTS.items():
         folders.evaluated(tmp_path / name, outputs, GOOD, folders.SPARSITIES[name], sentences=20, metric="chrf")
@@ -157,12 +170,12 @@ def test_a_sweep_evaluated_on_another_text_shows_that_text(tmp_path: Path) -> No
     assert found.metric == "chrF2"
     assert found.text.startswith("20 sentences of ")
     assert [row.name for row in found.rows] == ["reference", *folders.OUTPUTS]
-    (reference, *points) = found.rows
+    (continued, *points) = found.rows
     for row in points:
-        assert row.score - reference.score == pytest.approx(row.difference)
+        assert row.score - continued.score == pytest.approx(row.difference)
 
 
-def test_scores_against_a_teachers_outputs_are_called_that(tmp_path: Path) -> None:
+def test_scores_against_a_teachers_outputs_are_labelled(tmp_path: Path) -> None:
     folders.sweep(tmp_path, judged=False)
     sweep = json.loads((tmp_path / "sweep.json").read_text(encoding="utf-8"))
     for entry in (sweep["reference"], *sweep["points"]):
@@ -170,12 +183,12 @@ def test_scores_against_a_teachers_outputs_are_called_that(tmp_path: Path) -> No
     folders.put(tmp_path / "sweep.json", sweep)
     found = gather(tmp_path)
     assert found.text == "40 sentences of the test text, against outputs of runs/base"
-    assert found.text in points_note(found)
+    assert found.text in points_table(found).note
     folders.evaluated(tmp_path / "target-0.3", GOOD, GOOD, 0.31)
-    assert any("references the text's own, not outputs of runs/base" in note for note in gather(tmp_path).missing)
+    assert any("references human references, not outputs of runs/base" in note for note in gather(tmp_path).missing)
 
 
-def test_scores_are_means_where_differences_are(tmp_path: Path) -> None:
+def test_scores_and_differences_are_means_over_seeds(tmp_path: Path) -> None:
     run = tmp_path / "run"
     folders.finished(run, 0.4)
     folders.evaluated(run, GOOD, GOOD, 0.4, seeds=[(BAD, GOOD), (BAD, BAD)])
@@ -184,45 +197,53 @@ def test_scores_are_means_where_differences_are(tmp_path: Path) -> None:
     assert row.score == pytest.approx((folders.bleu(GOOD) + 2 * folders.bleu(BAD)) / 3)
     assert row.score - base.score == pytest.approx(row.difference)
     assert row.difference < -1
-    what, verdict, price = summary(found)
-    assert "BLEU over 3 seeds on" in what
-    assert f"its difference is {row.difference:+.2f} over 3 seeds" in verdict
-    assert "few seeds" in verdict
-    assert "of the first seed" in price
-    note = points_note(found)
-    assert "Scores and differences are means over 3 seeds; so few seeds say little about others." in note
+    verdict, price, scored = summary(found)
+    assert "BLEU over 3 seeds on" in scored
+    assert f"the difference is {row.difference:+.2f} over 3 seeds" in verdict
+    assert "few seeds: preliminary" in verdict
+    assert "in the first seed" in price
+    note = points_table(found).note
+    assert "Scores and differences are means over 3 seeds (few seeds: preliminary)." in note
     assert "bootstrap over seeds and sentences" in note
 
 
-def test_nothing_is_recommended_where_nothing_was_compared(tmp_path: Path) -> None:
+def column(found: Findings, head: str) -> list[str]:
+    table = points_table(found)
+    return [row[list(table.head).index(head)] for row in table.rows]
+
+
+def test_nothing_is_recommended_without_a_comparison(tmp_path: Path) -> None:
     found = gather(folders.sweep(tmp_path, judged=False))
     assert found.recommended is None
-    assert any("0 of 3 points are compared" in note and f"l0drop evaluate {tmp_path}" in note for note in found.missing)
-    assert "not been tested" in summary(found)[1]
-    head, rows = points_table(found)
-    assert "verdict" not in head
-    assert rows[2][head.index("difference")] == "+0.00"
+    assert any(
+        "0 of 3 models were compared" in note and f"l0drop evaluate {tmp_path}" in note for note in found.missing
+    )
+    assert summary(found)[0] == "No gated model has been compared with a dense model yet."
+    table = points_table(found)
+    assert "verdict" not in table.head
+    assert column(found, "difference")[2] == "+0.00"
 
 
-def test_no_point_good_enough_is_said(tmp_path: Path) -> None:
+def test_no_point_is_good_enough(tmp_path: Path) -> None:
     folders.sweep(tmp_path)
     for name in ("target-0.3", "target-0.5"):
         folders.evaluated(tmp_path / name, BAD, GOOD, 0.3, margin=0.5)
     found = gather(tmp_path, margin=0.5)
     assert found.recommended is None
-    verdict = summary(found)[1]
-    assert verdict.startswith("None is shown to be non-inferior to reference at a margin of 0.5 BLEU")
+    verdict = summary(found)[0]
+    assert verdict.startswith("No model is shown to be non-inferior to dense, continued at a margin of 0.5 BLEU")
     assert found.shown is not None
     assert found.shown.lower == max(row.lower for row in found.points if row.lower is not None)
-    assert f"nearest comes {found.shown.name} with" in verdict, "the one whose tail risk and examples are shown"
+    assert f"The nearest is {found.shown.name}:" in verdict, "the model that the page shows in detail"
 
 
-def test_rules_stand_beside_the_learned_gate(tmp_path: Path) -> None:
+def test_rules_are_compared_with_the_learned_gate(tmp_path: Path) -> None:
     found = gather(folders.sweep(tmp_path, rules=True))
-    head, rows = rules_table(found)
-    assert head == ["", "sparsity", "BLEU", "difference", "kind"]
-    assert [row[0] for row in rows] == ["baseline", "reference", "target-0.3", "target-0.5", "target-0.8", "pos"]
-    assert (rows[-1][1], rows[-1][-1]) == ("45.0%", "rule")
+    table = rules_table(found)
+    assert table.head == ["", "kind", "dropped", "BLEU", "difference"]
+    names = ["dense, start", "dense, continued", "target-0.3", "target-0.5", "target-0.8", "pos"]
+    assert [row[0] for row in table.rows] == names
+    assert table.rows[-1][1:3] == ["rule", "45.0%"]
     assert not gather(folders.sweep(tmp_path / "without")).has_rules
 
 
@@ -230,9 +251,8 @@ def test_speed_is_that_of_the_run_and_no_other(tmp_path: Path) -> None:
     folders.sweep(tmp_path)
     folders.bench(tmp_path / "target-0.5", 1.25)
     found = gather(tmp_path)
-    head, rows = points_table(found)
-    assert [row[head.index("speed-up")] for row in rows] == ["", "", "", "1.25", ""]
-    assert "takes 80% of" in summary(found)[2]
+    assert column(found, "speed-up") == ["", "", "", "1.25", ""]
+    assert "takes 80% of" in summary(found)[1]
     folders.put(tmp_path / "target-0.3" / "bench.json", {"systems": {}, "what": "random weights"})
     assert gather(tmp_path).rows[2].speed is None
 
@@ -243,29 +263,28 @@ def test_a_run_with_and_without_its_evaluation(tmp_path: Path) -> None:
     alone = gather(run)
     assert [(row.name, row.role, row.score) for row in alone.rows] == [("run", "sparse", 45.0)]
     assert alone.recommended is None
-    assert "run drops 40.0% of its encodings and reaches 45.00 BLEU on 40 sentences" in summary(alone)[0]
+    assert "run drops 40.0% of its encodings and reaches 45.00 BLEU on 40 sentences" in summary(alone)[2]
     folders.evaluated(run, GOOD, GOOD, 0.4)
     found = gather(run)
-    assert [row.role for row in found.rows] == ["baseline", "sparse"]
+    assert [row.role for row in found.rows] == ["dense", "sparse"]
     assert found.recommended is found.rows[1]
-    assert summary(found)[1].startswith("It is non-inferior to ")
+    assert summary(found)[0].startswith("run drops 40.0% of its encodings and is non-inferior to ")
     folders.evaluated(run, BAD, GOOD, 0.4)
-    assert summary(gather(run))[1].startswith("It is not shown to be non-inferior")
+    assert summary(gather(run))[0].startswith("run is not shown to be non-inferior")
 
 
 def test_a_baseline_alone_is_not_recommended(tmp_path: Path) -> None:
     folders.finished(tmp_path / "base")
     folders.evaluated(tmp_path / "base", GOOD, None, None)
     found = gather(tmp_path / "base")
-    assert [row.role for row in found.rows] == ["baseline"]
+    assert [row.role for row in found.rows] == ["dense"]
     assert found.recommended is None
-    assert found.missing == [
-        f"What was dropped, and where attention goes, was not analysed: l0drop analyze {tmp_path / 'base'}"
-    ]
+    folder = tmp_path / "base"
+    assert found.missing == [f"{folder} was not analysed (dropped words, attention): l0drop analyze {folder}"]
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match="nothing to report on"):
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match="nothing to report"):
         gather(tmp_path)
     folders.put(tmp_path / "metrics.json", "{")
     with pytest.raises(ReportError, match=r"metrics\.json: not JSON"):
@@ -278,21 +297,21 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_the_demo(tmp_path: Path) -> None:
     found = gather(folders.demo(tmp_path))
     assert [(row.name, row.role) for row in found.rows] == [
-        ("baseline", "baseline"), ("trained-on", "reference"), ("sparse", "sparse"),
+        ("baseline", "start"), ("continued", "continued"), ("sparse", "sparse"),
     ]  # fmt: skip
     assert found.analysed == [tmp_path / "sparse"]
-    assert "takes 67% of" in summary(found)[2]
+    assert "takes 67% of" in summary(found)[1]
     folders.evaluated(tmp_path / "sparse", GOOD, BAD, 0.43, against="baseline")
-    assert gather(tmp_path).recommended is None, "compared with the baseline before it was trained on"
-    folders.evaluated(tmp_path / "sparse", GOOD, GOOD, 0.43, against="trained-on")
+    assert gather(tmp_path).recommended is None, "compared with the dense start"
+    folders.evaluated(tmp_path / "sparse", GOOD, GOOD, 0.43, against="continued")
     found = gather(tmp_path)
     assert found.recommended is not None
     assert found.recommended.name == "sparse"
     assert len(found.examples) == 20
-    assert [row.name for row in found.rows] == ["baseline", "trained-on", "sparse"]
-    folders.evaluated(tmp_path / "sparse", BAD, GOOD, 0.43, against="trained-on", sentences=20, metric="chrf")
+    assert [row.name for row in found.rows] == ["baseline", "continued", "sparse"]
+    folders.evaluated(tmp_path / "sparse", BAD, GOOD, 0.43, against="continued", sentences=20, metric="chrf")
     found = gather(tmp_path)
-    reference, sparse = found.rows
-    assert (found.metric, reference.name) == ("chrF2", "trained-on")
-    assert sparse.score - reference.score == pytest.approx(sparse.difference), "difference and bound are of one text"
+    continued, sparse = found.rows
+    assert (found.metric, continued.name) == ("chrF2", "continued")
+    assert sparse.score - continued.score == pytest.approx(sparse.difference), "difference and bound are of one text"
     assert sparse.speed is not None

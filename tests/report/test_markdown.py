@@ -1,19 +1,20 @@
-"""The short form: tables that are tables, and text that is nothing else."""
+"""The report as Markdown: well-formed tables, and text from data without markup."""
 
 import re
 from pathlib import Path
 
 import pytest
 
+from l0drop.report.escape import markdown as plain
 from l0drop.report.findings import ReportError, gather
-from l0drop.report.markdown import markdown, plain
+from l0drop.report.markdown import markdown
 from l0drop.report.page import page
 from tests.report import folders
 from tests.report.folders import HOSTILE
 from tests.study.test_significance import BAD, GOOD
 
 
-def test_tables_have_as_many_cells_in_every_row(tmp_path: Path) -> None:
+def test_rows_of_a_table_have_equally_many_cells(tmp_path: Path) -> None:
     text = markdown(gather(folders.sweep(tmp_path, rules=True)))
     tables = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
     assert len(tables) == 3
@@ -24,24 +25,24 @@ def test_tables_have_as_many_cells_in_every_row(tmp_path: Path) -> None:
     assert "**target-0.3**" not in text
 
 
-def test_seeds_and_what_is_left_out_are_said(tmp_path: Path) -> None:
+def test_seeds_and_unused_evaluations_are_mentioned(tmp_path: Path) -> None:
     folders.finished(tmp_path / "run", 0.4)
     folders.evaluated(tmp_path / "run", BAD, GOOD, 0.4, seeds=[(GOOD, GOOD)])
     text = markdown(gather(tmp_path / "run"))
-    assert "Scores and differences are means over 2 seeds; so few seeds say little about others." in text
+    assert "Scores and differences are means over 2 seeds (few seeds: preliminary)." in text
     found = gather(tmp_path / "run")
     assert found.examples
     after = text.partition("## Examples")[2].splitlines()[2]
-    assert after.endswith("⟦brackets⟧. Of the first of 2 seeds.")
-    assert text.count("Of the first of 2 seeds.") == 2, "of the tail risk too"
-    assert page(found, []).count("Of the first of 2 seeds.") == 2
+    assert after.endswith("⟦brackets⟧. First of 2 seeds.")
+    assert text.count("First of 2 seeds.") == 2, "for the tail risk too"
+    assert page(found, []).count("First of 2 seeds.") == 2
     folders.sweep(tmp_path / "sweep")
     folders.evaluated(tmp_path / "sweep" / "target-0.3", GOOD, GOOD, 0.31, metric="chrf", margin=10.0)
     left_out = markdown(gather(tmp_path / "sweep")).partition("## Not in this report")[2]
     assert "target-0.5/evaluation differs from target-0.3/evaluation: metric BLEU, not chrF2." in left_out
 
 
-def test_an_analysis_is_told_in_tables(tmp_path: Path) -> None:
+def test_an_analysis_becomes_tables(tmp_path: Path) -> None:
     folders.finished(tmp_path, 0.4)
     before = markdown(gather(tmp_path))
     rows = [{"closed": HOSTILE, "share": 0.5, "sparsity": 0.25, "cross_entropy": 1.5}]
@@ -53,10 +54,10 @@ def test_an_analysis_is_told_in_tables(tmp_path: Path) -> None:
     assert f"| sparse | {plain(HOSTILE)} | 50% | 25.0% | 1.500 |" in text
 
 
-def test_an_analysis_of_another_form_is_named(tmp_path: Path) -> None:
+def test_an_analysis_in_another_format_is_an_error(tmp_path: Path) -> None:
     folders.finished(tmp_path, 0.4)
     folders.put(tmp_path / "analysis.json", {"sparsity": 0.4, "interventions": {}})
-    with pytest.raises(ReportError, match="a JSON file in it is not as this version writes it"):
+    with pytest.raises(ReportError, match="one of its JSON files has an unexpected format"):
         gather(tmp_path)
 
 
@@ -70,7 +71,7 @@ def test_hostile_text_stays_in_its_block(tmp_path: Path) -> None:
     assert len(blocks) == 5
     for fence, block in blocks:
         assert len(fence) == 5
-        assert [line.split()[0] for line in block.splitlines()] == ["source", "reference", "baseline", "ours"]
+        assert [line.split()[0] for line in block.splitlines()] == ["source", "human", "dense", "gated"]
         assert "⟦source⟧" in block
         assert "\x1b" not in block
     outside = re.sub(r"^(`{3,})text\n(.*?)\n\1$", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -78,7 +79,7 @@ def test_hostile_text_stays_in_its_block(tmp_path: Path) -> None:
     assert "@all" not in outside
 
 
-def test_plain_text_has_no_meaning() -> None:
+def test_markdown_is_escaped() -> None:
     assert plain(HOSTILE) == (
         '&lt;script&gt;alert("x")&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt; \\]\\]&gt; &amp; "q" \'s\' $title '
         "@\u200ball \\`a\\` \\*\\*b\\*\\* \\| \\[l\\](http:\u200b//x)"

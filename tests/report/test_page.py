@@ -1,4 +1,4 @@
-"""The page: whole, closed to the outside, and deaf to what texts say."""
+"""The page is self-contained, makes no requests, and shows text from data as text."""
 
 import re
 from html.parser import HTMLParser
@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from l0drop.report import write_report
+from l0drop.report.escape import html as text
 from l0drop.report.findings import gather
-from l0drop.report.page import page, text
+from l0drop.report.page import page
 from tests.report import folders
 from tests.report.folders import HOSTILE
 
@@ -16,7 +17,7 @@ VOID = {"meta", "br", "hr", "img", "input", "link"}
 
 
 class Reader(HTMLParser):
-    """Every tag with its attributes, the text outside style, and whether all that was opened was closed."""
+    """Collects tags with their attributes and the text outside of style, and checks that every tag is closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,13 +64,14 @@ def test_hostile_text_is_text(report: str) -> None:
     drawing = {"svg", "g", "path", "use", "defs", "text", "tspan", "rect", "clippath", "image", "desc", "line"}
     page_tags = (
         "html head meta title style body header main section h1 h2 h3 p div span table thead tbody tr th td ul li code "
-        "pre figure figcaption article dl dt dd del details summary strong"
+        "pre figure figcaption article dl dt dd del details summary strong nav a"
     )
     assert {tag for tag, _ in found.tags} <= drawing | set(page_tags.split())
     for tag, attributes in found.tags:
         for name, value in attributes.items():
             assert not name.startswith("on"), (tag, name)
-            assert name not in ("src", "href", "action"), (tag, name)
+            assert name not in ("src", "action"), (tag, name)
+            assert name != "href" or (value or "").startswith("#"), (tag, value)
             if name == "xlink:href":
                 assert value is not None
                 assert value.startswith(("#", "data:image/png")), value
@@ -86,12 +88,18 @@ def test_the_page_asks_for_nothing_and_runs_nothing(report: str) -> None:
     assert "url(http" not in report
 
 
-def test_it_says_what_there_is(report: str) -> None:
+def test_sections_contents_and_examples(report: str) -> None:
     words = " ".join("".join(read(report).words).split())
-    assert "Recommended: target-0.5, the sparsest point that is non-inferior at a margin of 10 BLEU" in words
-    for title in ("Summary", "Quality, sparsity, speed", "Tail risk", "Rules beside the learned gate", "Figures",
-                  "Quality against sparsity", "Examples", "Settings", "Not in this report"):  # fmt: skip
-        assert f">{title}</h" in report, title
+    assert "target-0.5 drops 52.0% of its encodings and is non-inferior to dense, continued at a margin of 10" in words
+    titles = re.findall(r"<h2>(.*?)</h2>", report)
+    assert titles == [
+        "Verdict", "Quality, sparsity and speed", "Examples", "Comparison with the dense model", "Tail risk",
+        "Rules and the learned gate", "Settings", "Not in this report", "Background",
+    ]  # fmt: skip
+    assert re.findall(r'<a href="#[^"]+">(.*?)</a>', report) == titles, "the list of contents"
+    links, ids = (set(re.findall(pattern, report)) for pattern in (r'<a href="#([^"]+)"', r'<section id="([^"]+)"'))
+    assert links == ids
+    assert "Difference to the dense model against sparsity" in words
     assert report.count("<article>") == 20
     assert report.count('class="marked"') == 1
     assert "<del>source</del>" in report
@@ -100,15 +108,15 @@ def test_it_says_what_there_is(report: str) -> None:
     assert "prefers-color-scheme: dark" in report
 
 
-def test_sections_without_content_are_left_out(tmp_path: Path) -> None:
+def test_sections_without_content_are_omitted(tmp_path: Path) -> None:
     folders.finished(tmp_path / "run", 0.4)
     html = page(gather(tmp_path / "run"), [])
     read(html)
-    for title in ("Figures", "Examples", "Rules", "Against the baseline"):
+    for title in ("Examples", "Rules", "Comparison", "Tail risk", "Background"):
         assert title not in html
 
 
-def test_characters_that_a_page_cannot_hold_are_shown_as_missing() -> None:
+def test_characters_that_a_page_cannot_hold_are_replaced() -> None:
     assert text("a\x00b\x1b[31m\x85\ud800\tc\n") == "a\ufffdb\ufffd[31m\ufffd\ufffd\tc\n"
 
 
@@ -118,7 +126,7 @@ def test_the_same_files_give_the_same_report(tmp_path: Path) -> None:
     assert first == [file.read_bytes() for file in write_report(tmp_path)]
 
 
-def test_what_no_figure_shows_is_a_table(tmp_path: Path) -> None:
+def test_analysis_parts_without_a_figure_are_tables(tmp_path: Path) -> None:
     folders.finished(tmp_path, 0.4)
     rows = [{"closed": HOSTILE, "share": 0.5, "sparsity": 0.25, "cross_entropy": 1.5}]
     gates = {"layers": [{"sparsity": 0.0}, {"sparsity": 0.4}]}

@@ -1,4 +1,4 @@
-"""Figures 1, 2, 6 and 7: how much attention words get, maps, and entropy."""
+"""Figures 1, 2, 6 and 7: attention mass per word, attention maps, and entropy."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,18 +19,18 @@ from l0drop.report.figures.drawing import (
     in_percent,
     rendered,
 )
-from l0drop.report.figures.reading import along, measured_on, why_left_out
+from l0drop.report.figures.reading import along, measured_on, why_omitted
 
 _MASS = {
-    "baseline": ("baseline, every word", GREY),
-    "baseline_renormalised": ("baseline, on the words that are kept", GOLD),
-    "sparse": ("sparse, words that are kept", BLUE),
-    "entmax": ("sparse attention, every word", PURPLE),
+    "baseline": ("dense, all words", GREY),
+    "baseline_renormalised": ("dense, kept words only", GOLD),
+    "sparse": ("sparse, kept words", BLUE),
+    "entmax": ("sparse attention, all words", PURPLE),
 }
 
 
 def attention_mass(analysis: Mapping[str, Any]) -> Drawing:
-    """How much attention source words get, one panel per system."""
+    """The attention mass of source words, one panel per system."""
     systems = analysis["mass"]["systems"]
     names = [name for name in _MASS if name in systems]
     with matplotlib.rc_context(STYLE):
@@ -56,23 +56,23 @@ def attention_mass(analysis: Mapping[str, Any]) -> Drawing:
         panels[0].set_ylabel("share of source tokens")
     on_dropped = analysis["mass"]["share_on_dropped"]
     dropped = (
-        f" The sparse model leaves {on_dropped['sparse']:.1%} of its attention on what it dropped (with gating zero, "
-        f"the zero row); the baseline {on_dropped['baseline']:.1%} on the same words."
+        f" The sparse model puts {on_dropped['sparse']:.1%} of its attention on dropped words (with gating zero, on "
+        f"the zero row); the dense model {on_dropped['baseline']:.1%} on the same words."
         if "sparse" in on_dropped and "baseline" in on_dropped
         else ""
     )
     caption = (
-        "Cross-attention that a source token gets, averaged over heads and layers and summed over the target; solid "
-        "line: the mean, which rises by itself when there are fewer words to share it; dashed line: 0.6." + dropped
+        "Cross-attention on a source token, averaged over heads and layers and summed over the target. Solid line: the "
+        "mean, which rises when fewer words share the attention; dashed line: 0.6." + dropped
     )
     return rendered("attention-mass", "Attention mass per source word", caption + " " + measured_on(analysis), figure)
 
 
-_MAPS = {"baseline": "baseline", "entmax": "sparse attention", "sparse": "L0Drop"}
+_MAPS = {"baseline": "dense", "entmax": "sparse attention", "sparse": "L0Drop"}
 
 
 def attention_maps(analysis: Mapping[str, Any], number: int = 0) -> Drawing:
-    """One sentence's cross-attention in every system; what was dropped is crossed."""
+    """The cross-attention of one sentence in every system; dropped tokens are crossed out."""
     sentence = analysis["maps"][number]
     source, target = (_readable(sentence[side]) for side in ("source", "target"))
     names = [name for name in _MAPS if name in sentence["systems"]]
@@ -85,7 +85,7 @@ def attention_maps(analysis: Mapping[str, Any], number: int = 0) -> Drawing:
             weights = np.array(sentence["systems"][name]["weights"])
             image = np.empty((*weights.shape, 4))
             image[..., :3] = (red, green, blue)
-            image[..., 3] = np.clip(weights, 0, 1) ** 0.6  # so that small weights can be told from 0
+            image[..., 3] = np.clip(weights, 0, 1) ** 0.6  # makes small weights visible
             axes.imshow(image, interpolation="none", aspect="auto")
             axes.set_title(_MAPS[name])
             crossed = name == "sparse"
@@ -108,47 +108,49 @@ def attention_maps(analysis: Mapping[str, Any], number: int = 0) -> Drawing:
         panels[0].set_yticks(range(len(target)), target, fontsize=7.5)
         panels[0].set_ylabel("target")
     left = sentence["systems"].get("sparse", {}).get("on_dropped")
-    zero = f" What was dropped gets {np.mean(left):.1%} of the attention, which is not drawn." if left else ""
+    zero = f" Dropped tokens get {np.mean(left):.1%} of the attention, which is not drawn." if left else ""
     caption = (
         f"Cross-attention of sentence {sentence['sentence']} (source across, target down), averaged over heads and "
-        f"layers; full colour is weight 1, none is exactly 0. Crossed and coloured: dropped.{zero} "
+        f"layers; full colour is weight 1, no colour exactly 0. Crossed out: dropped.{zero} "
     )
     name = "attention-maps" if number == 0 else f"attention-maps-{number + 1}"
     return rendered(name, "Attention maps", caption + measured_on(analysis), figure)
 
 
 def _readable(tokens: Sequence[str]) -> list[str]:
-    """Tokens without the sign that begins a word; where there is one, pieces inside of words begin with a dot."""
-    signs = ("▁", "Ġ")
-    signed = any(token.startswith(signs) for token in tokens)
+    """Tokens without the marker of a word start; if the tokenizer has one, later pieces of words start with a dot."""
+    markers = ("▁", "Ġ")
+    marked = any(token.startswith(markers) for token in tokens)
     shown = []
     for token in tokens:
         text = "".join(c if c.isprintable() else "\ufffd" for c in token)
-        inside = signed and text.isalnum() and not text.startswith(signs)
-        shown.append(f"·{text}" if inside else text[1:] or "␣" if text.startswith(signs) else text)
+        inside = marked and text.isalnum() and not text.startswith(markers)
+        shown.append(f"·{text}" if inside else text[1:] or "␣" if text.startswith(markers) else text)
     return shown
 
 
 def entropy(analysis: Mapping[str, Any]) -> Drawing:
-    """Entropy of the encoder's last self-attention at kept and dropped positions, against sparsity for a sweep."""
+    """Entropy of the last encoder self-attention at kept and dropped positions; for a sweep, against sparsity."""
     points = along(analysis, "entropy") if "points" in analysis else [analysis]
     if not points:
-        raise ValueError(f"entropy: none of the points has it ({why_left_out(analysis, 'entropy')})")
-    series = {"sparse": (BLUE, "o-"), "baseline": (RED, "s--"), "uniform": (GREY, ":")}
+        raise ValueError(f"entropy: none of the points has it ({why_omitted(analysis, 'entropy')})")
+    series = {
+        "sparse": ("sparse", BLUE, "o-"), "baseline": ("dense", RED, "s--"), "uniform": ("uniform", GREY, ":"),
+    }  # fmt: skip
     with matplotlib.rc_context(STYLE):
         figure, panels = axes_of(2, width=6.6, height=3.0, sharey=True)
         for axes, kind in zip(panels, ("kept", "dropped"), strict=True):
-            for place, (name, (colour, shape)) in enumerate(series.items()):
+            for number, (name, (label, colour, shape)) in enumerate(series.items()):
                 found = [(p["sparsity"], p["entropy"][name][kind]) for p in points if name in p["entropy"]]
                 found = [(sparsity, value) for sparsity, value in found if value is not None]
                 if found and len(points) == 1:
-                    axes.bar(place, found[0][1], color=colour)
-                    axes.text(place, found[0][1], f"{found[0][1]:.2f}", ha="center", va="bottom", fontsize=8)
+                    axes.bar(number, found[0][1], color=colour)
+                    axes.text(number, found[0][1], f"{found[0][1]:.2f}", ha="center", va="bottom", fontsize=8)
                 elif found:
-                    axes.plot(*zip(*found, strict=True), shape, color=colour, label=name)
+                    axes.plot(*zip(*found, strict=True), shape, color=colour, label=label)
             axes.set_title(f"{kind} positions")
             if len(points) == 1:
-                axes.set_xticks(range(len(series)), list(series))
+                axes.set_xticks(range(len(series)), [label for label, _, _ in series.values()])
                 axes.grid(axis="x", visible=False)
             else:
                 axes.set_xlabel("sparsity")
@@ -158,7 +160,7 @@ def entropy(analysis: Mapping[str, Any]) -> Drawing:
         if len(points) > 1:
             panels[1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     caption = (
-        "Entropy of the encoder's last self-attention, averaged over heads and positions. The baseline's positions are "
-        "divided by the same gates; uniform is what attending to every position alike would have. "
+        "Entropy of the last encoder self-attention, averaged over heads and positions. The dense model's positions "
+        "are split by the sparse model's gates; uniform: equal attention to all positions. "
     )
     return rendered("entropy", "Entropy of self-attention", caption + measured_on(analysis), figure)

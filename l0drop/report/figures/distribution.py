@@ -24,26 +24,26 @@ def density(alpha: float = 0.0, beta: float = 2 / 3, epsilon: float = 0.1) -> Dr
             axes.fill_between(stretched[outside], thinner[outside], color=BLUE, alpha=0.25, linewidth=0)
         closed = 1 - float(hard_concrete.open_probability(torch.tensor(alpha), beta, epsilon))
         one = 1 - float(hard_concrete.open_probability(torch.tensor(-alpha), beta, epsilon))
-        for place, mass in ((0, closed), (1, one)):
-            axes.plot([place, place], [0, mass], color=RED, linewidth=2.4)
-            axes.plot([place], [mass], "o", color=RED, markersize=7)
-            side = -1 if place == 0 else 1
+        for end, mass in ((0, closed), (1, one)):
+            axes.plot([end, end], [0, mass], color=RED, linewidth=2.4)
+            axes.plot([end], [mass], "o", color=RED, markersize=7)
+            side = -1 if end == 0 else 1
             axes.annotate(
-                f"P(g = {place}) = {mass:.2f}", (place, mass), xytext=(side * 8, 0), textcoords="offset points",
-                ha="right" if place == 0 else "left", va="center",
+                f"P(g = {end}) = {mass:.2f}", (end, mass), xytext=(side * 8, 0), textcoords="offset points",
+                ha="right" if end == 0 else "left", va="center",
             )  # fmt: skip
         axes.set(xlabel="gate g", ylabel="density, and mass at 0 and 1", xlim=(-0.55, 1.55), ylim=(0, 3))
         axes.legend(loc="upper center")
     caption = (
-        f"Hard-concrete distribution at log α = {alpha:g}, β = {beta:.3g}, ε = {epsilon:g}. What the stretched density "
-        "has below 0 and above 1 (shaded) becomes mass at exactly 0, a closed gate, and at exactly 1. Computed, not "
-        "measured."
+        f"Hard-concrete distribution at log α = {alpha:g}, β = {beta:.3g}, ε = {epsilon:g}. The mass of the "
+        "stretched density below 0 and above 1 (shaded) moves to exactly 0, a closed gate, and exactly 1. Computed, "
+        "not measured."
     )
     return rendered("hard-concrete", "Hard-concrete distribution", caption, figure)
 
 
 def binary_concrete_density(s: np.ndarray, alpha: float, beta: float) -> np.ndarray:
-    """Of s = σ((logit u + log α) / β) with u uniform, at log α = `alpha`."""
+    """The density of s = σ((logit u + log α) / β) with u uniform, at log α = `alpha`."""
     logit = beta * (np.log(s) - np.log1p(-s)) - alpha
     uniform = 1 / (1 + np.exp(-logit))
     return beta * uniform * (1 - uniform) / (s * (1 - s))

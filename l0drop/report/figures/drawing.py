@@ -1,4 +1,4 @@
-"""How figures look, and how they become SVG."""
+"""The style of figures, and their rendering as SVG."""
 
 import io
 import re
@@ -11,7 +11,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-INK = "#010203"  # stands for the page's colour of text until the file is written
+INK = "#010203"  # replaced by the page's text colour when the file is written
 BLUE, RED, GREEN, PURPLE, GOLD, GREY = "#2f7fc1", "#d55e00", "#009e73", "#a95aa1", "#a8820b", "#808080"
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
@@ -37,16 +37,16 @@ STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.6,
     "lines.markersize": 5,
     "text.parse_math": False,
-    "svg.fonttype": "none",  # text stays text: it can be searched, and has the page's letters
+    "svg.fonttype": "none",  # text stays text: searchable, in the page's font
     "figure.constrained_layout.use": True,
 }
-# A file that is opened or linked by itself has no page to take its colour from; inside a page, :root is not the figure.
+# A file opened on its own has no page to take its colour from; inside a page, :root is not the figure.
 OWN_PAGE = "@media(prefers-color-scheme:dark){svg:root{color:#ddd;background:#1b1b1b}}"
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure: its name (also of its file), what it shows, and what was measured on what."""
+    """A figure: its name (also of its file), title, caption, and SVG."""
 
     name: str
     title: str
@@ -55,14 +55,14 @@ class Drawing:
 
 
 def rendered(name: str, title: str, caption: str, figure: Figure) -> Drawing:
-    """The figure as SVG that takes its colour of text from the page, with its title and caption inside."""
+    """The figure as SVG that takes its text colour from the page, with title and caption inside."""
     buffer = io.StringIO()
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    # several figures share one page, so their names must differ
+    # several figures share one page, so their ids must differ
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'href="#', f'href="#{name}-', svg)
     svg = re.sub(r"url\(#", f"url(#{name}-", svg)

@@ -1,4 +1,4 @@
-"""Figures of a folder, from its JSON files."""
+"""All figures of a folder, drawn from its JSON files."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -12,13 +12,13 @@ from l0drop.report.figures.distribution import density
 from l0drop.report.figures.drawing import Drawing
 from l0drop.report.figures.scores import quality, scored
 from l0drop.report.figures.times import speed, timed
-from l0drop.report.figures.words import groups, places
+from l0drop.report.figures.words import groups, positions
 
 INDEX = "figures.json"
 
 
 def drawings(folder: Path) -> Iterator[Drawing]:
-    """The figures that can be made from the JSON files in a run or sweep folder; files without any are passed over."""
+    """The figures that the JSON files in a run or sweep folder allow."""
     yield density()
     for file, parts in _FILES.items():
         if not (folder / file).is_file():
@@ -30,7 +30,7 @@ def drawings(folder: Path) -> Iterator[Drawing]:
                 if part is None or any(part in holder for holder in holders):
                     yield from draw(content)
         except (KeyError, TypeError, IndexError, AttributeError) as error:
-            raise ValueError(f"{folder / file}: not as this version writes it ({error!r})") from error
+            raise ValueError(f"{folder / file}: unexpected format ({error!r})") from error
 
 
 def _all_maps(analysis: Mapping[str, Any]) -> Iterator[Drawing]:
@@ -48,14 +48,14 @@ _FILES: dict[str, tuple[tuple[str | None, Callable[[Mapping[str, Any]], Iterator
         ("maps", _all_maps),
         ("groups", _one(groups)),
         ("entropy", _one(entropy)),
-        ("places", _one(places)),
+        ("places", _one(positions)),
     ),
     "bench.json": ((None, lambda content: iter([speed(content)] if timed(content) else [])),),
 }
 
 
 def draw_all(folder: Path) -> list[Drawing]:
-    """Make `figures/` anew from a folder's JSON files, with an index of titles and captions."""
+    """Rewrite `figures/` from the JSON files of a folder, with an index of titles and captions."""
     made = list(drawings(folder))
     index = [{"file": f"{d.name}.svg", "title": d.title, "caption": d.caption} for d in made]
     with locked(folder / "figures"), whole_folder(folder / "figures") as partial:

@@ -1,4 +1,4 @@
-"""What figures read of analyses: which points make a curve, and what was measured on what."""
+"""The parts of analyses that figures read: the points of a curve, and the text measured on."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,12 +19,14 @@ def measured_on(analysis: Mapping[str, Any]) -> str:
 
 
 def along(analysis: Mapping[str, Any], part: str) -> list[Mapping[str, Any]]:
-    """The points of a sweep that have this part, by sparsity: of learned gates, which differ in it alone. Rules drop
-    each something else, and are no curve; they are drawn where there is nothing but rules."""
+    """The points with a learned gate that have this part, by sparsity.
+
+    Each rule drops different tokens, so rules form no curve; they are returned only if there are no learned gates.
+    """
     points = sorted((p for p in analysis["points"] if part in p), key=lambda point: point["sparsity"])
     return [point for point in points if point["kind"] in LEARNED] or points
 
 
-def why_left_out(analysis: Mapping[str, Any], part: str) -> str:
-    reasons = {point.get("left_out", {}).get(part, "it was not asked for") for point in analysis["points"]}
+def why_omitted(analysis: Mapping[str, Any], part: str) -> str:
+    reasons = {point.get("left_out", {}).get(part, "it was not requested") for point in analysis["points"]}
     return "; ".join(sorted(reasons))

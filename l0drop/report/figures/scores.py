@@ -1,4 +1,4 @@
-"""Figure 4: quality against sparsity; over seeds, and against time."""
+"""Figure 4: quality against sparsity, over seeds, and against time."""
 
 import itertools
 import re
@@ -9,11 +9,12 @@ from typing import Any
 import matplotlib
 
 from l0drop.report.figures.drawing import BLUE, GOLD, GREEN, GREY, RED, STYLE, Drawing, axes_of, in_percent, rendered
+from l0drop.report.findings import Findings
 from l0drop.study.sweep import LEARNED, RULES
 
 
 def quality(sweep: Mapping[str, Any]) -> Drawing:
-    """Score against sparsity of a sweep's points, beside the baseline and the baseline trained on."""
+    """Score against sparsity of a sweep's points, with the scores of the dense models as lines."""
     split, points = scored(sweep)
     if not points:
         raise ValueError("sweep.json: none of its points has a score")
@@ -26,12 +27,12 @@ def quality(sweep: Mapping[str, Any]) -> Drawing:
             if shown:
                 scores = [point[split]["score"]["value"] for point in shown]
                 axes.plot([point["sparsity"] for point in shown], scores, style, color=colour, label=label)
-        for name, colour, dashes, label in (
-            ("reference", RED, "--", "baseline, trained on as long"),
-            ("baseline", GREY, ":", "baseline"),
+        for dense, colour, dashes, label in (
+            (_continued(sweep), RED, "--", "dense, continued"),
+            (sweep["baseline"], GREY, ":", "dense, start"),
         ):
-            if split in sweep[name]:
-                axes.axhline(sweep[name][split]["score"]["value"], color=colour, linestyle=dashes, label=label)
+            if split in dense:
+                axes.axhline(dense[split]["score"]["value"], color=colour, linestyle=dashes, label=label)
         sign = {"lambda": "λ", "target": "target"}
         for point in [*(learned if len(learned) <= 8 else learned[:: -(-len(learned) // 8)]), *rules]:
             value = "" if point["value"] is None else f" {point['value']:g}"
@@ -58,9 +59,40 @@ def quality(sweep: Mapping[str, Any]) -> Drawing:
 
 
 def scored(sweep: Mapping[str, Any]) -> tuple[str, list[Mapping[str, Any]]]:
-    """The text that a sweep is judged on, and the points that have a score on it, by sparsity."""
-    split = "test" if "test" in sweep["reference"] else "valid"
+    """The split that a sweep is scored on, and the points with a score on it, by sparsity."""
+    split = "test" if "test" in _continued(sweep) else "valid"
     return split, sorted((point for point in sweep["points"] if split in point), key=lambda point: point["sparsity"])
+
+
+def _continued(sweep: Mapping[str, Any]) -> Mapping[str, Any]:
+    entry: Mapping[str, Any] = sweep["continued"] if "continued" in sweep else sweep["reference"]
+    return entry
+
+
+def difference_curve(findings: Findings) -> Drawing:
+    """The difference to the dense model against sparsity, with 95% intervals and the margin."""
+    with matplotlib.rc_context(STYLE):
+        figure, (axes,) = axes_of()
+        for role, mark, colour, label in (("sparse", "o-", BLUE, "learned gate"), ("rule", "D", GOLD, "rule")):
+            rows = [row for row in findings.judged if row.role == role and row.interval is not None]
+            if not rows:
+                continue
+            middle = [row.difference or 0.0 for row in rows]
+            spread = [[middle[i] - row.interval[0] for i, row in enumerate(rows) if row.interval],
+                      [row.interval[1] - middle[i] for i, row in enumerate(rows) if row.interval]]  # fmt: skip
+            shares = [row.sparsity or 0.0 for row in rows]
+            axes.errorbar(shares, middle, spread, fmt=mark, color=colour, capsize=3, label=label)
+        axes.axhline(0, color=RED, linestyle="--", label=findings.compared_with)
+        axes.axhline(-findings.margin, color=GREY, linestyle=":", label=f"margin of {findings.margin:g}")
+        axes.set(xlabel="encodings dropped", ylabel=f"difference in {findings.metric}")
+        axes.margins(x=0.12, y=0.15)
+        in_percent(axes.xaxis)
+        axes.legend(loc="best")
+    caption = (
+        f"Difference in {findings.metric} to {findings.compared_with}, on {findings.text}. Bars: two-sided 95% "
+        "intervals. A model is non-inferior if its one-sided bound is above the margin."
+    )
+    return rendered("difference", "Difference to the dense model against sparsity", caption, figure)
 
 
 _GATINGS = {"zero": ("o", BLUE), "mask": ("s", RED), "weight": ("^", GREEN)}
@@ -68,9 +100,10 @@ _MARKS = (("s", GREY), ("o", BLUE), ("^", GREEN), ("D", RED))
 
 
 def seeds_and_sparsity(found: Mapping[str, Any], name: str) -> Drawing:
-    """Differences to the baseline trained on against sparsity, by gating, as `study.seeds` gathers them.
+    """Differences to the continued baseline against sparsity, by gating, as `study.seeds` gathers them.
 
-    Systems are called GATING-TARGET, or after a rule; others are not drawn. One seed has a hollow mark and no interval.
+    Systems are named GATING-TARGET, or after a rule; others are not drawn. A single seed has a hollow mark and no
+    interval.
     """
     ons = {run["seed"]: run["test"]["score"]["value"] for run in found["systems"]["on"]["runs"]}
     margins = {system["against_on"]["margin"] for system in found["systems"].values() if "against_on" in system}
@@ -78,12 +111,12 @@ def seeds_and_sparsity(found: Mapping[str, Any], name: str) -> Drawing:
         figure, (axes,) = axes_of()
         gatings = {gating: [name for name in found["systems"] if _is_of(name, gating)] for gating in _GATINGS}
         gatings = {gating: systems for gating, systems in gatings.items() if systems}
-        for place, (gating, systems) in enumerate(gatings.items()):
+        for number, (gating, systems) in enumerate(gatings.items()):
             mark, colour = _GATINGS[gating]
             label: str | None = gating
             for content in (found["systems"][system] for system in systems):
                 runs = content["runs"]
-                aside = 0.006 * (place - (len(gatings) - 1) / 2)
+                aside = 0.006 * (number - (len(gatings) - 1) / 2)
                 sparsity = sum(run["test"]["sparsity"] for run in runs) / len(runs) + aside
                 if "against_on" in content:
                     middle, (low, high) = content["against_on"]["difference"], content["against_on"]["interval"]
@@ -96,20 +129,20 @@ def seeds_and_sparsity(found: Mapping[str, Any], name: str) -> Drawing:
                     continue
                 label = None
         ruled = [(rule, found["systems"][rule]["runs"][0]) for rule in RULES if rule in found["systems"]]
-        for place, (rule, run) in enumerate((rule, run) for rule, run in ruled if run["seed"] in ons):
+        for number, (rule, run) in enumerate((rule, run) for rule, run in ruled if run["seed"] in ons):
             point = run["test"]["sparsity"], run["test"]["score"]["value"] - ons[run["seed"]]
             axes.plot(*point, "x", color=GOLD)
-            axes.annotate(f"rule {rule}", point, (5, -12 if place % 2 else 4), textcoords="offset points", size=8)
-        axes.axhline(0, color=GREY, linestyle="--", label="baseline trained on")
+            axes.annotate(f"rule {rule}", point, (5, -12 if number % 2 else 4), textcoords="offset points", size=8)
+        axes.axhline(0, color=GREY, linestyle="--", label="dense, continued")
         for margin in margins:
-            axes.axhline(-margin, color=GREY, linestyle=":", label=f"a loss of {margin:g}")
+            axes.axhline(-margin, color=GREY, linestyle=":", label=f"margin of {margin:g}")
         axes.set(xlabel="sparsity", ylabel="difference in BLEU")
         axes.margins(x=0.12)
         in_percent(axes.xaxis)
         axes.legend(loc="best")
     caption = (
-        f"{found['what']}: difference to the baseline trained on, test text. Bars: 95% intervals over seeds and "
-        "sentences; hollow: one seed. Gatings stand a little beside each other, to be told apart."
+        f"{found['what']}: difference to the continued baseline, test text. Bars: 95% intervals over seeds and "
+        "sentences; hollow: one seed. Gatings are shifted slightly so that their marks do not overlap."
     )
     return rendered(name, "Quality against sparsity over seeds", caption, figure)
 
@@ -119,28 +152,28 @@ def _is_of(system: str, gating: str) -> bool:
 
 
 def quality_and_time(found: Mapping[str, Any], name: str) -> Drawing:
-    """Quality against the time of a sentence, of systems at several beams.
+    """Quality against time per sentence, for systems at several beam sizes.
 
-    Rows have `system`, `beams`, `score`, `cpu_seconds` of every round, and `sentences` that were timed.
+    Rows have `system`, `beams`, `score`, `cpu_seconds` of every round, and the number of `sentences` timed.
     """
     metric = found["rows"][0]["score"]["name"]
     with matplotlib.rc_context(STYLE):
         figure, (axes,) = axes_of()
         systems = list(dict.fromkeys(row["system"] for row in found["rows"]))
-        for place, (system, (mark, colour)) in enumerate(zip(systems, itertools.cycle(_MARKS))):
+        for number, (system, (mark, colour)) in enumerate(zip(systems, itertools.cycle(_MARKS))):
             rows = sorted((row for row in found["rows"] if row["system"] == system), key=lambda row: row["beams"])
-            beside = (4, -11) if place % 2 else (-9, 5)  # neighbours are often close
+            offset = (4, -11) if number % 2 else (-9, 5)  # neighbouring points are often close
             times = [1000 * statistics.median(row["cpu_seconds"]) / row["sentences"] for row in rows]
             scores = [row["score"]["value"] for row in rows]
             axes.plot(times, scores, f"{mark}-", color=colour, label=system)
             for point, row in zip(zip(times, scores, strict=True), rows, strict=True):
-                axes.annotate(f"{row['beams']}", point, beside, textcoords="offset points", size=8, color=colour)
-        axes.set(xlabel="CPU time of a sentence, ms", ylabel=metric)
+                axes.annotate(f"{row['beams']}", point, offset, textcoords="offset points", size=8, color=colour)
+        axes.set(xlabel="CPU time per sentence, ms", ylabel=metric)
         axes.margins(0.1)
         axes.set_xlim(left=0)
         axes.legend(loc="best")
     caption = (
-        f"{found['what']}, of all test text; time of one thread ({found['device']}), median of "
-        f"{len(found['rows'][0]['cpu_seconds'])} rounds, on {found['rows'][0]['sentences']} sentences. Numbers: beams."
+        f"{found['what']}, on the whole test text; time on one thread ({found['device']}), median of "
+        f"{len(found['rows'][0]['cpu_seconds'])} rounds on {found['rows'][0]['sentences']} sentences. Numbers: beams."
     )
     return rendered(name, "Quality against time", caption, figure)

@@ -32,17 +32,17 @@ def speed(bench: Mapping[str, Any]) -> Drawing:
         axes.barh(labels, encode, color=GREY, height=0.68, label="encode")
         axes.barh(labels, decode, left=encode, color=BLUE, height=0.68, label="decode")
         largest = max(a + b for a, b in zip(encode, decode, strict=True))
-        for place, (name, a, b) in enumerate(zip(names, encode, decode, strict=True)):
+        for number, (name, a, b) in enumerate(zip(names, encode, decode, strict=True)):
             times = bench["systems"][name].get("times_engine_short")
             ratio = f"  ({times['end_to_end']:.2f}×)" if times else ""
-            axes.text(a + b + 0.01 * largest, place, f"{a + b:.3g} s{ratio}", va="center", fontsize=8)
+            axes.text(a + b + 0.01 * largest, number, f"{a + b:.3g} s{ratio}", va="center", fontsize=8)
         axes.set(xlabel=f"CPU seconds, {bench['sentences']} sentences", xlim=(0, 1.25 * largest))
         axes.grid(axis="y", visible=False)
         axes.legend(loc="upper center", bbox_to_anchor=(0.45, 1.0), bbox_transform=figure.transFigure, ncols=2)
         axes.set_title(" ", pad=10)
     compared = any(bench["systems"][name].get("times_engine_short") for name in names)
-    brackets = "; in brackets, end to end by our engine's on the short memory" if compared else ""
-    gates = bench["gates"]  # None where no system that knows them was timed
+    brackets = "; in brackets, end-to-end time relative to our engine on the short memory" if compared else ""
+    gates = bench["gates"]  # None if no gated system was timed
     read = (
         f", {gates['source_tokens']:,} source tokens (longest {gates['longest_source']:,}), {gates['sparsity']:.1%} "
         "dropped"
@@ -58,5 +58,5 @@ def speed(bench: Mapping[str, Any]) -> Drawing:
 
 
 def timed(bench: Mapping[str, Any]) -> list[str]:
-    """The systems of a benchmark that can be drawn: none of several shapes, nor of other benchmarks."""
+    """The systems of a decoding benchmark that can be drawn; empty for other benchmarks."""
     return [name for name in SYSTEMS if name in bench.get("systems", {})]

@@ -1,4 +1,4 @@
-"""Figure 5: what is dropped, by group of words; by length and position."""
+"""Figure 5: dropped tokens by group of words, by length and by position."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,26 +21,26 @@ from l0drop.report.figures.drawing import (
     in_percent,
     rendered,
 )
-from l0drop.report.figures.reading import along, measured_on, why_left_out
+from l0drop.report.figures.reading import along, measured_on, why_omitted
 
 _GROUPS = {
     "punctuation": ("punctuation", GOLD, "s"),
     "function": ("function words", RED, "o"),
     "EOS": ("EOS", GREY, "x"),
     "BPEO": ("later pieces (BPEO)", PURPLE, "v"),
-    "rest": ("the rest", GREEN, "D"),
+    "rest": ("other words", GREEN, "D"),
     "content": ("content words", BLUE, "^"),
     "BPEH": ("first pieces (BPEH)", "#5b6bd6", "P"),
 }
 
 
 def groups(analysis: Mapping[str, Any]) -> Drawing:
-    """Sparsity by group: as bars for one run, against the overall sparsity for a sweep."""
+    """Sparsity by group: bars for one run, curves against overall sparsity for a sweep."""
     if "points" not in analysis:
         return _group_bars(analysis)
     points = along(analysis, "groups")
     if not points:
-        raise ValueError(f"groups: none of the points has them ({why_left_out(analysis, 'groups')})")
+        raise ValueError(f"groups: none of the points has them ({why_omitted(analysis, 'groups')})")
     overall = [point["sparsity"] for point in points]
     with matplotlib.rc_context(STYLE):
         figure, (axes,) = axes_of(width=6.4, height=3.6)
@@ -59,7 +59,7 @@ def groups(analysis: Mapping[str, Any]) -> Drawing:
         f"Sparsity of each group of source tokens against the overall sparsity, {len(points)} models of the sweep "
         f"{analysis['sweep']}. Words that were not split are grouped by part of speech. "
     )
-    return rendered("groups", "What is dropped, by group of words", caption + measured_on(analysis), figure)
+    return rendered("groups", "Dropped tokens by group of words", caption + measured_on(analysis), figure)
 
 
 def _group_bars(analysis: Mapping[str, Any]) -> Drawing:
@@ -72,8 +72,8 @@ def _group_bars(analysis: Mapping[str, Any]) -> Drawing:
             [found[name]["sparsity"] for name in names], color=[_GROUPS[name][1] for name in names], height=0.7,
         )  # fmt: skip
         axes.axvline(analysis["sparsity"], color=INK, linestyle="--", linewidth=1)
-        for place, name in enumerate(names):
-            axes.text(found[name]["sparsity"] + 0.01, place, f"{found[name]['sparsity']:.0%}", va="center", fontsize=8)
+        for number, name in enumerate(names):
+            axes.text(found[name]["sparsity"] + 0.01, number, f"{found[name]['sparsity']:.0%}", va="center", fontsize=8)
         axes.set(xlabel="sparsity (dashed: of all tokens)", xlim=(0, 1.1))
         axes.set_xticks(np.linspace(0, 1, 6))
         axes.grid(axis="y", visible=False)
@@ -82,10 +82,10 @@ def _group_bars(analysis: Mapping[str, Any]) -> Drawing:
         f"Sparsity of each group of source tokens, with its number of tokens; overall {analysis['sparsity']:.1%}. "
         "Words that were not split are grouped by part of speech. "
     )
-    return rendered("groups", "What is dropped, by group of words", caption + measured_on(analysis), figure)
+    return rendered("groups", "Dropped tokens by group of words", caption + measured_on(analysis), figure)
 
 
-def places(analysis: Mapping[str, Any]) -> Drawing:
+def positions(analysis: Mapping[str, Any]) -> Drawing:
     """Sparsity by sentence length, by position, and by tenth of the sentence."""
     found = analysis["places"]
     with matplotlib.rc_context(STYLE):
@@ -96,7 +96,7 @@ def places(analysis: Mapping[str, Any]) -> Drawing:
         centres = [(entry["from"] + entry["to"]) / 2 for entry in tenths]
         rates = [np.nan if entry["sparsity"] is None else entry["sparsity"] for entry in tenths]
         panels[2].plot(centres, rates, "s-", color=PURPLE)
-        panels[2].set(xlabel="place in the source, in tenths", xlim=(0, 1))
+        panels[2].set(xlabel="relative position in the source", xlim=(0, 1))
         in_percent(panels[2].xaxis)
         for axes in panels:
             axes.axhline(analysis["sparsity"], color=INK, linewidth=0.9, linestyle="--")
@@ -104,10 +104,10 @@ def places(analysis: Mapping[str, Any]) -> Drawing:
         panels[0].set_ylabel("sparsity (dashed: of all tokens)")
         in_percent(panels[0].yaxis)
     caption = (
-        "Sparsity by the length of the source (EOS counted), by position from its start, and by tenth of it (both "
-        "without EOS, which is why they may stand off from the dashed line). "
+        "Sparsity by source length (EOS counted), by position from the start, and by tenth of the source (both without "
+        "EOS, so they may differ from the dashed line). "
     )
-    return rendered("places", "What is dropped, by length and position", caption + measured_on(analysis), figure)
+    return rendered("positions", "Dropped tokens by length and position", caption + measured_on(analysis), figure)
 
 
 def _steps(axes: Axes, bins: Sequence[Mapping[str, Any]], label: str, colour: str) -> None:
