@@ -45,6 +45,7 @@ from l0drop.data.metrics import bleu
 from l0drop.data.text import read_lines
 from l0drop.data.whole import locked, whole_folder, write_whole
 from l0drop.decoding.text import load
+from l0drop.models.quiet import quiet_libraries
 from l0drop.recipe import Recipe, TextCorpus, load_recipe
 from l0drop.report.figures import draw_all, quality_and_time
 from l0drop.runs.provenance import provenance
@@ -54,7 +55,7 @@ from l0drop.study.analysis.subject import Reading, opened
 from l0drop.study.distillation import NO_TEACHER, WAYS, Distillation, folder_name, way_named
 from l0drop.study.seeds import TITLES, builds_on, gather, interval, single_table, table, text_in, title, train_all
 from l0drop.study.sweep import RULES, UNGATED, is_finished, rule_point, target_point, write_summary
-from l0drop.training.assemble import load_dense, quiet_libraries
+from l0drop.training.assemble import load_dense
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 PARTS = ("seeds", "sweep", "rules", "layers", "scratch", "curve", "tried", "rivals")

@@ -60,10 +60,10 @@ def analyze(
     import torch
 
     from l0drop.decoding.folder import places
+    from l0drop.models.quiet import quiet_libraries
     from l0drop.study.analysis.parts import analyze as analyze_run
     from l0drop.study.analysis.parts import analyze_sweep, typical_point
     from l0drop.study.analysis.subject import Reading, opened
-    from l0drop.training.assemble import quiet_libraries
 
     if threads is not None:
         torch.set_num_threads(threads)

@@ -15,6 +15,10 @@ from l0drop.app.evaluate import evaluate
 from l0drop.app.report import report
 from l0drop.app.sweep import sweep
 from l0drop.app.translate import translate
+from l0drop.extras import MissingPackageError, needed_for
+
+DRAWING = ("demo", "report", "analyze")
+"""Commands that draw figures."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -34,17 +38,19 @@ app.add_typer(bench, name="bench")
 
 
 def main() -> None:
-    """Run the command line; what the user can mend is one message and exit code 2, not a traceback.
+    """Run the command line. Errors that the user can fix are one message and exit code 2, without a traceback.
 
-    L0DROP_TRACEBACK=1 shows where an error comes from.
+    L0DROP_TRACEBACK=1 shows the traceback.
     """
+    command = "".join(sys.argv[1:2])
     try:
-        app()
+        with needed_for(f"l0drop {command}", study=command in DRAWING):
+            app()
     except SystemExit as end:
         if not end.code:
             _leave_group()
         raise
-    except (ValueError, OSError) as error:
+    except (MissingPackageError, ValueError, OSError) as error:
         if os.environ.get("L0DROP_TRACEBACK"):
             raise
         Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)

@@ -88,11 +88,11 @@ def evaluate(
     import torch
 
     from l0drop.decoding.folder import generation_of
+    from l0drop.models.quiet import quiet_libraries
     from l0drop.study.evaluate import Judged, Judging, read_files, read_test_text, write
     from l0drop.study.evaluate import evaluate as run_evaluation
     from l0drop.study.sweep import REFERENCE, SUMMARY
     from l0drop.study.systems import System
-    from l0drop.training.assemble import quiet_libraries
 
     if threads is not None:
         torch.set_num_threads(threads)

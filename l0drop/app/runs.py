@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,7 +12,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from l0drop.recipe import Recipe, load_recipe
+if TYPE_CHECKING:
+    from l0drop.recipe import Recipe
 
 log = Console(stderr=True)
 
@@ -37,6 +38,8 @@ class Dtype(StrEnum):
 
 def prepare(recipe: RecipeFile, set_: Overrides = None, runs: Runs = Path("runs")) -> None:
     """Tokenize a recipe's text: train its tokenizer, write its corpora."""
+    from l0drop.recipe import load_recipe
+
     loaded = load_recipe(recipe, set_ or [])
     from l0drop.training.run import prepare as prepare_run
 
@@ -48,11 +51,13 @@ def prepare(recipe: RecipeFile, set_: Overrides = None, runs: Runs = Path("runs"
 
 def train(recipe: RecipeFile, set_: Overrides = None, runs: Runs = Path("runs"), threads: Threads = None) -> None:
     """Train a recipe, or go on with a run that was interrupted."""
+    from l0drop.recipe import load_recipe
+
     loaded = load_recipe(recipe, set_ or [])
     run(loaded, runs, threads)
 
 
-def run(recipe: Recipe, runs: Path, threads: int | None) -> dict[str, Any]:
+def run(recipe: "Recipe", runs: Path, threads: int | None) -> dict[str, Any]:
     """Train and say how it ended."""
     import torch
 

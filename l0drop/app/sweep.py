@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 
 from l0drop.app.runs import Overrides, RecipeFile, Runs, Threads
-from l0drop.recipe import load_recipe
 
 console = Console()
 log = Console(stderr=True)
@@ -40,6 +39,8 @@ def sweep(
     threads: Threads = None,
 ) -> None:
     """Fine-tune one baseline at several λ or target sparsities, and train it on without a gate; goes on if stopped."""
+    from l0drop.recipe import load_recipe
+
     loaded = load_recipe(recipe, set_ or [])
     import torch
 

@@ -94,7 +94,7 @@ def translate(
     from l0drop.decoding.partial import Stream, claimed, made_from, partial_file
     from l0drop.decoding.stream import WINDOW, Job, Processes, decode_stream
     from l0drop.decoding.text import BATCH_TOKENS, load
-    from l0drop.training.assemble import quiet_libraries
+    from l0drop.models.quiet import quiet_libraries
 
     quiet_libraries()
     processes = Processes()

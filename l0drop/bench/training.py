@@ -26,10 +26,10 @@ from l0drop.bench.random_models import transformer_base
 from l0drop.data.batches import Step, TokenBatches, collate
 from l0drop.data.corpus import TokenizedCorpus
 from l0drop.models.config import L0DropConfig
+from l0drop.models.quiet import quiet_libraries
 from l0drop.models.sparsify import sparsify
 from l0drop.recipe import Recipe, parse_recipe
 from l0drop.runs.provenance import provenance
-from l0drop.training.assemble import quiet_libraries
 from l0drop.training.ragged import any_shape
 from l0drop.training.trainer import MULTIPLE, L0DropTrainer
 

@@ -15,6 +15,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
+from l0drop.extras import needed_for
+
 
 class CorpusError(ValueError):
     """Text or a prepared corpus that cannot be used; the message names the file and the line."""
@@ -183,10 +185,8 @@ class HubDataset:
         return [what | {"name": self.name, "rows": len(dataset), "fingerprint": dataset._fingerprint}]
 
     def _load(self) -> Any:
-        try:
+        with needed_for(f"reading {self.name!r}"):
             import datasets
-        except ImportError as error:
-            raise ImportError(f"reading {self.name!r} needs the `datasets` package: pip install l0drop[hub]") from error
         saved = any((Path(self.name) / marker).is_file() for marker in ("dataset_dict.json", "state.json"))
         try:
             if saved:

@@ -9,7 +9,7 @@ import torch
 
 from l0drop.data.batches import collate
 from l0drop.data.corpus import TokenizedCorpus
-from l0drop.data.metrics import SparsityMeter
+from l0drop.data.sparsity import SparsityMeter
 from l0drop.decoding.engine import Engine
 from l0drop.decoding.languages import begin_in, speaks_several
 from l0drop.decoding.settings import SCORING

@@ -2,7 +2,7 @@
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -10,7 +10,10 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, 
 
 from l0drop.data.tokenizer import TokenizerPair, load_tokenizers
 from l0drop.decoding.settings import SCORING
-from l0drop.recipe import Recipe, load_recipe
+from l0drop.extras import needed_for
+
+if TYPE_CHECKING:
+    from l0drop.recipe import Recipe
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
@@ -79,11 +82,13 @@ def of_recipe(run: Path | None) -> tuple[dict[str, Any], str, int | None]:
     """Generation settings, source prefix and longest source of a run."""
     if run is None:
         return {}, "", None
+    with needed_for(f"reading {run / 'recipe.yaml'}"):
+        from l0drop.recipe import load_recipe
     recipe = load_recipe(run / "recipe.yaml")
     return generation_of(recipe), recipe.data.source_prefix, recipe.data.max_source
 
 
-def generation_of(recipe: Recipe) -> dict[str, Any]:
+def generation_of(recipe: "Recipe") -> dict[str, Any]:
     """How a run's outputs are made, in training and ever after.
 
     A checkpoint's generation_config has no say in what is set here; some of those that are published sample, or stop

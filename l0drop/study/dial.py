@@ -15,9 +15,10 @@ from l0drop.data.text import read_json
 from l0drop.data.tokenizer import load_tokenizers
 from l0drop.decoding.corpus import Decoded, decode_corpus
 from l0drop.models.modeling import L0DropModel
+from l0drop.models.quiet import quiet_libraries
 from l0drop.recipe import load_recipe
 from l0drop.runs.provenance import provenance
-from l0drop.training.assemble import quiet_libraries, references, split_text
+from l0drop.training.assemble import references, split_text
 from l0drop.training.settings import decoding, scored
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from l0drop.data.metrics import SparsityMeter
+from l0drop.data.sparsity import SparsityMeter
 from l0drop.data.text import CorpusError, file_stamp, read_lines
 from l0drop.decoding.folder import fingerprint, places
 from l0drop.decoding.offsets import Span

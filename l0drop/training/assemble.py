@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel, PreTrainedModel
 from transformers.utils import cached_file
-from transformers.utils import logging as hf_logging
 
 from l0drop.core.gates import gate_class
 from l0drop.data.corpus import TokenizedCorpus
@@ -32,12 +31,6 @@ from l0drop.training.teacher import TeacherText
 
 Say = Callable[[str], None]
 Progress = Callable[[int], None]
-
-
-def quiet_libraries() -> None:
-    """Hugging Face's bars and notices would break ours; errors still come through."""
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
 
 
 def build_tokenizers(recipe: Recipe, folder: Path, say: Say) -> TokenizerPair:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import extract_model_from_parallel
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback
@@ -41,6 +40,8 @@ class SteerCallback(TrainerCallback, ExportableState):
 
 
 def _unwrapped(model: Any) -> Any:
+    from accelerate.utils import extract_model_from_parallel  # a Trainer needs accelerate, `import l0drop` does not
+
     return extract_model_from_parallel(model, keep_torch_compile=False)
 
 

@@ -19,6 +19,7 @@ from l0drop.data import hints
 from l0drop.data.corpus import TokenizedCorpus
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.data.whole import locked, whole_folder, write_whole
+from l0drop.models.quiet import quiet_libraries
 from l0drop.recipe import Recipe, RecipeError, dump_recipe, load_recipe
 from l0drop.runs.processes import joined_processes
 from l0drop.runs.provenance import provenance
@@ -27,7 +28,6 @@ from l0drop.training.assemble import (
     build_corpora,
     build_model,
     build_tokenizers,
-    quiet_libraries,
     references,
     split_text,
 )

@@ -31,7 +31,8 @@ from l0drop.core import hard_concrete
 from l0drop.core.penalty import RampedLambda
 from l0drop.data.batches import TokenBatches, collate
 from l0drop.data.corpus import TokenizedCorpus
-from l0drop.data.metrics import Score, SparsityMeter
+from l0drop.data.metrics import Score
+from l0drop.data.sparsity import SparsityMeter
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.data.whole import write_whole
 from l0drop.decoding.corpus import decode_corpus, encoder_inputs, length_batches

@@ -197,7 +197,7 @@ def test_hugging_face_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_without_datasets_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ImportError, match=re.escape("pip install l0drop[hub]")):
+    with pytest.raises(ImportError, match=re.escape("(datasets): pip install 'l0drop[hub]'")):
         list(HubDataset("some/name", "a", "b"))
 
 

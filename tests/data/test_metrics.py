@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from l0drop.data.metrics import Score, SparsityMeter, bleu, bleu_paper, chrf, rouge
+from l0drop.data.metrics import Score, bleu, bleu_paper, chrf, rouge
+from l0drop.data.sparsity import SparsityMeter
 
 Metric = Callable[[list[str], list[str]], Score]
 

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from l0drop.core.groups import GROUPS
-from l0drop.data.metrics import SparsityMeter
+from l0drop.data.sparsity import SparsityMeter
 from l0drop.study.analysis.annotate import Marks
 from l0drop.study.analysis.attention import Attention
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from l0drop.data.batches import collate
 from l0drop.data.corpus import Example, TokenizedCorpus
-from l0drop.data.metrics import Score, SparsityMeter
+from l0drop.data.metrics import Score
+from l0drop.data.sparsity import SparsityMeter
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.decoding.corpus import decode_corpus, encoder_inputs, length_batches
 from l0drop.models.modeling import L0DropModel
