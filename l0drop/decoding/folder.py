@@ -11,6 +11,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, 
 from l0drop.data.tokenizer import TokenizerPair, load_tokenizers
 from l0drop.decoding.settings import SCORING
 from l0drop.extras import needed_for
+from l0drop.models import sparsify as sparsify  # registers the models, so that the Auto classes load them
 
 if TYPE_CHECKING:
     from l0drop.recipe import Recipe
