@@ -54,7 +54,7 @@ from l0drop.study.analysis.parts import write as write_analysis
 from l0drop.study.analysis.subject import Reading, opened
 from l0drop.study.distillation import NO_TEACHER, WAYS, Distillation, folder_name, way_named
 from l0drop.study.seeds import TITLES, builds_on, gather, interval, single_table, table, text_in, title, train_all
-from l0drop.study.sweep import RULES, UNGATED, is_finished, rule_point, target_point, write_summary
+from l0drop.study.sweep import RULES, UNGATED, continued_run, is_finished, rule_point, target_point, write_summary
 from l0drop.training.assemble import load_dense
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
@@ -420,17 +420,17 @@ class Study:
         """What is there of the sweep in the form that `l0drop report` reads, analysed, with its figures."""
         folder = self.runs / "sweep"
         points = [target_point(target) for target in ZERO if is_finished(self.runs, f"zero-{target:g}-s1")]
-        for name, run in {"reference": "on-s1", **{p.name: f"zero-{p.value:g}-s1" for p in points}}.items():
+        for name, run in {continued_run(folder): "on-s1", **{p.name: f"zero-{p.value:g}-s1" for p in points}}.items():
             link = folder / name
             link.parent.mkdir(exist_ok=True)
             if not link.is_symlink():
                 link.symlink_to(Path("..", run), target_is_directory=True)
         write_summary(folder, self.tuned("sweep", 1), points)
-        reference = str(folder / "reference")
-        swept = analyze_sweep(folder, self.reading, baseline=reference)
+        continued = str(folder / continued_run(folder))
+        swept = analyze_sweep(folder, self.reading, baseline=continued)
         write_analysis(swept, folder / RESULT)
         point = folder / typical_point(swept)
-        with opened(str(point), self.reading, baseline=reference) as subject:
+        with opened(str(point), self.reading, baseline=continued) as subject:
             write_analysis(analyze(subject), point / RESULT)
         draw_all(folder)
         draw_all(point)

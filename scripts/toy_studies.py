@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from l0drop.data.whole import write_whole
+from l0drop.study.sweep import continued_in, continued_run
 
 TARGETS = "0.3,0.5,0.7"
 CORPORA = ("translation", "documents")
@@ -80,7 +81,8 @@ def trained_in_ways(runs: Path) -> list[list[str]]:
     scratch = ["train", "recipes/toy-translation-scratch.yaml", "--runs", str(runs)]
     ramp = {"l0drop.target_sparsity": "null", "l0drop.lambda_": "0.5", "l0drop.ramp.end": "1200"}
     # a teacher worth learning from: the baseline trained on
-    start = {"model.init": f"{runs}/toy-translation-sparse-sweep/reference"}
+    sweep_folder = runs / "toy-translation-sparse-sweep"
+    start = {"model.init": str(sweep_folder / continued_run(sweep_folder))}
     taught = {"train.targets": "teacher", "train.teacher": "{model: init, weight: 0.5}", "train.label_smoothing": "0"}
     return [
         *swept(runs),
@@ -139,7 +141,7 @@ def _train(runs: Path, recipe: str, name: str, changes: dict[str, str]) -> list[
 def sweep(folder: Path) -> dict[str, Any]:
     """A sweep's points beside the baseline trained on, on the test text."""
     content = json.loads((folder / "sweep.json").read_text())
-    reference = content["reference"]
+    reference = continued_in(content)
     return {
         "reference": {"score": reference["test"]["score"], "steps": reference["steps"]},
         "points": [

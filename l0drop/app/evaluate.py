@@ -91,7 +91,7 @@ def evaluate(
     from l0drop.models.quiet import quiet_libraries
     from l0drop.study.evaluate import Judged, Judging, read_files, read_test_text, write
     from l0drop.study.evaluate import evaluate as run_evaluation
-    from l0drop.study.sweep import REFERENCE, SUMMARY
+    from l0drop.study.sweep import SUMMARY, continued_run
     from l0drop.study.systems import System
 
     if threads is not None:
@@ -100,8 +100,9 @@ def evaluate(
     is_sweep = (models[0] / SUMMARY).is_file()
     if is_sweep:
         if len(models) > 1 or baseline or output is not None:
-            raise ValueError(f"{models[0]}: is a sweep; each point is compared with its {REFERENCE}, in its own folder")
-        groups = [([run], [System(models[0] / REFERENCE)]) for run in _points(models[0] / SUMMARY, dtype)]
+            raise ValueError(f"{models[0]}: is a sweep; each point is compared with the continued baseline in it")
+        continued = System(models[0] / continued_run(models[0]))
+        groups = [([run], [continued]) for run in _points(models[0] / SUMMARY, dtype)]
     else:
         groups = [([System(path, dtype) for path in models], [System(path) for path in baseline or ()])]
     first = groups[0][0][0]

@@ -1,11 +1,12 @@
-"""`l0drop sweep`: a recipe at several λ or target sparsities, or with gates by rule, beside the baseline trained on."""
+"""`l0drop sweep`: a recipe at several λ, target sparsities or rules, compared with the continued baseline."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
 
 from l0drop.app.runs import Overrides, RecipeFile, Runs, Threads
 
@@ -23,22 +24,25 @@ def sweep(
     ] = None,
     rules: Annotated[
         str | None,
-        typer.Option(help="Gates by rule beside them: pos,freq,inv_freq,group,random:0.45,norm:0.45", metavar="GATES"),
+        typer.Option(help="Gates by rule: pos,freq,inv_freq,group,random:0.45,norm:0.45", metavar="GATES"),
     ] = None,
     set_: Overrides = None,
     fine_tune: Annotated[
         list[str] | None,
         typer.Option(
-            help="Set a key for what follows the baseline alone, where the recipe trains one: "
+            help="Set a key for the fine-tuned runs only, not for the baseline that the recipe trains first: "
             "--fine-tune train.steps=100",
             metavar="A.B=VALUE",
         ),
     ] = None,
-    parallel: Annotated[int, typer.Option(help="Runs at a time, each a process of its own.", min=1)] = 1,
+    parallel: Annotated[int, typer.Option(help="Runs to train at a time, each in its own process.", min=1)] = 1,
     runs: Runs = Path("runs"),
     threads: Threads = None,
 ) -> None:
-    """Fine-tune one baseline at several λ or target sparsities, and train it on without a gate; goes on if stopped."""
+    """Fine-tune one baseline at several λ, target sparsities or rules, and continue it without a gate.
+
+    The same command resumes a sweep that was stopped.
+    """
     from l0drop.recipe import load_recipe
 
     loaded = load_recipe(recipe, set_ or [])
@@ -52,7 +56,7 @@ def sweep(
     points += [target_point(value) for value in listed(target, "--target")] if target is not None else []
     points += [rule_point(rule, "--rules") for rule in rules.split(",")] if rules is not None else []
     if not points:
-        raise ValueError("--lambda, --target or --rules: one of them is needed, such as --target 0.2,0.4,0.6")
+        raise ValueError("--lambda, --target or --rules: give at least one of them, such as --target 0.2,0.4,0.6")
     if threads is not None:
         torch.set_num_threads(threads)
     try:
@@ -60,31 +64,43 @@ def sweep(
             loaded, points, runs, fine_tune=fine_tune or [], parallel=parallel, threads=threads, console=log
         )
     except Interrupted as stopped:
-        log.print(f"[yellow]{stopped}[/]")
+        log.print(f"[yellow]{stopped}[/]", soft_wrap=True)
         raise typer.Exit(130) from None
     console.print(sweep_table(summary))
-    log.print(f"done: {runs / summary['name'] / 'sweep.json'}")
+    folder = runs / summary["name"]
+    log.print(f"done: {folder / 'sweep.json'}", markup=False, soft_wrap=True)
+    log.print(f"verdicts: l0drop evaluate {folder}", markup=False, soft_wrap=True)
 
 
-def sweep_table(summary: dict[str, Any]) -> Table:
-    """Sparsity and quality of every point, on the test text where there is one."""
-    split = "test" if "test" in summary["reference"] else "valid"
-    score = summary["reference"].get(split, {}).get("score")
+def sweep_table(summary: dict[str, Any]) -> Group:
+    """Sparsity and quality of every point, on the test text if there is one."""
+    from l0drop.study.sweep import continued_in
+
+    continued = continued_in(summary)
+    split = "test" if "test" in continued else "valid"
+    score = continued.get(split, {}).get("score")
+    name = score["name"] if score else "score"
     table = Table(title=f"{summary['name']}, {split} set")
-    for column in ("run", "sparsity", "expected open rate", score["name"] if score else "score", "difference"):
-        table.add_column(column, justify="left" if column == "run" else "right")
-    for entry in (summary["baseline"], summary["reference"], *summary["points"]):
+    table.add_column("model", no_wrap=True)
+    for column in ("sparsity", "expected open rate", name, "difference"):
+        table.add_column(column, justify="right")
+    systems = {"dense, start": summary["baseline"], "dense, continued": continued}
+    for label, entry in (*systems.items(), *((point["run"], point) for point in summary["points"])):
         value, difference = entry.get(split, {}).get("score"), entry.get("differences", {}).get(split)
         table.add_row(
-            entry["run"],
+            label,
             f"{entry['sparsity']:.1%}" if "sparsity" in entry else "",
             f"{entry['expected_open_rate']:.1%}" if entry.get("expected_open_rate") is not None else "",
             f"{value['value']:.2f}" if value else "",
             f"{difference:+.2f}" if difference is not None else "",
         )
-    table.caption = "differences to the reference: the baseline trained on for as long, without a gate"
+    notes = [
+        f"dense, start: {summary['baseline']['run']}",
+        "difference: compared with dense, continued, which got the same number of extra steps without a gate",
+    ]
     if score:
-        references = summary["reference"][split].get("references")
-        table.caption += f"; scores are against {references}" if references else ""
-        table.caption += f"; {score['signature']}"
-    return table
+        references = continued[split].get("references")
+        if references:
+            notes.append(f"{name} is measured against {references}: agreement with that model, not quality")
+        notes.append(score["signature"])
+    return Group(table, *(Text(note, style="dim") for note in notes))

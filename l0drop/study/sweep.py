@@ -1,17 +1,17 @@
-"""A sweep: one baseline fine-tuned at several λ or target sparsities, or with gates by rule, beside the same baseline
-trained on for as long.
+"""A sweep: one baseline fine-tuned at several λ, target sparsities or rules, and the same baseline continued without a
+gate for the same number of steps.
 
-runs/NAME-sweep/  recipe.yaml  baseline/ (if it is trained here)  reference/  lambda-0.1/ ...  sweep.json  timings.json
+runs/NAME-sweep/  recipe.yaml  baseline/ (if it is trained here)  continued/  lambda-0.1/ ...  sweep.json  timings.json
 
-Every folder in it is an ordinary run, so a sweep that was stopped goes on run by run, and inside a run from its last
-checkpoint. `sweep.json` is made from what the runs wrote; what differs from one execution to the next is in
-`timings.json`.
+Every folder in it is an ordinary run, so a stopped sweep resumes run by run, and each run from its last checkpoint.
+`sweep.json` is made from the runs' files alone; `timings.json` holds the numbers that differ between executions.
+Older sweeps call the continued baseline `reference`, as folder and as key; they are read and resumed.
 """
 
 import inspect
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -31,30 +31,31 @@ from l0drop.study.parallel import train_in_parallel
 from l0drop.training.run import open_run, prepare, train
 
 MOST = 1000
-"""Values that a range may have; more are a slip."""
-BASELINE, REFERENCE = "baseline", "reference"
+"""Values that a range may have; more are taken for a typing error."""
+BASELINE, CONTINUED = "baseline", "continued"
+EARLIER_CONTINUED = "reference"
 SUMMARY, TIMINGS = "sweep.json", "timings.json"
 UNLEARNED = ("train.elastic=false", "train.freeze=nothing")
-"""What is set where there is no learned gate, which these need."""
+"""Overrides for runs without a learned gate, which these settings need."""
 UNGATED = ("l0drop=null", *UNLEARNED)
 COPIED = (
     *("valid", "test", "calibration", "lambda", "steps", "checkpoints", "seed", "dtype", "decoding"),
     *("commit", "device", "threads"),
 )
-"""What `sweep.json` takes over from a run's `metrics.json`."""
+"""Keys that `sweep.json` copies from a run's `metrics.json`."""
 LEARNED = ("lambda", "target")
-"""Kinds of a sweep's points whose gate is learned; the others are rules."""
+"""Kinds of points with a learned gate; the others are rules."""
 RULES = ("pos", "freq", "inv_freq", "group")
-"""The rules of the paper, as their gates are called."""
+"""The paper's rules, by the names of their gates."""
 NAMED = ("run", "kind", "value")
-"""What every point has in it."""
+"""Keys that every point has."""
 READING = ("documents", "max_source", "max_target", "source_prefix", "source_lang", "target_lang")
-"""What else of a recipe's data makes the examples of a text."""
+"""The other keys of a recipe's data that change the examples made from a text."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One fine-tuning: what is varied, the value it takes, and the keys of the recipe that are set for it."""
+    """One fine-tuning: the varied quantity, its value, and the recipe overrides that set it."""
 
     kind: str
     value: float | None
@@ -62,7 +63,7 @@ class Point:
 
     @property
     def name(self) -> str:
-        """Also the name of its run folder."""
+        """The name of its run folder."""
         return self.kind if self.value is None else f"{self.kind}-{self.value:.12g}"
 
 
@@ -75,19 +76,19 @@ def target_point(value: float) -> Point:
 
 
 def rule_point(text: str, option: str) -> Point:
-    """A gate by rule, fine-tuned as long: its name, with a rate where it takes one, such as `pos` or `random:0.45`."""
+    """A gate by rule, fine-tuned like the others: its name, and a rate if it takes one: `pos` or `random:0.45`."""
     name, given, rate = text.strip().partition(":")
     if name == "learned":
-        raise ValueError(f"{option}: {name} is no rule; --lambda and --target train the learned gate")
+        raise ValueError(f"{option}: {name} is not a rule; --lambda and --target train the learned gate")
     takes_rate = "rate" in inspect.signature(gate_class(name).__init__).parameters
     if takes_rate and not given:
-        raise ValueError(f"{option}: {name} drops at a rate; give it, such as {name}:0.5")
+        raise ValueError(f"{option}: {name} needs a rate, such as {name}:0.5")
     if given and not takes_rate:
-        raise ValueError(f"{option}: {name} has its own rate; give {name} alone")
+        raise ValueError(f"{option}: {name} takes no rate; write {name} alone")
     try:
         value = float(rate) if given else None
     except ValueError:
-        raise ValueError(f"{option}: {rate!r} is no rate; give {name}:0.5") from None
+        raise ValueError(f"{option}: {rate!r} is not a number; write {name}:0.5") from None
     arguments = {} if value is None else {"rate": value}
     try:
         gate_class(name)(**arguments)
@@ -99,7 +100,7 @@ def rule_point(text: str, option: str) -> Point:
 
 
 def listed(text: str, option: str) -> list[float]:
-    """The numbers of `0.1,0.5` or `0.1:1.5:0.1` (first, last, step; the last is one of them), or of both joined."""
+    """The numbers in `0.1,0.5`, in `0.1:1.5:0.1` (first, last, step; the last is included), or in a mix of both."""
     numbers: dict[float, None] = {}
     for part in text.split(","):
         try:
@@ -113,7 +114,7 @@ def listed(text: str, option: str) -> list[float]:
         first, last, step = ends if len(ends) == 3 else (ends[0], ends[0], Decimal(1))
         if step <= 0 or last < first:
             raise ValueError(
-                f"{option}: {part!r} has no values: it should rise from its first number by a step above 0"
+                f"{option}: {part!r} has no values: the last number should not be below the first, and the step above 0"
             )
         if last - first > MOST * step:
             raise ValueError(f"{option}: {part!r} has more than {MOST} values")
@@ -132,39 +133,39 @@ def sweep(
     threads: int | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Run what is missing of a sweep and return what `sweep.json` says.
+    """Train the missing runs of a sweep and return the content of `sweep.json`.
 
-    The baseline is what the recipe starts from; a recipe that starts from a new transformer is first trained without
-    its gate. `fine_tune` are overrides (a.b=value) for what follows the baseline: reference and points. With
-    `parallel`, so many runs at a time, each a process of its own. Under torchrun every run takes all processes.
+    The baseline is the model that the recipe starts from; a recipe that starts from a new transformer is first trained
+    without its gate. fine_tune: overrides (a.b=value) for the continued baseline and the points. parallel: runs at a
+    time, each in its own process. Under torchrun every run uses all processes.
     """
     console = console or Console(stderr=True)
     processes = joined_processes()
     if processes.num_processes > 1 and parallel > 1:
-        raise ValueError("parallel: under torchrun every run takes all processes; runs go one after the other")
+        raise ValueError("parallel: under torchrun every run uses all processes, one run after the other")
     folder = runs / f"{recipe.name}-sweep"
     baseline, tuning = plan(recipe, folder, fine_tune)
-    reference = derived(tuning, REFERENCE, UNGATED)
+    continued = derived(tuning, continued_run(folder), UNGATED)
     wanted = [derived(tuning, point.name, point.overrides) for point in points]
-    with processes.main_process_first():  # all errors in recipes come before the first step
-        for run, place in ((tuning, runs), *((run, folder) for run in (baseline, reference, *wanted) if run)):
-            open_run(run, place)
+    with processes.main_process_first():  # report errors in recipes before the first step
+        for run, parent in ((tuning, runs), *((run, folder) for run in (baseline, continued, *wanted) if run)):
+            open_run(run, parent)
     clock = Clock(folder / TIMINGS if processes.is_main_process else None)
     if baseline is not None:
         train_timed(baseline, folder, console, clock)
-    prepare(reference, folder, console)
+    prepare(continued, folder, console)
     with processes.main_process_first():
         for run in wanted:
-            share_data(folder, run)
-    todo = [run for run in (reference, *wanted) if not is_finished(folder, run.name)]
-    processes.wait_for_everyone()  # nobody finishes a run before all have looked
+            share_data(folder / continued.name, run)
+    todo = [run for run in (continued, *wanted) if not is_finished(folder, run.name)]
+    processes.wait_for_everyone()  # every process has its list before any run finishes
     done = (
         (train_timed(run, folder, console, clock) for run in todo)
         if parallel == 1
         else train_in_parallel(todo, folder, parallel, threads, console, clock.add)
     )
     for _ in done:
-        if processes.is_main_process and is_finished(folder, REFERENCE):
+        if processes.is_main_process and is_finished(folder, continued.name):
             write_summary(folder, tuning, points)
     if processes.is_main_process:
         write_summary(folder, tuning, points)
@@ -173,15 +174,15 @@ def sweep(
 
 
 def plan(recipe: Recipe, folder: Path, fine_tune: Sequence[str]) -> tuple[Recipe | None, Recipe]:
-    """The baseline's recipe, if it is to be trained here, and the recipe that reference and points derive from."""
+    """The baseline's recipe, if it is trained here, and the recipe that all fine-tuned runs derive from."""
     name = f"name={folder.name}"
     if recipe.model.transformer is None:
         return None, override_recipe(recipe, [*fine_tune, name])
-    untaught = ("train.targets=references", "train.teacher=null")  # a new model cannot teach itself
-    baseline = derived(recipe, BASELINE, (*UNGATED, *untaught))
+    undistilled = ("train.targets=references", "train.teacher=null")  # a new model has no teacher yet
+    baseline = derived(recipe, BASELINE, (*UNGATED, *undistilled))
     start = [f"model={json.dumps({'init': str(folder / BASELINE)})}", "tokenizer={}"]
     if recipe.l0drop is not None:
-        start.append("l0drop.ramp=null")  # of training from scratch
+        start.append("l0drop.ramp=null")  # ramps are for training from scratch
     return baseline, override_recipe(recipe, [*start, *fine_tune, name])
 
 
@@ -189,17 +190,31 @@ def derived(recipe: Recipe, name: str, overrides: Iterable[str]) -> Recipe:
     return override_recipe(recipe, [*overrides, f"name={name}"])
 
 
-def share_data(folder: Path, run: Recipe) -> None:
-    """Let a point read the reference's tokenized text, where the baseline has no data that fits. A rule that needs
-    hints has text of its own, with them."""
-    data, link = folder / REFERENCE / "data", folder / run.name / "data"
+def continued_run(folder: Path) -> str:
+    """The name of a sweep's continued baseline; older sweeps have another one."""
+    older = (folder / EARLIER_CONTINUED).is_dir() and not (folder / CONTINUED).is_dir()
+    return EARLIER_CONTINUED if older else CONTINUED
+
+
+def continued_in(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry of the continued baseline in the content of a `sweep.json`."""
+    entry: dict[str, Any] = summary[CONTINUED] if CONTINUED in summary else summary[EARLIER_CONTINUED]
+    return entry
+
+
+def share_data(continued: Path, run: Recipe) -> None:
+    """Let a point read the tokenized text of the continued baseline, if that has its own.
+
+    A rule that needs hints prepares its own text, with hints.
+    """
+    data, link = continued / "data", continued.parent / run.name / "data"
     hinted = run.l0drop is not None and gate_class(run.l0drop.gate).needs
     if data.exists() and not link.exists() and not hinted:
-        link.symlink_to(Path("..", REFERENCE, "data"), target_is_directory=True)
+        link.symlink_to(Path("..", continued.name, "data"), target_is_directory=True)
 
 
 def train_timed(recipe: Recipe, folder: Path, console: Console, clock: "Clock") -> str:
-    """Train in this process, unless it was done; returns the run's name."""
+    """Train in this process unless the run is finished; returns the run's name."""
     if not is_finished(folder, recipe.name):
         with clock.of(recipe.name):
             train(recipe, folder, console)
@@ -211,22 +226,22 @@ def is_finished(folder: Path, name: str) -> bool:
 
 
 def write_summary(folder: Path, tuning: Recipe, points: Sequence[Point]) -> None:
-    """Write sweep.json anew from finished runs: these points, and those that other sweeps of this folder put there."""
+    """Rewrite sweep.json from finished runs: these points, and the points that other sweeps of this folder added."""
     file = folder / SUMMARY
     with locked(file):
         before = json.loads(file.read_text(encoding="utf-8"))["points"] if file.exists() else []
         entries = {entry["run"]: entry for entry in before if is_finished(folder, entry["run"])}
-        reference = outcome(folder, REFERENCE)
+        continued = outcome(folder, continued_run(folder))
         for point in points:
             if is_finished(folder, point.name):
                 varied = {"kind": point.kind, "value": point.value, "set": list(point.overrides)}
                 got = outcome(folder, point.name)
-                entries[point.name] = {**varied, **got, "differences": differences(got, reference)}
+                entries[point.name] = {**varied, **got, "differences": differences(got, continued)}
         summary = {
             "name": tuning.name,
             "gating": None if tuning.l0drop is None else tuning.l0drop.gating,
             "baseline": start_of(tuning, folder),
-            "reference": reference,
+            CONTINUED: continued,
             "points": sorted(entries.values(), key=lambda entry: (entry["kind"], entry["value"] or 0, entry["run"])),
             **provenance(PartialState().device),
         }
@@ -234,7 +249,7 @@ def write_summary(folder: Path, tuning: Recipe, points: Sequence[Point]) -> None
 
 
 def finished_points(file: Path) -> list[dict[str, Any]]:
-    """The points of a `sweep.json`, at least one; ValueError that names the file where it has none."""
+    """The points of a `sweep.json`; ValueError that names the file if it has none."""
     points = read_json(file).get("points")
     if not isinstance(points, list) or not all(isinstance(p, dict) and p.keys() >= {*NAMED} for p in points):
         raise ValueError(f"{file}: expected points, each with {', '.join(NAMED)}, as l0drop sweep writes them")
@@ -244,25 +259,25 @@ def finished_points(file: Path) -> list[dict[str, Any]]:
 
 
 def start_of(tuning: Recipe, folder: Path) -> dict[str, Any]:
-    """The baseline, with its scores where it is a run that was scored as the sweep is."""
+    """The baseline; with its scores if it is a run that was scored in the same way as the sweep."""
     start = tuning.model.init or tuning.model.pretrained
     assert start is not None
-    place = Path(start)
-    found = outcome(place.parent, place.name) if is_finished(place.parent, place.name) else {}
+    path = Path(start)
+    found = outcome(path.parent, path.name) if is_finished(path.parent, path.name) else {}
     for split in ("valid", "test"):
-        if split in found and not scored_alike(place, tuning, split):
+        if split in found and not is_scored_alike(path, tuning, split):
             del found[split]
-    return {**found, "run": place.name if place.parent == folder else start}
+    return {**found, "run": path.name if path.parent == folder else start}
 
 
-def scored_alike(run: Path, recipe: Recipe, split: str) -> bool:
-    """Whether a run has the same text in a split as a recipe, read and scored in the same way.
+def is_scored_alike(run: Path, recipe: Recipe, split: str) -> bool:
+    """Whether a run's split has the same text as the recipe's, read and scored in the same way.
 
-    Not where the text has no targets: a teacher's outputs are in their place, and a sweep's teacher may be the run.
+    False for text without references: scores are then against a teacher's outputs, and the run may be that teacher.
     """
     try:
         stored = load_recipe(run / "recipe.yaml")
-    except RecipeError:  # of another version
+    except RecipeError:  # written by another version
         return False
     corpus = getattr(recipe.data, split)
     same = all(getattr(stored.data, key) == getattr(recipe.data, key) for key in (split, *READING))
@@ -270,7 +285,7 @@ def scored_alike(run: Path, recipe: Recipe, split: str) -> bool:
 
 
 def outcome(folder: Path, name: str) -> dict[str, Any]:
-    """What a finished run says, with sparsity and expected open rate on the test text, else on the validation text."""
+    """The results of a finished run; sparsity and expected open rate on the test text, else on the validation text."""
     metrics = json.loads((folder / name / "metrics.json").read_text(encoding="utf-8"))
     last = metrics.get("test") or metrics.get("valid") or {}
     rates = {key: last[key] for key in ("sparsity", "expected_open_rate") if key in last}
@@ -284,7 +299,7 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
 
 
 class Clock:
-    """Keeps the wall seconds of each run, summed over the executions it took, in a file if there is one."""
+    """Adds up each run's wall seconds over all executions, in a file; without a file it does nothing."""
 
     def __init__(self, file: Path | None) -> None:
         self.file = file

@@ -1,5 +1,6 @@
 """Sweeps: which points a command means, what sweep.json says, and what becomes of a sweep that is stopped."""
 
+import io
 import json
 import shutil
 import signal
@@ -22,6 +23,7 @@ from l0drop.study import sweep as sweep_module
 from l0drop.study.sweep import (
     Clock,
     Point,
+    continued_in,
     lambda_point,
     listed,
     rule_point,
@@ -71,6 +73,13 @@ def test_what_is_no_list_is_named(text: str) -> None:
         listed(text, "--lambda")
 
 
+def rendered(content: Any) -> str:
+    """A table as a terminal of 80 columns shows it, with its lines joined."""
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(content)
+    return " ".join(console.export_text().split())
+
+
 def tiny_sweep(folder: Path, init: str, **changes: Any) -> dict[str, Any]:
     train = {"steps": 20, "save_every": 5, "eval_every": 20, **changes.pop("train", {})}
     return tiny.sparse(folder, init, "tiny", train=train, **changes)
@@ -79,12 +88,12 @@ def tiny_sweep(folder: Path, init: str, **changes: Any) -> dict[str, Any]:
 def comparable(folder: Path) -> dict[str, Any]:
     """sweep.json without the commit, which another process may be changing."""
     summary = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
-    for entry in (summary, summary["baseline"], summary["reference"], *summary["points"]):
+    for entry in (summary, summary["baseline"], summary["continued"], *summary["points"]):
         entry.pop("commit", None)
     return summary
 
 
-def test_points_reference_and_what_is_written(baseline: Path, tmp_path: Path) -> None:
+def test_sweep_json_has_the_results_of_every_run(baseline: Path, tmp_path: Path) -> None:
     data = load_recipe(baseline / "recipe.yaml").model_dump()["data"]
     recipe = parse_recipe(tiny_sweep(tmp_path, str(baseline), data=data, train={"average": 2}), "test")
     points = [lambda_point(3.0), target_point(0.6), lambda_point(0.0)]
@@ -99,29 +108,50 @@ def test_points_reference_and_what_is_written(baseline: Path, tmp_path: Path) ->
         assert entry["sparsity"] == metrics["test"]["sparsity"]
         assert entry["expected_open_rate"] == metrics["test"]["expected_open_rate"]
         assert entry["test"]["score"] == metrics["test"]["score"]
-        reference = summary["reference"]["test"]["score"]["value"]
-        assert entry["differences"]["test"] == pytest.approx(metrics["test"]["score"]["value"] - reference)
+        continued = summary["continued"]["test"]["score"]["value"]
+        assert entry["differences"]["test"] == pytest.approx(metrics["test"]["score"]["value"] - continued)
     zero, three, _ = summary["points"]
     assert zero["expected_open_rate"] > three["expected_open_rate"]
     assert summary["baseline"]["run"] == str(baseline)
     assert summary["baseline"]["test"] == json.loads((baseline / "metrics.json").read_text())["test"]
     assert {"commit", "device", "torch"} <= set(summary)
-    assert {"signature", "name", "value"} <= set(summary["reference"]["test"]["score"])
-    assert "sparsity" not in summary["reference"]
-    assert sweep_table(summary).row_count == 5
+    assert {"signature", "name", "value"} <= set(summary["continued"]["test"]["score"])
+    assert "sparsity" not in summary["continued"]
+    shown = rendered(sweep_table(summary))
+    for name in ("dense, start", "dense, continued", "lambda-0", "lambda-3", "target-0.6"):
+        assert f"│ {name} │" in shown
     assert set(json.loads((folder / "timings.json").read_text())) == {
-        "unit", "reference", "lambda-0", "lambda-3", "target-0.6",
+        "unit", "continued", "lambda-0", "lambda-3", "target-0.6",
     }  # fmt: skip
 
-    # the reference differs from a point in the gate alone
-    ours, other = (load_recipe(folder / name / "recipe.yaml").model_dump() for name in ("reference", "lambda-3"))
+    # the continued baseline differs from a point in the gate alone
+    ours, other = (load_recipe(folder / name / "recipe.yaml").model_dump() for name in ("continued", "lambda-3"))
     assert {key for key in ours if ours[key] != other[key]} == {"name", "l0drop"}
 
     # a second sweep of the same folder adds to it and repeats nothing
-    stamps = {name: (folder / name / "metrics.json").stat().st_mtime_ns for name in ("reference", "lambda-3")}
+    stamps = {name: (folder / name / "metrics.json").stat().st_mtime_ns for name in ("continued", "lambda-3")}
     more = sweep(recipe, [lambda_point(1.0), lambda_point(3.0)], tmp_path / "runs", console=QUIET)
     assert [entry["run"] for entry in more["points"]] == ["lambda-0", "lambda-1", "lambda-3", "target-0.6"]
     assert stamps == {name: (folder / name / "metrics.json").stat().st_mtime_ns for name in stamps}
+
+
+def test_an_older_sweep_is_resumed_under_its_own_names(baseline: Path, tmp_path: Path) -> None:
+    recipe = parse_recipe(tiny_sweep(tmp_path, str(baseline), train={"steps": 2}), "test")
+    sweep(recipe, [lambda_point(3.0)], tmp_path / "runs", console=QUIET)
+    folder = tmp_path / "runs" / "tiny-sweep"
+    (folder / "continued").rename(folder / "reference")
+    for file in (folder / "reference" / "recipe.yaml", folder / "reference" / "metrics.json", folder / "sweep.json"):
+        file.write_text(file.read_text().replace("continued", "reference"))
+    older = json.loads((folder / "sweep.json").read_text())
+    assert "continued" not in older
+    assert continued_in(older)["run"] == "reference"
+    stamp = (folder / "reference" / "metrics.json").stat().st_mtime_ns
+    resumed = sweep(recipe, [lambda_point(1.0)], tmp_path / "runs", console=QUIET)
+    assert [entry["run"] for entry in resumed["points"]] == ["lambda-1", "lambda-3"]
+    assert resumed["continued"] == older["reference"]
+    assert "reference" not in resumed
+    assert not (folder / "continued").exists()
+    assert (folder / "reference" / "metrics.json").stat().st_mtime_ns == stamp, "it was not trained again"
 
 
 def test_a_recipe_from_scratch_trains_its_baseline_first(tmp_path: Path) -> None:
@@ -131,7 +161,7 @@ def test_a_recipe_from_scratch_trains_its_baseline_first(tmp_path: Path) -> None
     summary = sweep(recipe, [lambda_point(0.5)], tmp_path / "runs", fine_tune=fine_tune, console=QUIET)
     folder = tmp_path / "runs" / "tiny-sweep"
     assert summary["gating"] == "mask"
-    assert [summary[name]["steps"] for name in ("baseline", "reference")] == [20, 6]
+    assert [summary[name]["steps"] for name in ("baseline", "continued")] == [20, 6]
     assert summary["points"][0]["steps"] == 6
     point = load_recipe(folder / "lambda-0.5" / "recipe.yaml")
     assert point.model.init == str(folder / "baseline")
@@ -145,13 +175,14 @@ def test_source_text_alone_is_translated_once(baseline: Path, tmp_path: Path) ->
     del values["data"]["train"]["target"], values["data"]["test"]["target"]
     summary = sweep(parse_recipe(values, "test"), [lambda_point(0.5)], tmp_path / "runs", console=QUIET)
     folder = tmp_path / "runs" / "tiny-sweep"
-    for entry in (summary["reference"], *summary["points"]):
+    for entry in (summary["continued"], *summary["points"]):
         assert entry["test"]["references"] == f"outputs of {baseline}"
         assert "references" not in entry["valid"]
-    assert f"scores are against outputs of {baseline};" in str(sweep_table(summary).caption)
+    shown = rendered(sweep_table(summary)).replace(" ", "")  # long paths are wrapped
+    assert f"BLEU is measured against outputs of {baseline}: agreement".replace(" ", "") in shown
     assert (folder / "lambda-0.5" / "data").is_symlink()
     assert (folder / "lambda-0.5" / "data" / "train" / "manifest.json").samefile(
-        folder / "reference" / "data" / "train" / "manifest.json"
+        folder / "continued" / "data" / "train" / "manifest.json"
     )
 
 
@@ -207,7 +238,7 @@ def runs_in(folder: Path) -> list[str]:
 
 def test_a_point_whose_run_is_gone_is_gone(tmp_path: Path) -> None:
     tuning = parse_recipe(tiny_sweep(tmp_path, str(tmp_path / "base")), "test")
-    finished(tmp_path, "reference", "lambda-1", "lambda-2")
+    finished(tmp_path, "continued", "lambda-1", "lambda-2")
     write_summary(tmp_path, tuning, [lambda_point(1), lambda_point(2)])
     assert runs_in(tmp_path) == ["lambda-1", "lambda-2"]
     shutil.rmtree(tmp_path / "lambda-1")
@@ -234,7 +265,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch, one: Callable[[], None], other: Cal
 
 def test_two_sweeps_at_once_lose_no_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tuning = parse_recipe(tiny_sweep(tmp_path, str(tmp_path / "base")), "test")
-    finished(tmp_path, "reference", "lambda-1", "lambda-2")
+    finished(tmp_path, "continued", "lambda-1", "lambda-2")
     at_once(
         monkeypatch,
         lambda: write_summary(tmp_path, tuning, [lambda_point(1)]),
@@ -245,9 +276,9 @@ def test_two_sweeps_at_once_lose_no_point(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_two_sweeps_at_once_lose_no_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "timings.json"
-    Clock(file).add("reference", 1.0)
-    at_once(monkeypatch, lambda: Clock(file).add("reference", 2.0), lambda: Clock(file).add("lambda-1", 4.0))
-    assert json.loads(file.read_text()) == {"unit": "wall seconds", "reference": 3.0, "lambda-1": 4.0}
+    Clock(file).add("continued", 1.0)
+    at_once(monkeypatch, lambda: Clock(file).add("continued", 2.0), lambda: Clock(file).add("lambda-1", 4.0))
+    assert json.loads(file.read_text()) == {"unit": "wall seconds", "continued": 3.0, "lambda-1": 4.0}
 
 
 def test_points_can_be_other_gates(baseline: Path, tmp_path: Path) -> None:
@@ -340,7 +371,7 @@ def test_ctrl_c_reaches_the_children(whole: tuple[str, Path], tmp_path: Path) ->
     arguments = command("sweep", recipe, "--lambda", "0.5,2", "--runs", str(tmp_path), "--parallel", "2")
     many = ["--set", "train.steps=5000", "--set", "train.save_every=5000"]
     process = subprocess.Popen([*arguments, *many], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
-    logs = [tmp_path / "tiny-sweep" / name / "log.jsonl" for name in ("reference", "lambda-0.5")]
+    logs = [tmp_path / "tiny-sweep" / name / "log.jsonl" for name in ("continued", "lambda-0.5")]
     deadline = time.monotonic() + 120
     while not all(log.exists() and log.read_text().count("\n") > 2 for log in logs) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -390,7 +421,7 @@ def test_gates_by_rule_are_points_too(baseline: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "tiny-sweep"
     assert (folder / "freq" / "hints.json").is_file()
     assert not (folder / "freq" / "data").is_symlink()
-    assert not (folder / "reference" / "data" / "train" / "hints.frequent").exists()
+    assert not (folder / "continued" / "data" / "train" / "hints.frequent").exists()
     log = (folder / "random-0.5" / "log.jsonl").read_text().splitlines()
     steps = [entry for line in log if "loss" in (entry := json.loads(line))]
     assert all("sparsity" in entry and "expected_open_rate" not in entry for entry in steps), "a rule expects nothing"
@@ -411,13 +442,13 @@ def test_rules_leave_out_what_only_a_learned_gate_can_do(baseline: Path, tmp_pat
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("random", "drops at a rate"),
-        ("pos:0.5", "has its own rate"),
-        ("random:x", "no rate"),
+        ("random", "needs a rate"),
+        ("pos:0.5", "takes no rate"),
+        ("random:x", "not a number"),
         ("pso", "pso"),
         ("random:2", "--rules random:2: rate"),
         ("random:nan", "--rules random:nan: rate"),
-        ("learned", "is no rule"),
+        ("learned", "is not a rule"),
     ],
 )
 def test_rules_that_cannot_be(text: str, message: str) -> None:
