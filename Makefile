@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-slow test-gpu check format clean
+.PHONY: setup demo test test-slow test-gpu check docs format clean
 
 setup: $(STAMP)
 
@@ -36,9 +36,13 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Into site/; a broken link or a page that is missing from the navigation is an error.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,48 +1,92 @@
-"""Readers copy what stands in the documents: it must run as written."""
+"""Readers copy code and commands from the documents and follow their links: all of them must work as written."""
 
+import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
+import typer.main
 
 from l0drop import L0DropConfig, sparsify
-from l0drop.data.tokenizer import train_tokenizer
+from l0drop.app.cli import app
+from l0drop.core import gates
+from tests.decoding import folders
 from tests.models import zoo
-from tests.snippets import ROOT, python_blocks
+from tests.snippets import ROOT, blocks, documents, python_block, python_blocks, text_of
+
+DOCUMENTS = documents()
+PENDING = re.compile(r"\bexamples?\b|starter\.yaml|NAME\.yaml|recipe-reference|l0drop explain")
+"""Files and commands that are being written."""
 
 
-def test_the_readme_example_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As written, but for the weights: a tiny model built from a config stands in for the public checkpoint."""
-    tokenizer = train_tokenizer(["the house is small .", "a small house"] * 20, vocab_size=60).source
-    config = zoo.build("marian").config
-    config.update({"vocab_size": 97, "pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id})
-    model = transformers.MarianMTModel(config).eval()
-    name = "Helsinki-NLP/opus-mt-en-de"
+# --- Python -------------------------------------------------------------------------------------------------------
 
-    def stand_in(kind: object):  # type: ignore[no-untyped-def]
-        def from_pretrained(asked: str):  # type: ignore[no-untyped-def]
-            assert asked == name
-            return kind
-
-        return from_pretrained
-
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", stand_in(tokenizer))
-    monkeypatch.setattr(transformers.AutoModelForSeq2SeqLM, "from_pretrained", stand_in(model))
-    namespace: dict[str, object] = {}
-    exec(python_blocks("README.md")[0], namespace)
-    assert capsys.readouterr().out.startswith("[")
-    expected = model.generate(**tokenizer(["The house is small."], return_tensors="pt"), num_beams=4)
-    assert torch.equal(namespace["tokens"], expected), "the model starts open"  # type: ignore[arg-type]
+ELSEWHERE = {
+    ("docs/training.md", "model.steer("): "tests/models/test_training.py",
+    ("docs/training.md", "Seq2SeqTrainer("): "tests/models/test_training.py",
+    ("docs/gates.md", "TextAnnotator("): "tests/models/test_patterns.py",
+}
+"""Blocks that need a trained model or a special text: a string in the block, and the test that runs it."""
 
 
-def test_the_custom_gate_of_the_docs_drops_every_second_token(tmp_path: Path) -> None:
-    (block,) = python_blocks("docs/gates.md")
-    assert len(block.splitlines()) < 40
-    namespace: dict[str, object] = {"__name__": "documented_gate"}
+def is_run_elsewhere(document: str, block: str) -> bool:
+    return any(document == name and text in block for name, text in ELSEWHERE)
+
+
+@pytest.fixture
+def demo_runs(baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny sparse model under the names that the documents use, and in place of a public checkpoint."""
+    model = folders.sparse(baseline, tmp_path / "runs" / "sparse" / "model")
+    for name in ("demo/translation/sparse", "demo/documents/sparse"):
+        link = tmp_path / "runs" / name
+        link.parent.mkdir(parents=True)
+        link.symlink_to(model, target_is_directory=True)
+    public = tmp_path / "Helsinki-NLP" / "opus-mt-en-de"
+    public.parent.mkdir()
+    public.symlink_to(baseline / "model", target_is_directory=True)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that registers a gate runs in two tests, and a name can be registered once."""
+    monkeypatch.setattr(gates, "_registry", dict(gates._registry))
+
+
+@pytest.mark.parametrize("document", [document for document in DOCUMENTS if python_blocks(document)])
+def test_python_runs_as_written(document: str, demo_runs: None) -> None:
+    """The blocks of a page run one after the other, as a reader would."""
+    namespace: dict[str, object] = {"__name__": "a_reader"}
+    for block in python_blocks(document):
+        if not is_run_elsewhere(document, block):
+            exec(block, namespace)
+
+
+@pytest.mark.parametrize(("document", "text"), ELSEWHERE)
+def test_blocks_that_run_elsewhere_exist_and_do(document: str, text: str) -> None:
+    assert python_block(document, text)
+    assert f'python_block("{document}", "{text}")' in text_of(ELSEWHERE[document, text])
+
+
+def test_the_readme_shows_the_kept_words(demo_runs: None, capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = python_blocks("README.md")
+    assert len(block.splitlines()) <= 9
+    namespace: dict[str, Any] = {}
     exec(block, namespace)
+    result, printed = namespace["result"], capsys.readouterr().out
+    assert result.text in printed
+    assert 0 < len(result.kept) < result.source_tokens, "something is dropped"
+    assert f"{len(result.kept)} of {result.source_tokens}" in printed
+
+
+def test_the_custom_gate_drops_every_second_token(tmp_path: Path) -> None:
+    block = python_block("docs/gates.md", "@register_gate")
+    assert len(block.splitlines()) < 40
+    exec(block, {"__name__": "documented_gate"})
     batch = zoo.ragged_batch()
     model = sparsify(zoo.build("bart"), L0DropConfig(gate="every", gate_args={"step": 2}))
     for explanation in model.explain(**batch):
@@ -54,38 +98,128 @@ def test_the_custom_gate_of_the_docs_drops_every_second_token(tmp_path: Path) ->
     assert torch.equal(loaded.generate(**batch, max_new_tokens=6), model.generate(**batch, max_new_tokens=6))
 
 
-def test_links_between_documents_lead_somewhere() -> None:
-    import re
-
-    for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
-        for link in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text(encoding="utf-8")):
-            assert (document.parent / link).exists(), f"{document.name}: {link}"
+# --- commands -----------------------------------------------------------------------------------------------------
 
 
-def test_the_tree_in_the_readme_names_what_exists() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    tree = text.split("## The house")[1].split("```")[1]
-    folder = ROOT
-    for line in tree.strip().splitlines():
+def fenced_commands(document: str) -> Iterator[str]:
+    """Complete command lines: those in fenced blocks, continued lines joined, comments and redirections removed."""
+    for block in blocks(document, "", "bash", "sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            found = re.match(r"(?:torchrun .*? -m )?(l0drop .*)", line.strip())
+            if found and not PENDING.search(line):
+                yield found[1]
+
+
+def inline_commands(document: str) -> Iterator[str]:
+    """Commands in running text and tables, which may lack their arguments."""
+    prose = re.sub(r"^```.*?^```", "", text_of(document), flags=re.DOTALL | re.MULTILINE)
+    for code in re.findall(r"`([^`\n]+)`", prose):
+        found = re.match(r"(?:torchrun .*? -m )?(l0drop [a-z].*)", code)
+        if found and "..." not in code and "COMMAND" not in code and not PENDING.search(code):
+            yield found[1]
+
+
+def words_of(line: str) -> list[str]:
+    words = shlex.split(line, comments=True)
+    return words[1 : next((at for at, word in enumerate(words) if word in ("<", ">", "|")), len(words))]
+
+
+def command_of(words: list[str]) -> tuple[Any, str, list[str]]:
+    """The command that the words name, its name, and the words after it."""
+    command, names = typer.main.get_command(app), ["l0drop"]
+    while hasattr(command, "commands") and words and not words[0].startswith("-"):
+        assert words[0] in command.commands, f"{' '.join(names)} has no command {words[0]!r}"
+        command, names, words = command.commands[words[0]], [*names, words[0]], words[1:]
+    return command, " ".join(names), words
+
+
+FENCED = [(document, line) for document in DOCUMENTS for line in fenced_commands(document)]
+INLINE = [(document, line) for document in DOCUMENTS for line in inline_commands(document)]
+
+
+@pytest.mark.parametrize(("document", "line"), FENCED)
+def test_a_command_parses(document: str, line: str) -> None:
+    """Arguments, options and their values, as the real command line reads them; nothing is run."""
+    command, name, words = command_of(words_of(line))
+    command.make_context(name, words)
+
+
+@pytest.mark.parametrize(("document", "line"), INLINE)
+def test_a_command_in_the_text_exists(document: str, line: str) -> None:
+    command, name, words = command_of(words_of(line))
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    given = {word.split("=")[0] for word in words if word.startswith("--")}
+    assert given <= known | {"--help"}, f"{name} has no {', '.join(given - known)}"
+
+
+def test_all_commands_are_listed() -> None:
+    def names(group: Any, prefix: str) -> Iterator[str]:
+        for name, command in group.commands.items():
+            yield from names(command, f"{prefix} {name}") if hasattr(command, "commands") else [f"{prefix} {name}"]
+
+    listed = set(re.findall(r"^\| `(l0drop [^`]+)`", text_of("docs/commands.md"), re.MULTILINE))
+    assert listed - {"l0drop explain"} == set(names(typer.main.get_command(app), "l0drop"))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_recipes_that_are_named_exist(document: str) -> None:
+    for path in re.findall(r"\brecipes/[a-z][\w.-]*\.yaml", text_of(document)):
+        assert (ROOT / path).is_file() or PENDING.search(path), f"{document}: {path}"
+
+
+# --- links --------------------------------------------------------------------------------------------------------
+
+
+def links(document: str) -> list[str]:
+    prose = re.sub(r"^```.*?^```", "", text_of(document), flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"\]\((?!https?:)([^)\s]+)\)", prose)
+
+
+def anchors(document: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub and MkDocs both make them."""
+    prose = re.sub(r"^```.*?^```", "", text_of(document), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document: str) -> None:
+    for link in links(document):
+        path, _, anchor = link.partition("#")
+        target = (ROOT / document).parent / path if path else ROOT / document
+        assert target.exists() or PENDING.search(link), f"{document}: {link}"
+        if anchor:
+            assert anchor in anchors(str(target.resolve().relative_to(ROOT))), f"{document}: {link}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_tests_that_are_named_exist(document: str) -> None:
+    for path in re.findall(r"`(tests/[\w/]+\.py)`", text_of(document)):
+        assert (ROOT / path).is_file(), f"{document}: {path}"
+
+
+# --- the layout ---------------------------------------------------------------------------------------------------
+
+
+def tree() -> Iterator[Path]:
+    """Every path in the tree of CONTRIBUTING.md: two spaces deeper is inside the folder above."""
+    (block,) = [block for block in blocks("CONTRIBUTING.md", "") if block.startswith("l0drop/")]
+    above: list[Path] = []
+    for line in block.splitlines():
         name, depth = line.split()[0], (len(line) - len(line.lstrip())) // 2
-        if depth == 0:
-            folder = ROOT / name
-            assert folder.exists(), name
-        elif depth == 1:
-            room = ROOT / "l0drop" / name
-            assert room.exists(), name
-        else:
-            assert (room / name).exists(), name
+        path = (above[depth - 1] if depth else ROOT) / name
+        above[depth:] = [path]
+        assert len(line.split(maxsplit=1)) == 2, f"{name} needs a comment"
+        yield path
 
 
-def test_the_readme_decodes_a_run(
-    baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "sparse").symlink_to(baseline, target_is_directory=True)
-    monkeypatch.chdir(tmp_path)
-    namespace: dict[str, object] = {}
-    exec(python_blocks("README.md")[2], namespace)
-    result = namespace["result"]
-    assert result.score < 0  # type: ignore[attr-defined]
-    assert result.text in capsys.readouterr().out  # type: ignore[attr-defined]
+def test_the_tree_names_what_exists() -> None:
+    paths = list(tree())
+    assert len(paths) > 40
+    for path in paths:
+        assert path.exists() or PENDING.search(str(path)), path.relative_to(ROOT)
+
+
+def test_the_tree_names_every_subpackage() -> None:
+    named = {path.name for path in tree() if path.parent == ROOT / "l0drop"}
+    assert named == {path.parent.name for path in (ROOT / "l0drop").glob("*/__init__.py")}

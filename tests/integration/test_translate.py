@@ -20,7 +20,7 @@ from l0drop.app.cli import main
 from l0drop.decoding.text import TextModel
 from tests.decoding import folders
 from tests.integration.test_training_commands import ENVIRONMENT, command, free_port
-from tests.snippets import python_blocks
+from tests.snippets import python_block
 from tests.training import tiny
 
 QUICK = ("--beams", "1", "--max-new-tokens", "6")
@@ -379,7 +379,7 @@ def test_a_hundred_thousand_lines(folder: Path, tmp_path: Path) -> None:
 def test_the_documented_python_runs(baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders.sparse(baseline, tmp_path / "runs" / "sparse" / "model")
     monkeypatch.chdir(tmp_path)
-    (block,) = python_blocks("docs/translate.md")
+    block = python_block("docs/decoding.md", "model.explain(")
     namespace: dict[str, Any] = {}
     exec(block, namespace)
     explained = namespace["explained"]

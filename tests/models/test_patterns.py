@@ -15,7 +15,7 @@ from l0drop.data.tokenizer import train_tokenizer, word_pieces
 from l0drop.data.toy import translation
 from l0drop.models.patterns import FreqGate, GroupGate, InvFreqGate, NormGate, PosGate, RandomGate, sentence_key
 from tests.models import zoo
-from tests.snippets import python_blocks
+from tests.snippets import python_block
 
 TEXTS = [pair.source for pair in translation(300, 21)]
 TOKENIZER = train_tokenizer(TEXTS, vocab_size=400).source
@@ -236,7 +236,7 @@ def test_missing_hints_are_named() -> None:
 
 
 def test_the_example_of_the_docs(tmp_path: Path) -> None:
-    (block,) = python_blocks("docs/patterns.md")
+    block = python_block("docs/gates.md", "TextAnnotator(")
     base = zoo.build("marian")
     base.resize_token_embeddings(len(TOKENIZER))
     texts = ["The man hears that your shoe is very new.", "The father was here."]

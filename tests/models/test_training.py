@@ -1,7 +1,8 @@
-"""It trains: the README's loop and the Trainer bring a small model to its target with the task still solved."""
+"""It trains: the documented loop and the Trainer bring a small model to its target with the task still solved."""
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from transformers import AutoModelForSeq2SeqLM
 from l0drop import L0DropConfig, sparsify
 from l0drop.core.penalty import RampedLambda
 from tests.models import task
-from tests.snippets import python_blocks
+from tests.snippets import python_block
 
 STEPS = 450
 
@@ -36,16 +37,17 @@ def sparsity(model, batches: list[task.Batch]) -> float:  # type: ignore[no-unty
 
 
 @pytest.mark.parametrize("gating", ["zero", *(pytest.param(g, marks=pytest.mark.slow) for g in ("mask", "weight"))])
-def test_the_readme_loop_reaches_the_target(solved, held_out, gating, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_the_documented_loop_reaches_the_target(solved, held_out, gating, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     before = task.accuracy(solved, held_out)
     assert before > 0.8, "the baseline itself must have learned the task"
     model = sparsify(copy.deepcopy(solved), L0DropConfig(gating=gating, target_sparsity=0.4))
-    monkeypatch.chdir(tmp_path)
-    exec(python_blocks("README.md")[1], {"model": model, "batches": task.batches(STEPS, seed=2), "held_out": held_out})
+    tokenizer = SimpleNamespace(save_pretrained=lambda folder: None)
+    names = {"model": model, "batches": task.batches(STEPS, seed=2), "held_out": held_out}
+    exec(python_block("docs/training.md", "model.steer("), {**names, "folder": tmp_path, "tokenizer": tokenizer})
     fresh = list(task.batches(6, seed=7))
     assert sparsity(model, fresh) == pytest.approx(0.4, abs=0.05)
     assert task.accuracy(model, fresh) > max(0.9, before - 0.05)
-    loaded = AutoModelForSeq2SeqLM.from_pretrained("sparse")
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     assert sparsity(loaded, fresh) == sparsity(model, fresh)
     dropped = [
         int(token)
@@ -62,7 +64,7 @@ def test_the_trainer_reaches_the_target(solved, held_out, tmp_path: Path, monkey
     model = sparsify(copy.deepcopy(solved), L0DropConfig(gating="weight", target_sparsity=0.4))
     pairs = [pair for batch in task.batches(STEPS, seed=2) for pair in task.unbatched(batch)]
     monkeypatch.chdir(tmp_path)
-    (block,) = python_blocks("docs/training.md")
+    block = python_block("docs/training.md", "Seq2SeqTrainer(")
     namespace = {"model": model, "steps": STEPS, "dataset": pairs, "collate": task.batch_of}
     exec(
         block.replace(
