@@ -112,7 +112,7 @@ def _table(command: Any) -> Iterator[str]:
     shown = [parameter for parameter in command.params if parameter.name != "help" and not parameter.hidden]
     if not shown:
         return
-    yield "| | |\n|---|---|"
+    yield "| option | meaning |\n|---|---|"
     for parameter in shown:
         is_argument = parameter.param_type_name == "argument"
         names = [(parameter.metavar or parameter.name).upper()] if is_argument else parameter.opts

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,20 @@ def test_links_lead_somewhere(document: str) -> None:
 def test_tests_that_are_named_exist(document: str) -> None:
     for path in re.findall(r"`(tests/[\w/]+\.py)`", text_of(document)):
         assert (ROOT / path).is_file(), f"{document}: {path}"
+
+
+def test_the_package_description_has_no_relative_links() -> None:
+    """Package indexes show the README without the repository around it."""
+    settings = tomllib.loads(text_of("pyproject.toml"))["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    assert settings["fragments"] == [{"path": "README.md"}]
+    description = text_of("README.md")
+    for substitution in settings["substitutions"]:
+        description = re.sub(substitution["pattern"], substitution["replacement"], description)
+    targets = re.findall(r"\]\(([^)]*)\)", description)
+    assert targets, "absolute links stay"
+    assert all(target.startswith("https://") for target in targets)
+    assert "<img" not in description
+    assert "Your checkpoint (`docs/checkpoint.md`)" in description
 
 
 # --- the layout ---------------------------------------------------------------------------------------------------
