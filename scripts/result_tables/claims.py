@@ -1,160 +1,120 @@
-"""The paper's claims, one by one, with what was found here; every number is taken from the files of results.
+"""The paper's claims, one by one: a verdict, and the evidence from the published files.
 
-Words such as "yes" are judgements. `holds` of a claim is written beside the numbers it rests on, to be read again when
-these change.
+A verdict is a judgement, written next to the numbers that it rests on. "Not contradicted" marks evidence from one seed,
+from one baseline or from unequal training. Read the verdicts again when the numbers change.
 """
 
 import itertools
-import statistics
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from result_tables.files import markdown, read
-from result_tables.quality import STEERED
+from result_tables.labels import CONTINUED, SAME_WAY, STUDIES
 from result_tables.speed import ratio
+from result_tables.studies import Study
 
-RULES = ("pos", "freq", "group", "inv_freq")
+ONE_SEED = "not contradicted (one seed)"
+NOT_RUN = ("WMT14 En-De", "WMT18 Zh-En", "CNN/Daily Mail", "WikiSum")
+"""Tasks of the paper that no study here covers."""
 
 
 class Claim(NamedTuple):
-    """A row: what the paper says, what was found, on what, and whether it holds."""
-
     paper: str
-    here: str
-    on: str
-    holds: str
+    verdict: str
+    evidence: str
+    text: str
 
 
 def claims_table() -> str:
-    claims = [*cheap(), *content_words(), *attention(), *gates(), *ways(), *rules(), *speed(), *layers()]
-    return markdown(["the paper found", "here", "on what", "holds"], claims)
-
-
-class Study:
-    """Scores and sparsities of one file of results, by system."""
-
-    def __init__(self, name: str) -> None:
-        self.systems: dict[str, Any] = read(name)["systems"]
-
-    def runs(self, system: str, seed: int | None = None) -> list[Mapping[str, Any]]:
-        return [run for run in self.systems[system]["runs"] if seed is None or run["seed"] == seed]
-
-    def score(self, system: str, split: str = "test", seed: int | None = None) -> float:
-        return statistics.mean(run[split]["score"]["value"] for run in self.runs(system, seed))
-
-    def dropped(self, system: str, seed: int | None = None) -> float:
-        return statistics.mean(run["test"]["sparsity"] for run in self.runs(system, seed))
-
-    def against(self, system: str, other: str = "on") -> Mapping[str, Any]:
-        """Over seeds, or of one seed over sentences."""
-        entry = self.systems[system]
-        found: Mapping[str, Any] = entry["against_on"] if "against_on" in entry else entry["one_seed"][other]
-        return found
+    claims = [*cheap(), *content_words(), *attention(), *gates(), *ways(), *rules(), *speed(), *layers(), *not_run()]
+    return markdown(["the paper's claim", "verdict here", "evidence", "text, seeds"], claims)
 
 
 def cheap() -> list[Claim]:
-    """About 40% can be dropped for little."""
-    said = "About 40% of the encodings can be dropped for at most 0.5 BLEU"
-    taught, plain = Study("multi30k-translated"), Study("multi30k")
-    best, low, half = taught.against("zero-0.47"), plain.against("zero-0.3"), plain.against("zero-0.5")
-    below = taught.score("on-taught") - taught.score("zero-0.47")
-    multi30k = (
-        f"{taught.dropped('zero-0.47'):.0%} for nothing ({best['difference']:+.2f}, with 95% confidence at least "
-        f"{best['lower']:+.2f}) if taught by translations too, but {below:.1f} below a baseline taught alike; else "
-        f"{plain.dropped('zero-0.3'):.0%} for nothing ({low['difference']:+.2f}, at least {low['lower']:+.2f}) and "
-        f"{plain.dropped('zero-0.5'):.0%} for {-half['difference']:.2f} (at most {-half['lower']:.2f})"
+    paper = read("paper")["cheap"]
+    said = f"About {paper['sparsity']:.0%} of the encodings can be dropped for at most {paper['bleu_lost']} BLEU"
+    multi30k, europarl = Study.read("multi30k-translated"), Study.read("europarl")
+    best, found = multi30k.against("zero-0.47"), europarl.against("zero-0.46")
+    captions = (
+        f"{multi30k.dropped('zero-0.47'):.1%} dropped: {best['difference']:+.2f} to the continued baseline (bound "
+        f"{best['lower']:+.2f}). To the continued baseline distilled the same way: "
+        f"{multi30k.difference('zero-0.47', SAME_WAY):+.2f}, no bound"
     )
-    long, short = Study("europarl"), Study("europarl-6000")
-    found, before = long.against("zero-0.46"), short.against("zero-0.47")
-    (third,) = short.runs("zero-0.3")
-    third_lost = short.score("on", seed=third["seed"]) - short.score("zero-0.3")
-    gained = long.against("on-taught")
-    europarl = (
-        f"{long.dropped('zero-0.46'):.0%} for {-found['difference']:.2f} (at most {-found['lower']:.2f}), taught by "
-        f"translations too, which brings a dense model {gained['difference']:+.2f} ({_seeds(gained)}). With a baseline "
-        f"that was still learning {short.dropped('zero-0.47'):.0%} for {-before['difference']:.2f} (at most "
-        f"{-before['lower']:.2f}, {_seeds(before)}), and {short.dropped('zero-0.3'):.0%} for {third_lost:.2f} "
-        "(one seed)"
+    sentences = (
+        f"{europarl.dropped('zero-0.46'):.1%} dropped: {found['difference']:+.2f} to the continued baseline (bound over "
+        f"seeds and sentences {found['lower']:+.2f}). To the continued baseline distilled the same way: "
+        f"{europarl.difference('zero-0.46', SAME_WAY):+.2f}, two seeds, no bound"
     )
     return [
-        Claim(said, multi30k, f"Multi30k, {_seeds(best)}", "yes, if taught"),
-        Claim("", europarl, f"Europarl, {_seeds(found)}", "yes, with a baseline that has ended learning"),
+        Claim(said, "not contradicted (sparse distilled, reference not)", captions, "Multi30k, five baselines"),
+        Claim("the same", "not contradicted (one baseline)", sentences, "Europarl, five seeds, one baseline"),
     ]
 
 
 def content_words() -> list[Claim]:
-    """What goes first, and what its loss costs."""
-    study, analysis = Study("europarl-6000"), read("europarl-analysis")
-    points = analysis["sweep"]["points"]
-    systems = ["zero-0.3", "zero-0.47", "zero-0.7"]
-    rates = [f"{100 * point['sparsity']:.0f}" for point in points]
+    study, points = Study.read("europarl-6000"), read("europarl-analysis")["sweep"]["points"]
+    systems = ("zero-0.3", "zero-0.47", "zero-0.7")
+    scores = [study.score(system, seed=1) for system in systems]
     content = [100 * point["groups"]["groups"]["content"]["sparsity"] for point in points]
-
-    def fall(split: str, place: int) -> float:
-        one, other = (study.score(system, split, seed=1) for system in systems[place : place + 2])
-        return one - other
-
-    lost = {}
-    for who, closed in analysis["point"]["interventions"]["systems"].items():
-        scores = {(row["closed"], row["share"]): row["score"]["value"] for row in closed}
-        lost[who] = {what: scores["nothing", 0.0] - score for (what, share), score in scores.items() if share == 0.5}
-    steep = (
-        f"from {rates[0]} to {rates[1]}% dropped, {content[1] - content[0]:.0f} points more of the content words and "
-        f"{fall('test', 0):.1f} BLEU ({fall('valid', 0):.1f} on the validation text); from {rates[1]} to {rates[2]}%, "
-        f"{content[2] - content[1]:.0f} points more and {fall('test', 1):.1f} BLEU ({fall('valid', 1):.1f}). Closed "
-        f"by hand, content words cost {lost['baseline']['content words']:.1f} BLEU and as many function words "
-        f"{lost['baseline']['function words']:.1f}, in the sparse model {lost['sparse']['content words']:.1f} and "
-        f"{lost['sparse']['function words']:.1f}"
+    steps = (
+        f"from {_percent(one['sparsity'])} to {_percent(other['sparsity'])} dropped: {after - before:.0f} points more "
+        f"content words, {low - high:+.1f} BLEU"
+        for (one, other), (before, after), (high, low) in zip(
+            itertools.pairwise(points), itertools.pairwise(content), itertools.pairwise(scores), strict=True
+        )
     )
-    share = {name: f"{100 * found['sparsity']:.0f}" for name, found in points[1]["groups"]["groups"].items()}
+    share = {name: _percent(found["sparsity"]) for name, found in points[1]["groups"]["groups"].items()}
     order = (
-        f"at {rates[1]}% dropped: function words {share['function']}%, punctuation {share['punctuation']}, BPEO "
-        f"{share['BPEO']}, content words {share['content']}, BPEH {share['BPEH']}"
+        f"at {_percent(points[1]['sparsity'])} dropped: function words {share['function']}, punctuation "
+        f"{share['punctuation']}; later pieces {share['BPEO']}, first pieces {share['BPEH']}"
     )
-    first = "Punctuation goes first, then function words; the later pieces of a word (BPEO) before its first (BPEH)"
+    first = "Punctuation goes first, then function words; the later pieces of a word before its first piece"
     return [
-        Claim("Quality falls steeply once content words go", steep, "Europarl, one seed, three sparsities", "yes"),
-        Claim(first, order, "the same", "yes, but function words before punctuation; not so between layers"),
+        Claim("Quality falls steeply once content words go", ONE_SEED, "; ".join(steps), "Europarl, one seed"),
+        Claim(first, "in part: function words go before punctuation (one seed)", order, "Europarl, one seed"),
     ]
 
 
 def attention() -> list[Claim]:
-    """How much attention kept words get, and how it is spread."""
-    points = read("europarl-analysis")["sweep"]["points"]
-    dense, middle, last = (
-        points[place]["mass"]["systems"][whose] for place, whose in ((0, "baseline"), (1, "sparse"), (2, "sparse"))
-    )
-    chosen = points[1]["mass"]["systems"]["baseline_kept"]
-    rates = [f"{100 * point['sparsity']:.0f}" for point in points]
-    few = [f"{100 * one['share_under_0.6']:.0f}" for one in (dense, middle, last, chosen)]
+    paper, points = read("paper")["attention"], read("europarl-analysis")["sweep"]["points"]
+    systems = points[1]["mass"]["systems"]
+    dense, kept, sparse = (systems[name] for name in ("baseline", "baseline_kept", "sparse"))
     mass = (
-        f"{dense['mean']:.2f} to {middle['mean']:.2f}, and from {few[0]} to {few[1]}% at {rates[1]}%, to {few[2]}% at "
-        f"{rates[2]}%; the dense model gives the kept words {chosen['mean']:.2f} and leaves {few[3]}% of them under "
-        f"0.6, so that at {rates[1]}% all of it is the choice of words. Over the kept words attention is more even"
+        f"{dense['mean']:.2f} to {sparse['mean']:.2f} at {_percent(points[1]['sparsity'])} dropped; the dense model "
+        f"already gives the kept words {kept['mean']:.2f}. Share below {paper['threshold']}: "
+        f"{_percent(dense['share_under_0.6'])} to {_percent(sparse['share_under_0.6'])}"
     )
 
-    def nats(who: str, which: str) -> str:
-        return ", ".join(f"{point['entropy'][who][which]:.2f}" for point in points)
+    def entropies(which: str) -> str:
+        return "; ".join(
+            f"{_percent(point['sparsity'])} dropped: {point['entropy']['sparse'][which]:.2f} nats against "
+            f"{point['entropy']['baseline'][which]:.2f}"
+            for point in points
+        )
 
-    entropy = (
-        f"kept: {nats('sparse', 'kept')} nats at {', '.join(rates)}% beside {nats('baseline', 'kept')}; dropped: "
-        f"{nats('sparse', 'dropped')} beside {nats('baseline', 'dropped')}"
-    )
-    paper = (
-        "A kept word gets more attention (1.03 to 1.80), and the share of words under 0.6 shrinks tenfold, at 47%",
-        "The entropy of the kept positions rises above the baseline's, that of the dropped follows it on a larger "
-        "scale",
+    said = (
+        f"A kept word gets more attention ({paper['mean_dense']:.2f} to {paper['mean_sparse']:.2f}), and the share of "
+        f"words below {paper['threshold']} shrinks tenfold"
     )
     return [
-        Claim(paper[0], mass, "Europarl, one seed", "the direction, not the size"),
-        Claim(paper[1], entropy, "the same", f"kept: at {rates[2]}% alone; dropped: yes"),
+        Claim(said, "in part: direction, not size (one seed)", mass, "Europarl, one seed"),
+        Claim(
+            "The entropy of the encoder's attention at kept positions rises above the baseline's",
+            "in part: at the highest sparsity only (one seed)",
+            entropies("kept"),
+            "Europarl, one seed",
+        ),
+        Claim(
+            "That of dropped positions follows the baseline's on a larger scale",
+            ONE_SEED,
+            entropies("dropped"),
+            "Europarl, one seed",
+        ),
     ]
 
 
 def gates() -> list[Claim]:
-    """Whether test-time gates decide."""
     between = {"zero": 0.0, "any": 0.0}
-    for study in map(Study, STEERED):
+    for study in map(Study.read, STUDIES):
         for name, system in study.systems.items():
             found = [run["test"].get("gates_between") or 0.0 for run in system["runs"]]
             gating = (system["recipe"].get("l0drop") or {}).get("gating", "zero")
@@ -162,88 +122,99 @@ def gates() -> list[Claim]:
                 between[kind] = max(between[kind], *found)
     layers = [one["gates"]["layers"] for name, one in read("europarl-layers").items() if name.startswith("layers-")]
     inner = max(gates["between"] for gates in itertools.chain.from_iterable(layers))
-    here = (
-        f"{1 - between['any']:.1%} or more are, with `zero` at least {1 - between['zero']:.1%}; of gates between "
-        f"layers at least {1 - inner:.1%}"
+    evidence = (
+        f"at least {1 - between['any']:.1%} of the gates in every run, {1 - between['zero']:.1%} with `zero`, "
+        f"{1 - inner:.1%} between layers"
     )
-    return [Claim("Gates are often exactly 0 or 1 at test time", here, "both, every run", "yes")]
+    return [Claim("Gates are often exactly 0 or 1 at test time", "yes", evidence, "Multi30k and Europarl, every run")]
 
 
 def ways() -> list[Claim]:
-    """From scratch against fine-tuning."""
-    study = Study("europarl-small")
-    here = (
-        f"{study.score('scratch'):.2f} and {study.score('zero-0.47'):.2f} at {study.dropped('scratch'):.0%}, λ steered "
-        "instead of ramped; the fine-tuned one is taught, the other not"
+    study, paper = Study.read("europarl-small"), read("paper")["scratch"]
+    evidence = (
+        f"{study.score('scratch'):.2f} from scratch and {study.score('zero-0.47'):.2f} fine-tuned, both at "
+        f"{study.dropped('scratch'):.0%}. λ is steered, not ramped; only the fine-tuned model is distilled"
     )
-    said = "Training from scratch with a ramp equals fine-tuning (27.03 and 27.04, at λ = 0.2)"
-    return [Claim(said, here, "Europarl, second configuration, one seed", "yes")]
+    said = (
+        "Training from scratch with a ramp equals fine-tuning "
+        f"({paper['from_scratch']} and {paper['fine_tuned']} at λ = {paper['lambda']})"
+    )
+    return [Claim(said, "not contradicted (one seed, unequal training)", evidence, "Europarl, one seed")]
 
 
 def rules() -> list[Claim]:
-    """Rules beside learned gates at their rates."""
-    study = Study("europarl-variants")
-    of_rules = {rule: study.against(rule, f"learned-as-{rule}")["difference"] for rule in RULES}
-    by_chance = sorted(study.against(f"random-as-{rule}", f"learned-as-{rule}")["difference"] for rule in RULES)
+    study, paper = Study.read("europarl-variants"), read("paper")["rules"]
+    less = {
+        rule: study.against(rule, f"learned-as-{rule}")["difference"] for rule in ("pos", "freq", "group", "inv_freq")
+    }
+    chance = [study.against(f"random-as-{rule}", f"learned-as-{rule}")["difference"] for rule in less]
     close = (
-        f"to a learned gate at the same rate: {', '.join(f'`{rule}` {of_rules[rule]:+.2f}' for rule in RULES)}; random "
-        f"gates {by_chance[-1]:.2f} to {by_chance[0]:.2f}"
+        f"`pos` {less['pos']:+.2f}, `freq` {less['freq']:+.2f}, `group` {less['group']:+.2f} to a learned gate at the "
+        f"same rate. Random gates: {max(chance):+.2f} at best"
     )
-    lost = {rule: -study.against(rule)["difference"] for rule in ("freq", "inv_freq")}
-    frequent = (
-        f"dropping frequent words loses {lost['freq']:.2f} at {study.dropped('freq'):.0%}, rare ones "
-        f"{lost['inv_freq']:.2f} at {study.dropped('inv_freq'):.0%}; {-of_rules['freq']:.2f} and "
-        f"{-of_rules['inv_freq']:.2f} below learned gates"
+    lost = {rule: study.difference(rule, CONTINUED) for rule in ("freq", "inv_freq")}
+    frequent = "; ".join(
+        f"dropping {kind} words ({study.dropped(rule):.0%}): {lost[rule]:+.2f}"
+        for kind, rule in (("frequent", "freq"), ("rare", "inv_freq"))
     )
-    said = "Rule-based patterns come close (-0.24 to +0.05 BLEU to the learned gate)"
+    said = f"Rules come close to the learned gate ({paper['lowest']:+.2f} to {paper['highest']:+.2f} BLEU)"
     return [
-        Claim(said, close, "Europarl, one seed", "`pos` and `freq`"),
+        Claim(said, "`pos`, `freq`: not contradicted; `group` loses more (one seed)", close, "Europarl, one seed"),
         Claim(
             "Frequent words are easier to drop than rare ones",
+            f"{ONE_SEED}; no difference with a smaller vocabulary",
             frequent,
-            "the same; in the second configuration hardly",
-            "yes",
+            "Europarl, one seed",
         ),
     ]
 
 
 def speed() -> list[Claim]:
-    """What decoding gains."""
-    times = {
-        shape: ratio(read(f"decode-{shape}"), "decode", "engine-dense", "engine-short")
-        for shape in ("multi30k", "mt", "europarl", "cnndm", "wikisum")
-    }
-    both = {
-        shape: read(f"decode-{shape}")["systems"]["engine-dense"]["times_engine_short"]["end_to_end"]
-        for shape in ("mt", "cnndm", "wikisum")
-    }
-    here = (
-        f"{times['multi30k']} at 15 tokens, {times['mt']} at 30, {times['europarl']} at 36, {times['cnndm']} at 400, "
-        f"{times['wikisum']} at 2,048, decoding alone; with encoding {both['mt']:.2f} at 30, {both['cnndm']:.2f} at "
-        f"400, {both['wikisum']:.2f} at 2,048. One CPU core, random weights; the paper has a GPU"
+    paper = read("paper")["tasks"]
+    lengths = {"mt": "30", "cnndm": "400", "wikisum": "2,048"}
+    evidence = []
+    for phase, name in (("end_to_end", "end to end"), ("decode", "decoding alone")):
+        times = (
+            f"{ratio(read(f'decode-{shape}'), phase, 'engine-short', 'engine-dense')} at {tokens}"
+            for shape, tokens in lengths.items()
+        )
+        evidence.append(f"{name}: {', '.join(times)} tokens")
+    said = (
+        f"Decoding is {paper['WMT14 En-De']['speed_up']} times as fast for sentences, "
+        f"{paper['CNN/Daily Mail']['speed_up']} for articles, {paper['WikiSum']['speed_up']} for long documents (a GPU)"
     )
-    said = "Speed-up is about 1 for short sentences, 1.21 for articles, 1.65 for long documents"
-    return [Claim(said, here, "[speed.md](speed.md)", "yes, of decoding, with less at 400")]
+    return [Claim(said, "direction, less end to end (CPU)", "; ".join(evidence), "random weights, [speed](speed.md)")]
 
 
 def layers() -> list[Claim]:
-    """Gates between the encoder's layers."""
-    study, analyses = Study("europarl-variants"), read("europarl-layers")
-    dropped = {
-        gating: ", ".join(f"{100 * one['sparsity']:.0f}" for one in analyses[f"layers-{gating}"]["gates"]["layers"])
-        for gating in ("zero", "mask")
-    }
-    lost = {gating: -study.against(f"layers-{gating}", "zero-0.46")["difference"] for gating in dropped}
-    here = (
-        f"{dropped['zero']}% dropped with `zero`, {dropped['mask']}% with `mask`; {lost['zero']:.2f} and "
-        f"{lost['mask']:.2f} lost, against `zero` behind the last layer alone"
+    study, analyses, paper = Study.read("europarl-variants"), read("europarl-layers"), read("paper")["layers"]
+    first, second, *_, last = (one["sparsity"] for one in analyses["layers-zero"]["gates"]["layers"])
+    lost = study.against("layers-zero", "zero-0.46")["difference"]
+    evidence = (
+        f"first layer {first:.0%}, second {second:.0%}, last {last:.0%} dropped; {lost:+.2f} BLEU to gates after the "
+        "last layer only"
     )
+    shares = paper["sparsity"]
     said = (
-        "Gates between the encoder's layers: the first layers keep nearly everything (0, 0, 8.6, 8.6, 8.7, 34% "
-        "dropped), and 0.3 BLEU are lost"
+        f"Gates between encoder layers: early layers keep nearly everything (first {shares[0]:.0%}, third "
+        f"{shares[2]:.1%}, last {shares[-1]:.0%} dropped), and {paper['bleu_lost']} BLEU is lost"
     )
-    return [Claim(said, here, "Europarl, one seed", "the loss; of the layers, the first alone")]
+    return [Claim(said, "in part: the loss; early layers drop far more (one seed)", evidence, "Europarl, one seed")]
 
 
-def _seeds(compared: Mapping[str, Any]) -> str:
-    return f"{('no', 'one', 'two', 'three', 'four', 'five')[compared['seeds']]} seeds"
+def not_run() -> list[Claim]:
+    tasks = read("paper")["tasks"]
+    return [
+        Claim(
+            f"{task}: {found['dense']:.2f} dense, {found['sparse']:.2f} with {found['sparsity']:.1%} dropped "
+            f"({found['metric']})",
+            "not run",
+            "none",
+            "-",
+        )
+        for task, found in ((task, tasks[task]) for task in NOT_RUN)
+    ]
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}"

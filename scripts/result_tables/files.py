@@ -1,4 +1,4 @@
-"""Where the results are, and how a table is written."""
+"""Read the published results, and write Markdown tables."""
 
 import json
 from collections.abc import Iterable, Sequence

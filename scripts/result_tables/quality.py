@@ -1,139 +1,295 @@
-"""What quality is left, and what was tried on the way there."""
+"""Tables of translation quality."""
 
 import re
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from l0drop.report.markdown import table as markdown_table
 from l0drop.study.analysis import tables as analysis_tables
-from l0drop.study.seeds import verdict
-from result_tables.files import markdown
-from result_tables.speed import ratio
+from l0drop.study.sweep import RULES
+from result_tables.files import TOYS, markdown, read
+from result_tables.labels import CONTINUED, SAME_WAY, START, STUDIES, SYSTEMS, label
+from result_tables.studies import Study, count, distilled, verdict
 
-STUDIES = {
-    "multi30k": "Multi30k",
-    "multi30k-translated": "Multi30k, sparse ones taught by translations too",
-    "europarl": "Europarl, sparse ones taught by translations too",
+MAIN = {
+    "[Multi30k](results/multi30k.md), distilled (both)": ("multi30k-translated", "zero-0.47"),
+    "[Europarl](results/europarl.md), distilled (both)": ("europarl", "zero-0.46"),
+    "[Multi30k](results/multi30k.md), distilled (token)": ("multi30k", "zero-0.5"),
+    "[Multi30k](results/multi30k.md), distilled (token), fewer dropped": ("multi30k", "zero-0.3"),
 }
-"""Those of several seeds, as the README calls them."""
-SPEEDS = {
-    ("multi30k-translated", "zero-0.47"): "decode-multi30k",
-    ("europarl", "zero-0.46"): "decode-europarl",
+"""A row of the table of tasks: the study and its sparse system. All of them use the paper's gating."""
+TOY_TASKS = {
+    "[Toy translation](results/toy.md), not distilled": ("translation", "target-0.5"),
+    "[Toy documents](results/toy.md), not distilled, ROUGE-L": ("documents", "target-0.7"),
 }
-"""Where decoding was timed at the length of a study's text, and a sparsity within a tenth of a point of it."""
 BASELINES = {
     "europarl-tried": "zero-both",
     "europarl-6000": "zero-0.47",
     "europarl-four-pairs": "zero-0.46",
     "europarl": "zero-0.46",
 }
-"""Europarl with baselines of several lengths, and the gated models at nearly half that were taught alike."""
-STEERED = {
-    "multi30k": "Multi30k",
-    "multi30k-translated": "Multi30k, taught by translations too",
-    "europarl": "Europarl, baseline of 11,000 steps",
-    "europarl-four-pairs": "the same, four pairs",
-    "europarl-6000": "Europarl, baseline of 6,000 steps",
-    "europarl-variants": "the same, gates between layers and at the rates of rules",
-    "europarl-short": "Europarl, shorter",
-    "europarl-tried": "the same, taught otherwise",
-    "europarl-small": "Europarl, second configuration",
-}
-"""All studies, as the table of targets calls them: in each, models were steered to one."""
-DENSE = {"on": "0", "on-taught": "0, taught alike"}
+"""Europarl with baselines of several lengths, and the sparse models at nearly half, distilled (both)."""
+LESS_CONTINUED = f'sparse less "{SYSTEMS[CONTINUED]}"'
+LESS_SAME_WAY = f'sparse less "{SYSTEMS[SAME_WAY]}"'
+EVALUATIONS = {"Multi30k": "multi30k-evaluation", "Europarl": "europarl-evaluation"}
 
 
-def quality_table(studies: Mapping[str, Mapping[str, Any]], timed: Mapping[str, Mapping[str, Any]]) -> str:
-    """What several seeds of the paper's gating lose against the baseline trained on, and what decoding gains.
+def tasks_table() -> str:
+    """One line per task: the sparse models against both dense references."""
+    rows = []
+    for task, (name, system) in MAIN.items():
+        study = Study.read(name)
+        against = study.against(system)
+        rows.append(
+            [
+                task,
+                f"{study.dropped(system):.1%}",
+                _valid_and_test(study, system, CONTINUED),
+                f"{against['lower']:+.2f}: {verdict(against, study.baselines)}",
+                _valid_and_test(study, system, SAME_WAY) if SAME_WAY in study.systems else "not measured",
+                f"{len(study.runs(system))} / {study.baselines}",
+            ]
+        )
+    toys = read("targets", TOYS)["targets"]
+    for task, (corpus, run) in TOY_TASKS.items():
+        (point,) = (point for point in toys[corpus]["points"] if point["run"] == run)
+        lost = point["score"]["value"] - toys[corpus]["reference"]["score"]["value"]
+        row = [task, f"{point['sparsity']:.1%}", f"test {lost:+.2f}", "none: one seed", "not distilled"]
+        rows.append([*row, "1 / 1"])
+    head = ["task", "dropped", LESS_CONTINUED, "bound on test", LESS_SAME_WAY, "seeds / independent baselines"]
+    return markdown(head, rows)
 
-    timed: the measurements that `SPEEDS` names.
+
+def _valid_and_test(study: Study, system: str, other: str) -> str:
+    few = len(study.differences(system, other))
+    seeds = "" if few == len(study.runs(system)) else f" ({count(few, 'seed')})"
+    return ", ".join(f"{split} {study.difference(system, other, split):+.2f}" for split in ("valid", "test")) + seeds
+
+
+def same_way_table(tasks: Sequence[str]) -> str:
+    """Sparse models against the continued baseline distilled the same way, seed by seed. No outputs were kept."""
+    rows = []
+    for task in tasks:
+        name, system = next(found for found in MAIN.values() if found[0] == task)
+        study = Study.read(name)
+        for split in ("valid", "test"):
+            each = study.differences(system, SAME_WAY, split)
+            seeds = ", ".join(f"{one:+.2f}" for one in each)
+            title = STUDIES[name].partition(",")[0]
+            rows.append([title, split, f"{statistics.mean(each):+.2f}", seeds, str(study.baselines)])
+    return markdown(["task", "text", "mean difference in BLEU", "by seed", "independent baselines"], rows)
+
+
+def repetition_table(found: Mapping[str, Any]) -> str:
+    """A later repetition on Multi30k: differences in BLEU on four test sets."""
+    rows = [
+        [test["text"], f"{test['less_continued']:+.2f}", f"{test['less_continued_distilled_the_same_way']:+.2f}"]
+        for test in found["tests"]
+    ]
+    return markdown(["test set", LESS_CONTINUED, LESS_SAME_WAY], rows)
+
+
+def seeds_table(found: Mapping[str, Any], labels: Mapping[str, str] = SYSTEMS) -> str:
+    """Every system of at least two seeds with its difference to the continued baseline."""
+    study = Study(found)
+    rows = []
+    for name, system in study.systems.items():
+        runs = system["runs"]
+        if len(runs) < 2:
+            continue
+        sparsity = study.dropped(name)
+        row = [_with_way(name, system, labels) + f", {count(len(runs), 'seed')}"]
+        row.append(f"{sparsity:.1%}" if sparsity else "-")
+        for split in ("valid", "test"):
+            values = list(study.scores(name, split).values())
+            row.append(f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}")
+        if (against := system.get("against_on")) is None:
+            row += ["-", "-"]
+        else:
+            low, high = against["interval"]
+            row.append(f"{against['difference']:+.2f} [{low:+.2f}, {high:+.2f}]")
+            row.append(f"{against['lower']:+.2f}: {verdict(against, study.baselines)}")
+        rows.append(row)
+    head = ["system", "dropped", "BLEU, valid", "BLEU, test", 'test, less "dense, continued"']
+    return markdown([*head, "bound on test"], rows)
+
+
+def _with_way(name: str, system: Mapping[str, Any], labels: Mapping[str, str]) -> str:
+    title = label(name, labels)
+    gated = bool(system.get("recipe", {}).get("l0drop"))
+    return f"{title}, distilled ({distilled(system['recipe'])})" if gated and "distilled" not in title else title
+
+
+def single_table(found: Mapping[str, Any], labels: Mapping[str, str] = SYSTEMS) -> str:
+    """Every system of one seed with its difference to the continued baseline of that seed.
+
+    The interval is over sentences. It is empty where outputs were not compared.
     """
+    study = Study(found)
     rows = []
-    for study, found in studies.items():
-        of_study = []
-        for name, system in found["systems"].items():
-            if len(system["runs"]) < 2 or not (name in DENSE or re.fullmatch(r"zero-[0-9.]+", name)):
-                continue
-            tests = [run["test"] for run in system["runs"]]
-            sparsity = statistics.mean(test.get("sparsity", 0.0) for test in tests)
-            score = statistics.mean(test["score"]["value"] for test in tests)
-            row = [STUDIES[study], f"{sparsity:.1%}" if sparsity else DENSE[name], f"{score:.2f}"]
-            if (against := system.get("against_on")) is None:
-                row += ["", ""]
-            else:
-                low, high = against["interval"]
-                row += [f"{against['difference']:+.2f} [{low:+.2f}, {high:+.2f}]", verdict(against)]
-            by = SPEEDS.get((study, name))
-            row.append(ratio(timed[by], "decode", "engine-dense", "engine-short") if by else "")
-            of_study.append((sparsity, row))
-        rows += [row for _, row in sorted(of_study)]
-    head = ["task", "encodings dropped", "BLEU, test", "against the baseline trained on as long"]
-    return markdown([*head, "non-inferior at 0.5 BLEU", "decoding, dense / short"], rows)
+    for name, system in study.systems.items():
+        if len(system["runs"]) != 1:
+            continue
+        sparsity = study.dropped(name)
+        row = [label(name, labels), f"{sparsity:.1%}" if sparsity else "-"]
+        row += [f"{study.score(name, split):.2f}" for split in ("valid", "test")]
+        other = continued_for(name, study.systems)
+        compared = name != CONTINUED and len(study.differences(name, other)) == 1
+        row += [f"{study.difference(name, other, split):+.2f}" if compared else "-" for split in ("valid", "test")]
+        row[-1] += interval(system, CONTINUED)
+        rows.append(row)
+    head = ["system, one seed", "dropped", "BLEU, valid", "BLEU, test"]
+    return markdown([*head, *(f'{split}, less "dense, continued"' for split in ("valid", "test"))], rows)
 
 
-def targets_table(studies: Mapping[str, Mapping[str, Any]], titles: Mapping[str, str]) -> str:
-    """How far the furthest run is from the sparsity asked for, on its test text; what is beyond 2 points by name."""
+def continued_for(system: str, systems: Mapping[str, Any]) -> str:
+    """The continued baseline that a system is compared with: `on-long` for `zero-0.5-long` where it exists."""
+    own = f"{CONTINUED}-{system.rpartition('-')[2]}"
+    return own if own in systems and own != system else CONTINUED
+
+
+def interval(system: Mapping[str, Any], other: str) -> str:
+    """Over sentences, of one seed against another system; empty where they were not compared."""
+    compared = system.get("one_seed", {}).get(other)
+    return "" if compared is None else " [{:+.2f}, {:+.2f}]".format(*compared["interval"])
+
+
+def rules_table(found: Mapping[str, Any]) -> str:
+    """Rules next to a learned and a random gate that were trained to drop as much. Differences are on test text."""
+    systems = found["systems"]
     rows = []
-    for study, called in STEERED.items():
+    for rule in RULES:
+        names = (rule, f"learned-as-{rule}", f"random-as-{rule}")
+        if not all(name in systems for name in names):
+            continue
+        tests = [systems[name]["runs"][0]["test"] for name in names]
+        scores = [test["score"]["value"] for test in tests]
+        row = [f"`{rule}`", ", ".join(f"{test['sparsity']:.1%}" for test in tests)]
+        row.append(", ".join(f"{score:.2f}" for score in scores))
+        for name, score in ((names[0], scores[0]), (names[2], scores[2])):
+            row.append(f"{score - scores[1]:+.2f}{interval(systems[name], names[1])}")
+        rows.append(row)
+    head = ["rule", "dropped: rule, learned, random", "BLEU: rule, learned, random", "rule less learned"]
+    return markdown([*head, "random less learned"], rows)
+
+
+def elastic_table(found: Mapping[str, Any]) -> str:
+    """One elastic model at several settings of the dial next to models trained for each setting."""
+    study = Study(found)
+    rows = []
+    for run in study.runs("elastic"):
+        for row in run["dial"]:
+            keep = row["keep"]
+            own = CONTINUED if keep == 1 else "zero-0.5" if keep is None else f"zero-{1 - keep:.1g}"
+            other = study.scores(own).get(run["seed"]) if own in study.systems else None
+            title = "as trained" if keep is None else f"{keep:g}"
+            value = "-" if other is None else f"{other:.2f}"
+            rows.append([title, f"{row['sparsity']:.1%}", f"{row['score']['value']:.2f}", value])
+    return markdown(["`keep`", "dropped", "BLEU, elastic model", "BLEU, model trained for it"], rows)
+
+
+def targets_table() -> str:
+    """The largest distance to the target sparsity on test text; runs beyond 2 points by name."""
+    rows = []
+    for name, title in STUDIES.items():
         missed: list[tuple[float, str]] = []
         asked = set()
-        for name, system in studies[study]["systems"].items():
-            if (target := (system["recipe"].get("l0drop") or {}).get("target_sparsity")) is None:
+        for system, content in Study.read(name).systems.items():
+            if (target := (content["recipe"].get("l0drop") or {}).get("target_sparsity")) is None:
                 continue
             asked.add(f"{100 * target:g}")
-            missed += [(100 * (run["test"]["sparsity"] - target), titles.get(name, name)) for run in system["runs"]]
+            missed += [(100 * (run["test"]["sparsity"] - target), label(system)) for run in content["runs"]]
         missed.sort(key=lambda one: -abs(one[0]))
-        beyond = [f"{points:+.1f} ({title})" for points, title in missed if abs(points) > 2]
+        beyond = [f"{points:+.1f} ({system})" for points, system in missed if abs(points) > 2]
         furthest = [*beyond, f"{missed[len(beyond)][0]:+.1f}"]
-        rows.append([called, str(len(missed)), ", ".join(sorted(asked)), ", then ".join(furthest)])
-    return markdown(["study", "runs", "asked for, %", "furthest from it, points"], rows)
+        rows.append([title, str(len(missed)), ", ".join(sorted(asked)), ", then ".join(furthest)])
+    return markdown(["study", "sparse runs", "target, %", "largest distance on test text, points"], rows)
 
 
 def baselines_table(studies: Mapping[str, Mapping[str, Any]]) -> str:
-    """Where gated models end, and where dense ones do, from baselines of several lengths."""
+    """Where sparse and dense models end, by the length of the baseline's training."""
     rows = []
-    for study, gated in BASELINES.items():
-        systems = studies[study]["systems"]
-        seeds = {run["seed"] for run in systems[gated]["runs"]}  # the others have nothing to be compared with
-        runs = {name: [run for run in systems[name]["runs"] if run["seed"] in seeds] for name in ("base", "on", gated)}
-        scores = {name: statistics.mean(run["test"]["score"]["value"] for run in runs[name]) for name in runs}
-        steps = [systems[name]["recipe"]["train"]["steps"] for name in ("base", "on")]
-        sparsity = statistics.mean(run["test"]["sparsity"] for run in runs[gated])
-        row = [f"{steps[0]:,}, {steps[1]:,}", str(len(seeds)), *(f"{score:.2f}" for score in scores.values())]
-        rows.append([*row, f"{sparsity:.1%}", f"{scores[gated] - scores['on']:+.2f}"])
-    head = ["steps: baseline, then others", "seeds", "baseline", "trained on", "gated", "dropped"]
-    return markdown([*head, "gated less trained on"], rows)
+    for name, sparse in BASELINES.items():
+        study = Study(studies[name])
+        seeds = study.scores(sparse)  # the other seeds have nothing to be compared with
+        starts = [score for seed, score in study.scores(START).items() if seed in seeds]
+        dense = [score for seed, score in study.scores(CONTINUED).items() if seed in seeds]
+        steps = [study.systems[system]["recipe"]["train"]["steps"] for system in (START, CONTINUED)]
+        row = [f"{steps[0]:,} + {steps[1]:,}", str(len(seeds)), f"{statistics.mean(starts):.2f}"]
+        row += [f"{statistics.mean(dense):.2f}", f"{study.score(sparse):.2f} at {study.dropped(sparse):.1%}"]
+        rows.append([*row, f"{study.difference(sparse, CONTINUED):+.2f}"])
+    head = ["steps: baseline + fine-tuning", "seeds", "BLEU, dense, start", "BLEU, dense, continued"]
+    return markdown([*head, "BLEU, sparse, distilled (both)", "sparse less continued"], rows)
 
 
 def choices_tables(found: Mapping[str, Any]) -> tuple[str, str]:
-    """What was tried on the validation text: for the baseline, with one seed; for fine-tuning, with two."""
+    """Trials on the validation text: of the baseline with one seed, of fine-tuning with two."""
     baselines = ([name, f"{tried['valid_bleu']:.2f}"] for name, tried in found["baseline"].items())
     tuned = (
         [name, ", ".join(f"{score:.2f}" for score in tried["valid_bleu"])]
         for name, tried in found["fine_tuning"].items()
     )
-    return markdown(["baseline", "BLEU, valid"], baselines), markdown(["learning rate", "BLEU, valid"], tuned)
+    words = (("taught by the dense model, weight 1", "distilled (token), weight 1"), ("taught", "distilled (token)"))
+    tables = (
+        markdown(["baseline", "BLEU, valid"], baselines),
+        markdown(["learning rate of fine-tuning", "BLEU, valid, two seeds"], tuned),
+    )
+    for old, new in words:
+        tables = tables[0], tables[1].replace(old, new)
+    return tables
 
 
 def rivals_table(found: Mapping[str, Any]) -> str:
-    """Quality and time of what costs about as much."""
+    """Quality and time of systems at several beams."""
     rows = []
     for row in found["rows"]:
         times = [1000 * seconds / row["sentences"] for seconds in row["cpu_seconds"]]
         span = [f"{statistics.median(times):.0f}", f"{min(times):.0f} to {max(times):.0f}"]
-        rows.append([row["system"], str(row["beams"]), f"{row['score']['value']:.2f}", *span])
-    return markdown(["system", "beams", "BLEU, test", "CPU time of a sentence, ms: median", "of all rounds"], rows)
+        rows.append([system_of(row), str(row["beams"]), f"{row['score']['value']:.2f}", *span])
+    head = ["system", "beams", "BLEU, test", "CPU ms per sentence, median", "CPU ms, all rounds"]
+    return markdown(head, rows)
 
 
-def layers_table(found: Mapping[str, Any], titles: Mapping[str, str]) -> str:
-    """What gates behind every layer drop, by the systems' titles."""
-    layered = [(titles[name], analysis) for name, analysis in found.items() if name in titles]
-    return markdown_table(analysis_tables.layers_table(layered))
+def system_of(row: Mapping[str, Any]) -> str:
+    """The label of a timed system, by the name of its run."""
+    return label(re.sub(r"-s\d+$", "", row["run"]))
+
+
+def layers_table(found: Mapping[str, Any]) -> str:
+    """The share dropped after each encoder layer, by model."""
+    layered = {name: analysis["gates"]["layers"] for name, analysis in found.items() if name.startswith("layers-")}
+    rows = [
+        [str(layer), *(f"{gates['sparsity']:.1%}" for gates in layers)]
+        for layer, layers in enumerate(zip(*layered.values(), strict=True), start=1)
+    ]
+    return markdown(["gates after encoder layer", *map(label, layered)], rows)
+
+
+def tail_table() -> str:
+    """Single sentences and words: sparse models against the continued baseline, from `l0drop evaluate`."""
+    found = [read(name) for name in EVALUATIONS.values()]
+
+    def span(runs: Sequence[Mapping[str, Any]], key: str) -> str:
+        shares = [run["tail"]["chrf"][key] for run in runs]
+        return f"{min(shares):.1%} to {max(shares):.1%}"
+
+    def words(runs: Sequence[Mapping[str, Any]], kind: str) -> str:
+        tails = [run["tail"][kind] for run in runs]
+        lost, gained = (sum(tail[key] for tail in tails) for key in ("lost", "gained"))
+        return f"{lost} lost, {gained} gained, of {tails[0]['expected']} per seed"
+
+    rows = [["chrF2, mean difference", *(f"{one['over_seeds']['chrf']['difference']:+.2f}" for one in found)]]
+    for key, text in (("losing", "lose"), ("gaining", "gain")):
+        rows.append([f"sentences that {text} more than 20 chrF", *(span(one["runs"], key) for one in found)])
+    same = [[run["same_outputs"] / one["scored"] for run in one["runs"]] for one in found]
+    rows.append(["outputs identical to the dense model's", *(f"{min(s):.0%} to {max(s):.0%}" for s in same)])
+    rows += [[f"{kind}, all seeds", *(words(one["runs"], kind) for one in found)] for kind in ("names", "numbers")]
+    rows.append(["negations, all seeds", *(words(one["runs"], "negations") for one in found)])
+    return markdown(['sparse against "dense, continued"', *EVALUATIONS], rows)
 
 
 def analyses_tables(found: Mapping[str, Any]) -> dict[str, str]:
-    """What a sweep drops, where attention goes, and what closing gates by hand costs."""
+    """Dropped groups of words, attention, and the cost of closing gates."""
     sweep = found["sweep"]["points"]
     contents = {
         "groups": analysis_tables.groups_table(sweep),
@@ -141,4 +297,4 @@ def analyses_tables(found: Mapping[str, Any]) -> dict[str, str]:
         "entropy": analysis_tables.entropy_table(sweep),
         "closed": analysis_tables.interventions_table(found["point"]),
     }
-    return {name: markdown_table(content) for name, content in contents.items()}
+    return {name: markdown(head, rows) for name, (head, rows) in contents.items()}

@@ -1,126 +1,177 @@
-"""How fast decoding and training are, as measured."""
+"""Tables of decoding and training speed."""
 
+import statistics
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from result_tables.files import markdown
 
-SHAPES = {"mt": "30 tokens (`mt`)", "cnndm": "400 (`cnndm`)", "wikisum": "2,048 (`wikisum`)"}
-RATIOS = {
-    "decode: CTranslate2 float32, dense / engine, dense": ("decode", "ct2-float32", "engine-dense"),
-    "decode: engine, dense / engine, short": ("decode", "engine-dense", "engine-short"),
-    "encode + decode: CTranslate2 float32, dense / engine, short": ("end_to_end", "ct2-float32", "engine-short"),
-    "encode + decode: Hugging Face's generate, dense / engine, short": ("end_to_end", "hf-dense", "engine-short"),
-    "decode, int8: engine, dense / engine, short": ("decode", "engine-int8-dense", "engine-int8-short"),
-    "encode + decode, int8: CTranslate2, dense / engine, short": ("end_to_end", "ct2-int8", "engine-int8-short"),
+SHAPES = {"mt": "30 tokens (`mt`)", "cnndm": "400 tokens (`cnndm`)", "wikisum": "2,048 tokens (`wikisum`)"}
+
+
+class Comparison(NamedTuple):
+    """The speed-up of a system over a reference in one phase."""
+
+    phase: str
+    system: str
+    reference: str
+
+    @property
+    def label(self) -> str:
+        return f"{PHASES[self.phase]}: {NAMES[self.system]} over {NAMES[self.reference]}"
+
+
+PHASES = {"decode": "decoding", "end_to_end": "end to end"}
+NAMES = {
+    "engine-short": "engine (short)",
+    "engine-dense": "engine (dense)",
+    "engine-int8-short": "engine int8 (short)",
+    "engine-int8-dense": "engine int8 (dense)",
+    "hf-dense": "Hugging Face `generate` (dense)",
+    "ct2-float32": "CTranslate2 float32 (dense)",
+    "ct2-int8": "CTranslate2 int8 (dense)",
 }
-"""A row of the table of speeds: phase, system, and by which it is divided."""
+ALONE = (
+    Comparison("end_to_end", "engine-short", "engine-dense"),
+    Comparison("end_to_end", "engine-int8-short", "engine-int8-dense"),
+)
+"""What dropping alone brings: the same engine on the dense and on the short memory."""
+OTHERS = (
+    Comparison("end_to_end", "engine-short", "ct2-float32"),
+    Comparison("end_to_end", "engine-int8-short", "ct2-int8"),
+)
+SHORT = (*ALONE, *OTHERS)
+ALL = (
+    *ALONE,
+    Comparison("decode", "engine-short", "engine-dense"),
+    Comparison("decode", "engine-int8-short", "engine-int8-dense"),
+    *OTHERS,
+    Comparison("end_to_end", "engine-short", "hf-dense"),
+    Comparison("decode", "engine-dense", "ct2-float32"),
+    Comparison("decode", "engine-int8-dense", "ct2-int8"),
+)
 SHORTEST = 64
-"""The shortest source that the table of predictions shows; below it, nothing is to be gained."""
+"""The shortest source in the table of predictions; below it there is nothing to gain."""
 STEP = ("step", "linear layers", "attention", "vocabulary", "copies", "other operations", "between them")
-"""Parts of a decoding step, as `scripts/profile_step.py` has them."""
+"""Parts of a decoding step, as `scripts/profile_step.py` writes them."""
+PARTS = {"step": "whole step", "between them": "between operations (Python)"}
 
 
-def speed_table(shapes: Mapping[str, Mapping[str, Any]]) -> str:
-    """How many times as long one system takes as another, at every shape."""
-    rows = ([label, *(ratio(shapes[shape], *which) for shape in SHAPES)] for label, which in RATIOS.items())
-    return markdown(["how many times as long, CPU time", *SHAPES.values()], rows)
+def speed_table(shapes: Mapping[str, Mapping[str, Any]], comparisons: Iterable[Comparison] = ALL) -> str:
+    """Speed-ups at every shape."""
+    rows = ([one.label, *(ratio(shapes[shape], *one) for shape in SHAPES)] for one in comparisons)
+    return markdown(["speed-up, CPU time", *SHAPES.values()], rows)
 
 
-def ratio(result: Mapping[str, Any], phase: str, system: str, by: str) -> str:
-    found = [r["times"] for r in result["ratios"] if (r["phase"], r["system"], r["by"]) == (phase, system, by)]
-    return f"{found[0]:.2f}" if found else "-"
+def ratio(result: Mapping[str, Any], phase: str, system: str, reference: str) -> str:
+    """The speed-up of a system: the reference's CPU time divided by its own, the median over rounds that both ran."""
+    systems = result["systems"]
+    if not {system, reference} <= set(systems):
+        return "-"
+    times = (systems[name]["seconds"][phase]["cpu"] for name in (reference, system))
+    return f"{statistics.median(slow / fast for slow, fast in zip(*times, strict=False)):.2f}"
 
 
 def threads_table(shapes: Mapping[str, Mapping[str, Any]]) -> str:
-    """The same of several threads, by the clock too: CPU time counts threads that wait for each other."""
+    """The same with several threads, by wall time too: CPU time counts threads that wait for each other."""
     rows = []
-    for label, (phase, system, by) in RATIOS.items():
-        row = [label]
+    for comparison in ALL:
+        phase, system, reference = comparison
+        if not all({system, reference} <= set(shapes[shape]["systems"]) for shape in SHAPES):
+            continue
+        row = [comparison.label]
         for shape in SHAPES:
-            systems = shapes[shape]["systems"]
-            if not {system, by} <= set(systems):
-                break
-            walls = [systems[name]["median"][phase]["wall"] for name in (system, by)]
-            row.append(f"{ratio(shapes[shape], phase, system, by)}, {walls[0] / walls[1]:.2f}")
-        else:
-            rows.append(row)
-    return markdown(["how many times as long: CPU time, wall time", *SHAPES.values()], rows)
+            walls = [shapes[shape]["systems"][name]["median"][phase]["wall"] for name in (reference, system)]
+            row.append(f"{ratio(shapes[shape], *comparison)}, {walls[0] / walls[1]:.2f}")
+        rows.append(row)
+    return markdown(["speed-up: CPU time, wall time", *SHAPES.values()], rows)
 
 
 def predict_tables(result: Mapping[str, Any]) -> tuple[str, str]:
-    """What the short memory was predicted to bring, and what was then measured at other shapes."""
+    """Predicted speed-ups of the short memory, and a check by measuring other shapes."""
     batches = sorted({cell["batch"] for cell in result["table"]})
     cells = {(cell["source"], cell["batch"]): cell["speed_up"] for cell in result["table"]}
     rows = []
     for source in sorted({source for source, _ in cells if source >= SHORTEST}):
         speed_ups = (cells[source, batch] for batch in batches)
-        rows.append([str(source), *(f"{both['decode']:.2f} ({both['both']:.2f})" for both in speed_ups)])
+        rows.append([f"{source:,}", *(f"{both['decode']:.2f}, {both['both']:.2f}" for both in speed_ups)])
     checks = []
     for check in result["check"]:
         shape, measured, error, found = check["shape"], check["measured"], check["error"], check["speed_up"]
         times = {name: f"{measured[name]:.2f} ({error[name]:+.0%})" for name in measured}
         times["ratio"] = f"{found['measured']:.2f} ({found['predicted'] / found['measured'] - 1:+.0%})"
-        row = [str(shape["batch"]), str(shape["source"]), f"{shape['dropped']:.0%}"]
+        row = [f"{shape['batch']} sentences of {shape['source']:,} tokens, {shape['dropped']:.0%} dropped"]
         checks.append(row + [times[name] for name in ("dense", "short", "ratio", "encode")])
-    head = ["batch", "source", "dropped", "decode dense, CPU s", "decode short", "dense/short", "encode"]
-    return markdown(["source tokens", *(f"batch {batch}" for batch in batches)], rows), markdown(head, checks)
+    head = ["shape", "decode dense, CPU s", "decode short, CPU s", "speed-up, short over dense", "encode, CPU s"]
+    sources = ["source tokens", *(f"batch {batch}: decoding, end to end" for batch in batches)]
+    return markdown(sources, rows), markdown(head, checks)
 
 
 def systems_table(shape: str, result: Mapping[str, Any]) -> str:
     """Seconds, memory and agreement of every system at one shape."""
     rows = []
     for name, system in result["systems"].items():
-        seconds = {phase: found["cpu"] for phase, found in system["median"].items()}
-        times, agreement = system["times_engine_short"], result["agreement"][name]
-        row = [name, f"{seconds['encode']:.2f}"]
-        row += [f"{seconds[phase]:.2f} ({times[phase]:.2f})" for phase in ("decode", "end_to_end")]
+        agreement = result["agreement"][name]
+        row = [f"`{name}`"]
+        row += [f"{system['median'][phase]['cpu']:.2f}" for phase in ("encode", "decode", "end_to_end")]
         cache = system["memory"]["cross_cache"]
-        row += [f"{system['memory']['beyond_loaded'] / 2**20:.0f}", "" if cache is None else f"{cache / 2**20:.0f}"]
+        peak = f"{system['memory']['beyond_loaded'] / 2**20:.0f}"
+        row.append(peak if cache is None else f"{peak}, {cache / 2**20:.0f}")
         row.append("reference" if agreement is None else f"{agreement['same']} of {result['sentences']}")
         rows.append(row)
-    head = [shape, "encode", "decode", "both", "peak memory, MiB", "cross-attention K/V, MiB", "same tokens"]
-    return markdown(head, rows)
+    head = [f"{SHAPES[shape]}, system", "encode, CPU s", "decode, CPU s", "end to end, CPU s"]
+    return markdown([*head, "peak memory, cross-attention K/V, MiB", "outputs with the same tokens"], rows)
 
 
-def ragged_table(ragged: Mapping[str, Any], even: Mapping[str, Any]) -> str:
-    """Text of many lengths, and beside it a shape in which all are as long as their mean."""
+def ragged_tables(ragged: Mapping[str, Any], even: Mapping[str, Any]) -> tuple[str, str]:
+    """Text of many lengths: throughput and latency; and speed-ups next to a batch of one length, their mean."""
     rows = []
     for name, system in ragged["systems"].items():
         latency = system["latency_ms"]["cpu"]
-        row = [name, f"{system['sentences_per_second']:.2f}", f"{latency['p50']:.0f}", f"{latency['p99']:.0f}"]
-        for result in (ragged, even):
-            times = result["systems"].get(name, {}).get("times_engine_short", {})
-            row += [f"{times[phase]:.2f}" if phase in times else "-" for phase in ("decode", "end_to_end")]
-        rows.append(row)
-    head = ["system", "sentences per second", "P50, ms", "P99, ms", "decode", "both", "even lengths: decode", "both"]
-    return markdown(head, rows)
+        rows.append([f"`{name}`", f"{system['sentences_per_second']:.2f}"])
+        rows[-1] += [f"{latency['p50']:.0f}", f"{latency['p99']:.0f}"]
+    head = ["system", "documents per second, batches of 12", "one at a time, P50, ms", "one at a time, P99, ms"]
+    compared = (one for one in ALL if {one.system, one.reference} <= set(ragged["systems"]))
+    ratios = ([one.label, *(ratio(result, *one) for result in (ragged, even))] for one in compared)
+    return markdown(head, rows), markdown(["speed-up, CPU time", "many lengths", "one length"], ratios)
 
 
-def profile_table(profiles: Mapping[str, Mapping[str, Any]]) -> str:
-    """Where the time of a decoding step goes, and what the machine could do at best. By the state of the engine."""
-    rows = []
-    for when, profile in profiles.items():
-        for name, seconds in profile["seconds_per_step"].items():
-            rows.append([f"{when}: {name}", *(f"{1000 * seconds[part]:.1f}" for part in STEP)])
+def profile_table(profile: Mapping[str, Any]) -> str:
+    """Milliseconds of the parts of a decoding step, and the least that the machine allows."""
+    columns = profile["seconds_per_step"]
     bounds = {name: f"{1000 * seconds:.1f}" for name, seconds in profile["bounds"].items()}
     attention = f"{bounds['cross_attention_short']} short, {bounds['cross_attention_dense']} dense"
-    rows.append(["bound, float32", "", bounds["linear_layers"], attention, *[""] * (len(STEP) - 3)])
-    return markdown(["ms per step", *STEP], rows)
+    least = {"linear layers": bounds["linear_layers"], "attention": attention}
+    rows = [
+        [PARTS.get(part, part), *(f"{1000 * seconds[part]:.1f}" for seconds in columns.values()), least.get(part, "")]
+        for part in STEP
+    ]
+    return markdown(["ms per step", *columns, "lower bound, float32"], rows)
+
+
+def profile_before_table(profiles: Mapping[str, Mapping[str, Any]]) -> str:
+    """The same parts before the engine was optimised, at several shapes."""
+    columns = {
+        f"`{shape}`, {name}": seconds
+        for shape, profile in profiles.items()
+        for name, seconds in profile["seconds_per_step"].items()
+    }
+    rows = ([PARTS.get(part, part), *(f"{1000 * one[part]:.1f}" for one in columns.values())] for part in STEP)
+    return markdown(["ms per step, before", *columns], rows)
 
 
 def training_table(result: Mapping[str, Any]) -> str:
-    """Our trainer and Hugging Face's; of several rounds, each."""
+    """Our trainer and Hugging Face's, every round."""
 
     def each(rounds: Iterable[Mapping[str, Any]], key: str, form: str, times: float = 1) -> str:
         return ", ".join(format(times * one[key], form) for one in rounds)
 
     rows = []
-    for name, rounds in result["rounds"].items():
-        count = len(rounds)
-        used, positions = (sum(one[key] for one in rounds) / count for key in ("mfu", "mfu_of_positions"))
-        memory = max(one["peak_memory_gib"] for one in rounds)
-        thousands = ", ".join(f"{one['tokens_per_second'] / 1000:,.0f}k" for one in rounds)
-        row = [name, each(rounds, "milliseconds_per_step", ".1f"), thousands]
-        rows.append([*row, f"{used:.0%} ({positions:.0%})", f"{memory:.1f} GiB"])
-    return markdown(["", "ms per step", "tokens/s", "MFU", "peak memory"], rows)
+    for name, found in result["rounds"].items():
+        used, positions = (sum(one[key] for one in found) / len(found) for key in ("mfu", "mfu_of_positions"))
+        memory = max(one["peak_memory_gib"] for one in found)
+        row = [name.replace("Hugging Face's", "Hugging Face"), each(found, "milliseconds_per_step", ".1f")]
+        row.append(", ".join(f"{one['tokens_per_second'] / 1000:,.0f}k" for one in found))
+        rows.append([*row, f"{used:.0%}", f"{positions:.0%}", f"{memory:.1f}"])
+    head = ["trainer", "ms per step", "tokens per second", "MFU, real tokens", "MFU, with padding"]
+    return markdown([*head, "peak memory, GiB"], rows)

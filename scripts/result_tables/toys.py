@@ -1,4 +1,4 @@
-"""The studies on the toy corpora."""
+"""Tables of the studies on the toy corpora."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +10,9 @@ WAYS = {
     "from scratch": "from scratch, steered to the target",
     "from scratch, λ ramped": "from scratch, λ 0.5 ramped over 1,200 steps",
 }
-LESSONS = {
-    "with references": "references",
-    "source text alone": "the dense model's own translations, and its distribution",
+TARGETS = {
+    "with references": "human references",
+    "source text alone": "source text only: the dense model's outputs and distributions (both)",
 }
 RULES = {
     "inv_freq": "rarest words (`inv_freq`)",
@@ -25,28 +25,30 @@ RULES = {
 
 
 def targets_table(found: Mapping[str, Any]) -> str:
-    """Sparsity asked for and got, and the score, on both corpora."""
+    """Target, sparsity on test text and score, on both corpora."""
     corpora = [found["targets"][corpus] for corpus in ("translation", "documents")]
-    rows = [["0, trained on", *(cell for one in corpora for cell in ("0", _score(one["reference"])))]]
+    rows = [["none (dense, continued)", *(cell for one in corpora for cell in ("0", _score(one["reference"])))]]
     for points in zip(*(one["points"] for one in corpora), strict=True):
         (run,) = {point["run"] for point in points}
         cells = (cell for point in points for cell in (_sparsity(point), _score(point)))
         rows.append([f"{float(run.removeprefix('target-')):.0%}", *cells])
-    return markdown(["asked for", "translation: got", "BLEU", "documents: got", "ROUGE-L"], rows)
+    head = ["target", "translation: dropped", "translation: BLEU", "documents: dropped", "documents: ROUGE-L"]
+    return markdown(head, rows)
 
 
 def ways_tables(found: Mapping[str, Any]) -> tuple[str, str]:
-    """Fine-tuned and from scratch; with references and with source text alone."""
+    """Fine-tuned and from scratch; with references and with source text only."""
     tests = {name: run["test"] for name, run in found["ways"].items()}
     rows = [
         [[title, _sparsity(tests[name]), _score(tests[name])] for name, title in titles.items()]
-        for titles in (WAYS, LESSONS)
+        for titles in (WAYS, TARGETS)
     ]
-    return markdown(["", "sparsity", "BLEU"], rows[0]), markdown(["targets", "sparsity", "BLEU"], rows[1])
+    heads = (["training", "dropped", "BLEU"], ["trained on", "dropped", "BLEU"])
+    return markdown(heads[0], rows[0]), markdown(heads[1], rows[1])
 
 
 def rules_table(found: Mapping[str, Any]) -> str:
-    """Rules beside the learned gate, by sparsity, each against the baseline trained on."""
+    """Rules and learned gates by sparsity, each against the continued baseline."""
     sweep = found["rules"]
     dense = sweep["reference"]["score"]["value"]
     rows = []
@@ -54,34 +56,34 @@ def rules_table(found: Mapping[str, Any]) -> str:
         kind, _, value = point["run"].partition("-")
         title = f"learned, target {value}" if kind == "target" else RULES[kind]
         rows.append([title, _sparsity(point), _score(point), f"{point['score']['value'] - dense:+.2f}"])
-    return markdown(["gate", "sparsity", "BLEU", "against the baseline trained on"], rows)
+    return markdown(["gate", "dropped", "BLEU", 'BLEU less "dense, continued"'], rows)
 
 
 def dial_table(found: Mapping[str, Any]) -> str:
-    """One elastic model at several settings of the dial, beside models trained for each."""
+    """One elastic model at several settings of the dial next to models trained for each setting."""
     elastic, trained = found["elastic"]["dial"]["rows"], found["elastic"]["trained"]
     dense = found["elastic"]["reference"]
     rows = []
     for row in sorted(elastic, key=lambda row: -(row["keep"] or 0)):
         keep = row["keep"]
         if keep is None:
-            rows.append([f"as it chose, {1 - row['sparsity']:.1%}", _score(row), ""])
+            rows.append([f"{1 - row['sparsity']:.1%}, the model's choice", _score(row), ""])
             continue
         other = dense if keep == 1 else trained[f"target-{1 - keep:.1g}"]
         rows.append([f"{keep:.0%}", _score(row), _score(other)])
-    return markdown(["kept", "elastic, by the dial", "trained for it"], rows)
+    return markdown(["kept", "BLEU, one elastic model", "BLEU, model trained for it"], rows)
 
 
 def order_table(found: Mapping[str, Any]) -> str:
-    """Elastic models of two seeds at several settings of the dial: cut hard in training, and drawn around the cut."""
+    """Elastic models of two seeds at several settings of the dial, trained with hard cuts and with drawn gates."""
     hard, drawn = found["elastic-order"]["hard"], found["elastic-order"]["drawn"]
     curves = [{row["keep"]: _score(row) for row in curve["rows"]} for curve in (*hard, *drawn)]
     rows = []
     for keep in sorted(curves[0], key=lambda keep: -(keep or 0)):
         cells = [curve[keep] for curve in curves]
-        label = "as it chose" if keep is None else f"{keep:.0%}"
+        label = "the model's choice" if keep is None else f"{keep:.0%}"
         rows.append([label, ", ".join(cells[: len(hard)]), ", ".join(cells[len(hard) :])])
-    return markdown(["kept", "cut hard", "drawn around the cut"], rows)
+    return markdown(["kept", "BLEU, hard cuts", "BLEU, gates drawn around the cut"], rows)
 
 
 def _sparsity(found: Mapping[str, Any]) -> str:
