@@ -1,32 +1,30 @@
-"""The paper's claims on Europarl English-German sentences: seeds, a sweep, rules, layers, from scratch, rivals.
+"""The paper's claims on Europarl English-German: seeds, a sweep, rules, gates between layers, from scratch, rivals.
 
     python scripts/europarl.py --data data/europarl --runs runs/europarl --parallel 4 --set train.compile=true
 
-The folder holds train, valid and test, as .en and .de (.gz and .xz are unpacked). Everything is an ordinary run of
-`recipes/europarl-base.yaml` and `recipes/europarl-target50.yaml` under --runs, named SYSTEM-sSEED, so it goes on where
-it stopped. What is gated is taught by the baseline trained on, as --teach says (`l0drop/study/distillation.py`): by its
-distributions, with its seed, by its translations of the training text, with the first seed, or by both. --parts
-chooses:
+The data folder holds train, valid and test as .en and .de (.gz and .xz are unpacked). Every model is an ordinary run of
+`recipes/europarl-base.yaml` or `recipes/europarl-target50.yaml` under --runs, named SYSTEM-sSEED, so an interrupted
+study resumes. Gated models are distilled from the continued baseline, as --distil says
+(`l0drop/study/distillation.py`): token-level from the run of their seed, sequence-level from the first seed's outputs
+on the training text, or both. --parts selects:
 
-    seeds      baselines, the baselines trained on and `zero` at nearly half and at 0.3, with every seed; two of the
-               baselines trained on and taught too
+    seeds      baselines, continued baselines and `zero` at nearly half and at 0.3, with every seed; two continued
+               baselines that are distilled the same way
     sweep      `zero` at five sparsities and `mask` at one, seed 1, in runs/europarl/sweep with analysis and figures
-    rules      the four rules of the paper, and beside each a learned and a random gate at its rate
-    layers     gates between the encoder's layers, `zero` and `mask`, with what each layer drops
-    scratch    dropping from the start, for as many steps as a baseline and its fine-tuning
-    curve      what more data and another configuration bring: half of the text, a vocabulary of 4,000
-    tried      other ways to nearly half: taught otherwise or not at all; twice the steps, or a higher learning rate
-               that falls to 0, each with the baseline trained on in its way
-    rivals     dense and sparse at beam 1, 2 and 4, and the baseline with its decoder cut to one layer, trained on and
-               taught as what is sparse: BLEU against seconds of one CPU thread
+    rules      the paper's four rules, each next to a learned and a random gate at its rate
+    layers     gates between the encoder's layers, `zero` and `mask`, with the share that each layer drops
+    scratch    gates from the start, for the steps of a baseline and its fine-tuning
+    curve      baselines on half of the text and with a vocabulary of 4,000
+    tried      other ways to nearly half: distilled in another way or not at all; twice the steps, or a higher learning
+               rate that falls to 0, each with a continued baseline trained in the same way
+    rivals     dense and sparse at beam 1, 2 and 4, and the baseline with its decoder cut to one layer, fine-tuned and
+               distilled like the sparse model: BLEU against CPU seconds of one thread
 
---systems takes some of them alone, by name without its seed, and what those build on (a rule brings the gates at its
-rate); rivals are then not timed and the sweep is not analysed, and results.json has these systems alone, until all are
-gathered again.
+--systems selects single systems of these parts, by name without the seed, and the runs that they need (a rule brings
+the gates at its rate). Rivals are then not timed, the sweep is not analysed, and results.json has these systems only.
 
-`results.json` gathers what the runs say, `analysis.json` what was measured of them, `rivals.json` the rivals. With
---gather, gather what is there, also while another process trains; with --tables FILE, print the tables of a
-results.json and do nothing else.
+`results.json` collects the runs, `analysis.json` the analyses, `rivals.json` the rivals. --gather collects the finished
+runs and trains nothing, also while another process trains. --tables FILE prints the tables of a results.json and exits.
 """
 
 import argparse
@@ -53,36 +51,38 @@ from l0drop.study.analysis.parts import RESULT, analyze, analyze_sweep, typical_
 from l0drop.study.analysis.parts import write as write_analysis
 from l0drop.study.analysis.subject import Reading, opened
 from l0drop.study.distillation import NO_TEACHER, WAYS, Distillation, folder_name, way_named
-from l0drop.study.seeds import TITLES, builds_on, gather, interval, single_table, table, text_in, title, train_all
+from l0drop.study.seeds import builds_on, gather, text_in, train_all
 from l0drop.study.sweep import RULES, UNGATED, continued_run, is_finished, rule_point, target_point, write_summary
 from l0drop.training.assemble import load_dense
+from result_tables.labels import label
+from result_tables.quality import rules_table, seeds_table, single_table
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 PARTS = ("seeds", "sweep", "rules", "layers", "scratch", "curve", "tried", "rivals")
 HALF = 0.46
-"""Nearly half: runs end above what they are asked for, by up to 1.7 points."""
+"""Nearly half: runs end up to 1.7 points above their target."""
 ZERO, MASK = (0.3, 0.4, HALF, 0.6, 0.7), (HALF,)
 SEEDED = (HALF, 0.3)
-"""What is trained with every seed: nearly half, first, and a sparsity at which little should be lost."""
+"""Targets trained with every seed: nearly half, and one at which little should be lost."""
 LAYERED = ("zero", "mask")
-"""How gates between layers close."""
+"""Gatings of models with gates between layers."""
 RIVALS = ("on", f"zero-{HALF:g}", "cut")
 BEAMS = (1, 2, 4)
 GENERATION: dict[str, Any] = {"length_penalty": 0.6, "max_new_tokens": 128}
 RIVALS_FILE = "rivals.json"
-TAUGHT = 2
-"""Seeds of the baseline that is trained on and taught as the gated models are: how much of a gain is the teacher's."""
+DISTILLED_DENSE = 2
+"""Seeds of the continued baseline distilled the same way: it shows how much of a gain is due to distillation."""
 TRANSLATORS = 3
-"""Processes that translate, beside training; each takes up to 24 GiB of a GPU."""
+"""Processes that translate while others train; each takes up to 24 GiB of a GPU."""
 MARGIN = 0.5
-"""The loss of BLEU that is small enough to accept."""
+"""The largest acceptable loss in BLEU."""
 CUT = Path("cut", "base-s1")
-"""Where the baseline with a decoder of one layer is put."""
+"""The folder of the baseline with a decoder of one layer."""
 WHAT = "Europarl English-German sentences, cased BLEU"
-BESIDE = {f"{how}{rule}": f"learned-as-{rule}" for rule in RULES for how in ("", "random-as-")} | {
+COMPARED = {f"{how}{rule}": f"learned-as-{rule}" for rule in RULES for how in ("", "random-as-")} | {
     f"layers-{gating}": f"zero-{HALF:g}" for gating in LAYERED
 }
-"""What is compared with a learned gate of about its sparsity, beside the baseline trained on."""
+"""Systems that are also compared with a learned gate of about the same sparsity."""
 
 
 def main() -> None:
@@ -90,25 +90,27 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--runs", type=Path, default=Path("runs/europarl"))
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS)
-    parser.add_argument("--systems", nargs="*", help="of these parts, such as zero-0.46; left out, all")
+    parser.add_argument("--systems", nargs="*", help="systems of these parts, such as zero-0.46 (default: all)")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--baselines", type=int, help="seeds that have a baseline of their own; left out, all")
-    parser.add_argument("--teach", type=way_named, choices=WAYS, default="both", help="what gated models learn from")
+    parser.add_argument("--baselines", type=int, help="number of independent baselines (default: one per seed)")
+    parser.add_argument("--distil", type=way_named, choices=WAYS, default="both", help="how gated models are distilled")
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads of each")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads per run")
     parser.add_argument("--set", action="append", default=[], help="a.b=value, for every run")
-    parser.add_argument("--baseline", action="append", default=[], help="a.b=value, for what starts anew")
-    parser.add_argument("--fine-tune", action="append", default=[], help="a.b=value, for what follows a baseline")
-    parser.add_argument("--analyzed", type=int, default=1000, help="test sentences that are analysed")
-    parser.add_argument("--timed", type=int, default=128, help="sentences that the rivals are timed on")
-    parser.add_argument("--gather", action="store_true", help="train nothing, gather what is there so far")
+    parser.add_argument("--baseline", action="append", default=[], help="a.b=value, for runs that start from scratch")
+    parser.add_argument(
+        "--fine-tune", action="append", default=[], help="a.b=value, for runs that start from a baseline"
+    )
+    parser.add_argument("--analyzed", type=int, default=1000, help="number of test sentences to analyse")
+    parser.add_argument("--timed", type=int, default=128, help="number of sentences to time rivals on")
+    parser.add_argument("--gather", action="store_true", help="train nothing, collect the finished runs")
     parser.add_argument("--tables", type=Path, metavar="FILE", help="print the tables of a results.json")
     arguments = parser.parse_args()
     if arguments.tables is not None:
         print(tables(json.loads(arguments.tables.read_text(encoding="utf-8"))))
         return
     if arguments.data is None:
-        parser.error("--data: say where the text is")
+        parser.error("--data: name the folder that holds the text")
     study = Study(arguments)
     parts = set(arguments.parts)
     if arguments.gather:
@@ -122,68 +124,18 @@ def main() -> None:
     study.gather()
 
 
-TITLES_HERE = {
-    **TITLES,
-    "on-taught": "baseline trained on, taught",
-    "scratch": "zero, from scratch",
-    "layers-zero": "zero, between layers too",
-    "layers-mask": "mask, between layers too",
-    "half": "baseline on half of the text",
-    "small-vocabulary": "baseline with a vocabulary of 4,000",
-    "one-layer": "decoder of one layer",
-    "cut": "decoder cut to one layer",
-    "on-long": "baseline trained on, twice as long",
-    "zero-long": "zero, twice as long",
-    "on-falling": "baseline trained on, 8e-4 falling to 0",
-    "zero-falling": "zero, 8e-4 falling to 0",
-    "zero-no": "zero, not taught",
-    "zero-distributions": "zero, taught distributions",
-    "zero-text": "zero, on the teacher's translations",
-    "zero-both": "zero, taught distributions on the teacher's translations",
-    "zero-mixed": "zero, taught distributions on translations and references",
-    **{rule: f"rule `{rule}`" for rule in RULES},
-    **{f"learned-as-{rule}": f"zero at the rate of `{rule}`" for rule in RULES},
-    **{f"random-as-{rule}": f"random at the rate of `{rule}`" for rule in RULES},
-}
-
-
 def tables(found: dict[str, Any]) -> str:
-    """Markdown: the systems of several seeds, then those of one, each against the baseline trained on with its seed;
-    then rules beside gates at their rates, where there are such."""
-    parts = [single_table(found, TITLES_HERE)]
+    """Markdown: systems of several seeds, systems of one seed, and rules next to gates at their rates, if present."""
+    parts = [single_table(found)]
     if any("against_on" in system for system in found["systems"].values()):
-        parts.insert(0, table(found, TITLES_HERE))
+        parts.insert(0, seeds_table(found))
     if any(rule in found["systems"] for rule in RULES):
         parts.append(rules_table(found))
     return "\n\n".join(parts)
 
 
-def rules_table(found: dict[str, Any]) -> str:
-    """Markdown: what rules drop and score on test text, beside a learned and a random gate at the rate of each.
-
-    Differences are to the learned gate, with intervals over sentences.
-    """
-    lines = [
-        "| rule | dropped: rule, learned, random | BLEU: rule | learned | random | rule less learned | "
-        "random less learned |",
-        "|---" * 7 + "|",
-    ]
-    systems = found["systems"]
-    for rule in RULES:
-        names = (rule, f"learned-as-{rule}", f"random-as-{rule}")
-        if not all(name in systems for name in names):
-            continue
-        tests = [systems[name]["runs"][0]["test"] for name in names]
-        scores = [test["score"]["value"] for test in tests]
-        row = [f"`{rule}`", ", ".join(f"{test['sparsity']:.1%}" for test in tests), *(f"{s:.2f}" for s in scores)]
-        for name, score in ((names[0], scores[0]), (names[2], scores[2])):
-            row.append(f"{score - scores[1]:+.2f}{interval(systems[name], names[1])}")
-        lines.append(f"| {' | '.join(row)} |")
-    return "\n".join(lines)
-
-
 class Study:
-    """All runs of one folder, by what they start from."""
+    """The recipes of all runs in one folder."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.runs: Path = arguments.runs
@@ -191,9 +143,9 @@ class Study:
         self.seeds = range(1, arguments.seeds + 1)
         self.parallel, self.threads = arguments.parallel, arguments.threads
         self.common = [*text_in(arguments.data, "en", "de"), *arguments.set]
-        self.of_baselines, self.of_following = arguments.baseline, arguments.fine_tune
+        self.of_baselines, self.of_fine_tuned = arguments.baseline, arguments.fine_tune
         self.starts = min(arguments.baselines or arguments.seeds, arguments.seeds)
-        self.teach: str = arguments.teach
+        self.distil: str = arguments.distil
         self.reading = Reading(sentences=arguments.analyzed)
         source, target = (Path(self.given(f"data.train.{side}")) for side in ("source", "target"))
         self.distillation = Distillation(source, target, self.runs)
@@ -202,53 +154,55 @@ class Study:
         quiet_libraries()
 
     def train(self, parts: set[str]) -> None:
-        """Train all of these parts, and do beside it what needs some of the runs alone."""
+        """Train all of these parts; translate, score and analyse as soon as the runs for it are finished."""
         recipes = self.plan(parts)
         then: dict[tuple[str, ...], Callable[[], None]] = {}
-        if not self.systems or any(self.learns_from_text(recipe) for recipe in recipes):
+        if not self.systems or any(self.reads_outputs(recipe) for recipe in recipes):
             then["on-s1",] = partial(self.translate, parts)
-        if self.takes("cut", "rivals", parts):
+        if self.selects("cut", "rivals", parts):
             then["base-s1",] = self.cut
         if "rivals" in parts and not self.systems:
             then[tuple(f"{name}-s1" for name in RIVALS)] = self.score_rivals
         for gating in LAYERED:
-            if self.takes(f"layers-{gating}", "layers", parts):
+            if self.selects(f"layers-{gating}", "layers", parts):
                 then["on-s1", f"layers-{gating}-s1"] = partial(self.analyze_layers, gating)
-        more = {f"{rule}-s1": partial(self.at_the_rate_of, rule) for rule in RULES if self.takes(rule, "rules", parts)}
+        more = {
+            f"{rule}-s1": partial(self.at_the_rate_of, rule) for rule in RULES if self.selects(rule, "rules", parts)
+        }
         train_all(recipes, self.runs, self.parallel, self.threads, self.console, then, more)
 
-    def takes(self, system: str, part: str, parts: set[str]) -> bool:
-        """Whether this system of a part is asked for."""
+    def selects(self, system: str, part: str, parts: set[str]) -> bool:
+        """Whether this system of a part was selected."""
         return part in parts and (not self.systems or system in self.systems)
 
-    def learns_from_text(self, recipe: Recipe) -> bool:
-        """Whether it is taught by translations."""
+    def reads_outputs(self, recipe: Recipe) -> bool:
+        """Whether a run trains on the teacher's outputs."""
         text = recipe.data.train
         made = (str(self.distillation.outputs), str(self.distillation.mixed[1]))
         return isinstance(text, TextCorpus) and text.target in made
 
     def plan(self, parts: set[str]) -> list[Recipe]:
-        """All that can be said before the first run is there, and what can be said by now, to be gathered."""
-        recipes = [*self.baselines(parts), *self.trained_on(parts), *self.following(parts), *self.apart(parts)]
-        recipes = self.wanted(self.chosen(recipes))
+        """All recipes that are known now. Gates at the rate of a rule are known once the rule is trained."""
+        recipes = [*self.baselines(parts), *self.continued(parts), *self.fine_tuned(parts), *self.from_scratch(parts)]
+        recipes = self.wanted(self.selected(recipes))
         for rule in RULES:
-            if self.takes(rule, "rules", parts) and is_finished(self.runs, f"{rule}-s1"):
+            if self.selects(rule, "rules", parts) and is_finished(self.runs, f"{rule}-s1"):
                 self.at_the_rate_of(rule)
         return recipes
 
-    def chosen(self, recipes: list[Recipe]) -> list[Recipe]:
-        """Those of the systems that were asked for, and what they build on."""
+    def selected(self, recipes: list[Recipe]) -> list[Recipe]:
+        """The recipes of the selected systems and of the runs that they need."""
         if not self.systems:
             return recipes
         by_name = {recipe.name: recipe for recipe in recipes}
         of_system = {name: name.rpartition("-s")[0] for name in by_name}
         if unknown := sorted({*self.systems} - {*of_system.values()}):
-            there = ", ".join(dict.fromkeys(of_system.values()))
-            raise SystemExit(f"--systems: {', '.join(unknown)}: not of these parts, which have {there}")
+            known = ", ".join(dict.fromkeys(of_system.values()))
+            raise SystemExit(f"--systems: {', '.join(unknown)}: unknown in these parts, which have {known}")
         taken = [name for name, system in of_system.items() if system in self.systems]
-        for name in taken:  # which grows
+        for name in taken:  # the list grows
             needed = builds_on(by_name[name], self.runs)
-            if self.learns_from_text(by_name[name]):
+            if self.reads_outputs(by_name[name]):
                 needed.append(self.run_of("on").name)
             if by_name[name].model.init == str(self.runs / CUT):
                 needed.append(self.run_of("base").name)
@@ -256,7 +210,7 @@ class Study:
         return [recipe for recipe in recipes if recipe.name in taken]
 
     def wanted(self, recipes: list[Recipe]) -> list[Recipe]:
-        """The same, kept in mind for `gather`."""
+        """Remember these recipes for `gather`, and return them."""
         self.recipes |= {recipe.name: recipe for recipe in recipes}
         return recipes
 
@@ -265,19 +219,21 @@ class Study:
         return load_recipe(RECIPES / "europarl-base.yaml", values)
 
     def given(self, field: str) -> str:
-        """What a field is set to for all runs."""
+        """The value of a field that is set for all runs."""
         return [value.partition("=")[2] for value in self.common if value.startswith(f"{field}=")][-1]
 
-    def trained(self, name: str, seed: int, *overrides: str) -> Recipe:
-        """A run that starts from a baseline and is not taught."""
-        return self.tuned(name, seed, *overrides, NO_TEACHER, teach="no")
+    def undistilled(self, name: str, seed: int, *overrides: str) -> Recipe:
+        """A run that starts from a baseline and is not distilled."""
+        return self.tuned(name, seed, *overrides, NO_TEACHER, way="no")
 
-    def tuned(self, name: str, seed: int, *overrides: str, teach: str | None = None) -> Recipe:
-        """A run that starts from a baseline, that of its seed, or where there are fewer, from the first again."""
+    def tuned(self, name: str, seed: int, *overrides: str, way: str | None = None) -> Recipe:
+        """A run that starts from the baseline of its seed; seeds share baselines if there are fewer of these.
+
+        way: how it is distilled (default: as the command line says)."""
         baseline = self.run_of("base", (seed - 1) % self.starts + 1)
         start = [*self.common, f"model.init={baseline}", f"l0drop.target_sparsity={HALF}"]
-        start += self.distillation.overrides(teach or self.teach, self.run_of("on", seed))
-        values = [*start, *self.of_following, *overrides, f"seed={seed}", f"name={name}-s{seed}"]
+        start += self.distillation.overrides(way or self.distil, self.run_of("on", seed))
+        values = [*start, *self.of_fine_tuned, *overrides, f"seed={seed}", f"name={name}-s{seed}"]
         return load_recipe(RECIPES / "europarl-target50.yaml", values)
 
     def run_of(self, name: str, seed: int = 1) -> Path:
@@ -287,10 +243,10 @@ class Study:
         seeds = self.seeds if "seeds" in parts else self.seeds[:1]
         return [self.new("base", seed) for seed in seeds[: self.starts]]
 
-    def apart(self, parts: set[str]) -> list[Recipe]:
-        """What starts from random weights, and no other run waits for."""
+    def from_scratch(self, parts: set[str]) -> list[Recipe]:
+        """Runs that start from random weights and that no other run needs."""
         recipes = []
-        steps = self.new("base", 1).train.steps + self.trained("on", 1).train.steps
+        steps = self.new("base", 1).train.steps + self.undistilled("on", 1).train.steps
         if "scratch" in parts:
             dropping = (f"l0drop={{target_sparsity: {HALF}, start: 1.0}}", "train.steer_every=50")
             recipes.append(self.new("scratch", 1, *dropping, f"train.steps={steps}"))
@@ -300,7 +256,7 @@ class Study:
         return recipes
 
     def half(self) -> list[str]:
-        """The first half of the training text, as files of its own; its documents are in no order."""
+        """Overrides to train on the first half of the text, written to separate files. Its documents are unordered."""
         values = []
         for side, ending in (("source", "en"), ("target", "de")):
             lines = list(read_lines(self.given(f"data.train.{side}")))
@@ -310,37 +266,37 @@ class Study:
             values.append(f"data.train.{side}={file}")
         return values
 
-    def trained_on(self, parts: set[str]) -> list[Recipe]:
-        """The baselines trained on, with which all is compared, and which teach."""
+    def continued(self, parts: set[str]) -> list[Recipe]:
+        """The continued baselines: the reference of all comparisons, and the teachers."""
         seeds = self.seeds if "seeds" in parts else self.seeds[:1]
-        return [self.trained("on", seed, *UNGATED) for seed in seeds]
+        return [self.undistilled("on", seed, *UNGATED) for seed in seeds]
 
     def translate(self, parts: set[str]) -> None:
-        """What is taught by text needs the text."""
-        ways = WAYS if "tried" in parts else [self.teach]
+        """Write the teacher's outputs on the training text."""
+        ways = WAYS if "tried" in parts else [self.distil]
         self.distillation.write(self.run_of("on"), ways, min(self.parallel, TRANSLATORS))
 
     def cut(self) -> None:
-        """The baseline with the first layer of its decoder alone, as a folder to start from."""
+        """Write the baseline with only the first layer of its decoder, as a folder to start from."""
         folder, base = self.runs / CUT, self.run_of("base")
         if folder.exists():
             return
         model = load_dense(str(base))
         model.get_decoder().layers = model.get_decoder().layers[:1]
         model.config.decoder_layers = 1
-        with locked(folder), whole_folder(folder) as partial:
-            model.save_pretrained(partial / "model")
+        with locked(folder), whole_folder(folder) as unfinished:
+            model.save_pretrained(unfinished / "model")
             for name in ("tokenizer", "tokenizer_target"):
-                if (base / name).exists():  # the second only where vocabularies are separate
-                    shutil.copytree(base / name, partial / name)
+                if (base / name).exists():  # the second only with separate vocabularies
+                    shutil.copytree(base / name, unfinished / name)
 
-    def following(self, parts: set[str]) -> list[Recipe]:
-        """What starts from a baseline and is taught by one that was trained on; first what others wait for."""
+    def fine_tuned(self, parts: set[str]) -> list[Recipe]:
+        """Runs that start from a baseline and are distilled from a continued one; runs that others need come first."""
         seeds = self.seeds if "seeds" in parts else self.seeds[:1]
         targets = SEEDED if "seeds" in parts else (HALF,)
         recipes = [self.tuned(f"zero-{HALF:g}", seed) for seed in seeds]
-        if "seeds" in parts and self.teach != "no":
-            recipes += [self.tuned("on-taught", seed, *UNGATED) for seed in seeds[:TAUGHT]]
+        if "seeds" in parts and self.distil != "no":
+            recipes += [self.tuned("on-taught", seed, *UNGATED) for seed in seeds[:DISTILLED_DENSE]]
         for target in targets[1:]:
             recipes += [self.tuned(f"zero-{target:g}", seed, f"l0drop.target_sparsity={target}") for seed in seeds]
         if "rules" in parts:
@@ -361,17 +317,17 @@ class Study:
         return recipes
 
     def other_ways(self) -> list[Recipe]:
-        """Other ways to the same sparsity, each beside the baseline trained on in that way."""
-        recipes = [self.tuned(f"zero-{folder_name(way)}", 1, teach=way) for way in WAYS if way != self.teach]
+        """Other ways to the same sparsity. Longer and faster training has its own continued baseline."""
+        recipes = [self.tuned(f"zero-{folder_name(way)}", 1, way=way) for way in WAYS if way != self.distil]
         falling = ("train.learning_rate=8e-4", "train.schedule=linear")
         longer = (f"train.steps={2 * recipes[0].train.steps}",)
         for name, values in (("falling", falling), ("long", longer)):
-            recipes.append(self.trained(f"on-{name}", 1, *values, *UNGATED))
+            recipes.append(self.undistilled(f"on-{name}", 1, *values, *UNGATED))
             recipes.append(self.tuned(f"zero-{name}", 1, *values))
         return recipes
 
     def at_the_rate_of(self, rule: str) -> list[Recipe]:
-        """A learned and a random gate at the rate that a rule has on the validation text."""
+        """A learned and a random gate at the rate of a rule on the validation text."""
         metrics = json.loads((self.run_of(rule) / "metrics.json").read_text(encoding="utf-8"))
         rate = round(metrics["valid"]["sparsity"], 3)
         learned = self.tuned(f"learned-as-{rule}", 1, f"l0drop.target_sparsity={rate}")
@@ -379,26 +335,26 @@ class Study:
         return self.wanted([learned, chance])
 
     def gather(self) -> None:
-        found = gather(self.runs, self.recipes, WHAT, MARGIN, BESIDE)
+        found = gather(self.runs, self.recipes, WHAT, MARGIN, COMPARED)
         write_whole(self.runs / "results.json", json.dumps(found, indent=1) + "\n")
         if "on" in found["systems"]:
             self.console.print(tables(found), highlight=False, markup=False)
         self.gather_analyses()
 
     def score_rivals(self) -> None:
-        """Quality of what costs about as much, on all test text."""
+        """Score the rivals on all test text."""
         sources, truth = self.test_text("source"), self.test_text("target")
         rows = []
         for name in RIVALS:
             model = load(self.run_of(name))
             for beams in BEAMS:
                 texts = [result.text for result in model.generate(sources, num_beams=beams, **GENERATION)]
-                system = {"system": title(name, TITLES_HERE), "run": f"{name}-s1", "beams": beams}
+                system = {"system": label(name), "run": f"{name}-s1", "beams": beams}
                 rows.append({**system, "score": bleu(texts, truth).as_json()})
         write_whole(self.runs / RIVALS_FILE, json.dumps({"what": WHAT, "rows": rows}, indent=1) + "\n")
 
     def time_rivals(self, timed: int) -> None:
-        """Time of one CPU thread on the first sentences of the test text, beside the scores that are there."""
+        """Add CPU times of one thread on the first test sentences to the scores of the rivals."""
         file = self.runs / RIVALS_FILE
         found = json.loads(file.read_text(encoding="utf-8"))
         torch.set_num_threads(1)
@@ -407,9 +363,9 @@ class Study:
         calls = [
             partial(models[row["run"]].generate, few, num_beams=row["beams"], **GENERATION) for row in found["rows"]
         ]
-        timings = interleaved({str(place): call for place, call in enumerate(calls)}, rounds=3)
-        for place, row in enumerate(found["rows"]):
-            row |= {"cpu_seconds": timings[str(place)].cpu, "sentences": len(few)}
+        timings = interleaved({str(index): call for index, call in enumerate(calls)}, rounds=3)
+        for index, row in enumerate(found["rows"]):
+            row |= {"cpu_seconds": timings[str(index)].cpu, "sentences": len(few)}
         write_whole(file, json.dumps({**found, **provenance()}, indent=1) + "\n")
         write_whole(file.with_suffix(".svg"), quality_and_time(found | provenance(), "rivals").svg)
 
@@ -417,7 +373,7 @@ class Study:
         return [line for line in read_lines(self.given(f"data.test.{side}")) if line.strip()]
 
     def analyze(self) -> None:
-        """What is there of the sweep in the form that `l0drop report` reads, analysed, with its figures."""
+        """Analyse the finished part of the sweep, in a folder that `l0drop report` reads, and draw its figures."""
         folder = self.runs / "sweep"
         points = [target_point(target) for target in ZERO if is_finished(self.runs, f"zero-{target:g}-s1")]
         for name, run in {continued_run(folder): "on-s1", **{p.name: f"zero-{p.value:g}-s1" for p in points}}.items():
@@ -436,13 +392,13 @@ class Study:
         draw_all(point)
 
     def analyze_layers(self, gating: str) -> None:
-        """What gates between layers drop, layer by layer."""
+        """Analyse the share that gates drop, layer by layer."""
         run = self.run_of(f"layers-{gating}")
         with opened(str(run), self.reading, baseline=str(self.run_of("on"))) as subject:
             write_analysis(analyze(subject, ["gates", "groups"]), run / RESULT)
 
     def gather_analyses(self) -> None:
-        """All analyses that are there in one file, without sentences of the text."""
+        """Collect all finished analyses in one file, without sentences of the text."""
         sweep = self.runs / "sweep"
         files = {"sweep": sweep / RESULT} | {f"layers-{g}": self.run_of(f"layers-{g}") / RESULT for g in LAYERED}
         found = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.exists()}

@@ -1,16 +1,18 @@
-"""Five seeds of Multi30k English-German: baselines, the baselines trained on, and three gatings at several sparsities.
+"""Multi30k English-German with five seeds: baselines, continued baselines, and three gatings at several sparsities.
 
     python scripts/multi30k.py --data data/multi30k --runs runs/multi30k --parallel 6 --set train.compile=true
 
-The folder holds train, valid and test, as .en and .de (.gz and .xz are unpacked). Everything is an ordinary run of
-`recipes/multi30k-base.yaml` and `recipes/multi30k-target50.yaml` under --runs, so it goes on where it stopped.
-`results.json` there gathers what all finished runs say: scores, sparsities, recipes, times, and the differences to the
-baseline trained on, with intervals over seeds and sentences; `outputs/` in every run folder has what they translated.
-Gated models are distilled from the continued baseline, as --teach says (`l0drop/study/distillation.py`): token-level
-from the run of their seed, sequence-level from the first seed's outputs on the training text, or both. Of
-several ways the first is for all gated systems; the others, whose systems are named after them, for the first target
-alone. So are those of --also, which change the recipe: the gate's start, its learning rate, how fast λ is steered.
-With --tables FILE, print the tables of such a file and do nothing else.
+The data folder holds train, valid and test as .en and .de (.gz and .xz are unpacked). Every model is an ordinary run of
+`recipes/multi30k-base.yaml` or `recipes/multi30k-target50.yaml` under --runs, so an interrupted study resumes.
+`results.json` there collects all finished runs: scores, sparsities, recipes, times, and differences to the continued
+baseline with intervals over seeds and sentences. `outputs/` in every run folder has its translations.
+
+Gated models are distilled from the continued baseline, as --distil says (`l0drop/study/distillation.py`): token-level
+from the run of their seed, sequence-level from the first seed's outputs on the training text, or both. If several ways
+are given, the first is used for all gated systems. The others apply to the first target only, and their systems are
+named after them. The variants of --also, which change the recipe, apply to the first target only too.
+
+With --tables FILE, print the tables of a results.json and exit.
 """
 
 import argparse
@@ -25,21 +27,16 @@ from l0drop.data.whole import write_whole
 from l0drop.recipe import Recipe, load_recipe
 from l0drop.study.dial import dial_curve
 from l0drop.study.distillation import NO_TEACHER, WAYS, Distillation, folder_name, way_named
-from l0drop.study.seeds import TITLES, gather, single_table, table, text_in, train_all
+from l0drop.study.seeds import gather, text_in, train_all
 from l0drop.study.sweep import UNGATED
+from result_tables.quality import elastic_table, seeds_table, single_table
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 GATINGS = ("zero", "mask", "weight")
 TARGETS = (0.5, 0.3, 0.7)
 KEEPS = (0.3, 0.5, 0.7, 1.0)
 MARGIN = 0.5
-"""The loss of BLEU that is small enough to accept."""
-TITLES_HERE = {
-    **TITLES,
-    "on-taught": "baseline trained on, taught",
-    "on-long": "baseline trained on, longer",
-    "on-taught-long": "baseline trained on, taught, longer",
-}
+"""The largest acceptable loss in BLEU."""
 WHAT = "Multi30k English-German, test 2016 (flickr), cased BLEU"
 
 
@@ -51,28 +48,32 @@ def main() -> None:
     parser.add_argument("--gatings", nargs="+", default=GATINGS)
     parser.add_argument("--targets", nargs="+", type=float, default=TARGETS)
     parser.add_argument(
-        "--teach", nargs="+", type=way_named, choices=WAYS, default=["both"], help="what gated models learn from"
+        "--distil", nargs="+", type=way_named, choices=WAYS, default=["both"], help="how gated models are distilled"
     )
-    parser.add_argument("--taught", action="store_true", help="also teach the baselines trained on, as the gated ones")
-    parser.add_argument("--long", type=int, help="also train on, and to the first target with zero, for so many steps")
     parser.add_argument(
-        "--also", nargs="+", default=[], metavar="NAME:a.b=value,...", help="also zero at the first target, so changed"
+        "--distil-dense", action="store_true", help="also train continued baselines that are distilled the same way"
     )
-    parser.add_argument("--elastic", type=int, default=1, help="seeds that are also trained for the dial")
+    parser.add_argument(
+        "--long", type=int, metavar="STEPS", help="also train continued baselines and `zero` for this number of steps"
+    )
+    parser.add_argument(
+        "--also", nargs="+", default=[], metavar="NAME:a.b=value,...", help="also train `zero` with these changes"
+    )
+    parser.add_argument("--elastic", type=int, default=1, help="number of seeds that also train an elastic model")
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads of each")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads per run")
     parser.add_argument("--set", action="append", default=[], help="a.b=value, for every run")
-    parser.add_argument("--baseline", action="append", default=[], help="a.b=value, for the baselines alone")
-    parser.add_argument("--fine-tune", action="append", default=[], help="a.b=value, for what follows the baselines")
+    parser.add_argument("--baseline", action="append", default=[], help="a.b=value, for baselines only")
+    parser.add_argument("--fine-tune", action="append", default=[], help="a.b=value, for runs that start from one")
     parser.add_argument("--tables", type=Path, metavar="FILE", help="print the tables of a results.json")
     arguments = parser.parse_args()
     if arguments.tables is not None:
         print(tables(json.loads(arguments.tables.read_text(encoding="utf-8"))))
         return
     if arguments.data is None:
-        parser.error("--data: say where the text is")
-    if arguments.taught and arguments.teach[0] == "no":
-        parser.error("--taught: nobody is taught with --teach no")
+        parser.error("--data: name the folder that holds the text")
+    if arguments.distil_dense and arguments.distil[0] == "no":
+        parser.error("--distil-dense: needs a way to distil, but --distil is no")
     console = Console(stderr=True)
     common = [*text_in(arguments.data, "en", "de"), *arguments.set]
     seeds = range(1, arguments.seeds + 1)
@@ -91,8 +92,8 @@ def main() -> None:
         start += [*distillation.overrides(way, arguments.runs / f"on-s{seed}"), *arguments.fine_tune]
         return load_recipe(RECIPES / "multi30k-target50.yaml", [*start, *overrides, f"name={name}-s{seed}"])
 
-    on = [tuned("on", seed, "no", *UNGATED, NO_TEACHER) for seed in seeds]
-    chosen, *others = arguments.teach
+    continued = [tuned("on", seed, "no", *UNGATED, NO_TEACHER) for seed in seeds]
+    chosen, *others = arguments.distil
     half = arguments.targets[0]
     systems: dict[str, tuple[str, ...]] = {}
     for target in arguments.targets:
@@ -102,20 +103,20 @@ def main() -> None:
     for way in arguments.also:
         name, _, values = way.partition(":")
         if not name or not values:
-            parser.error(f"--also: {way} should be a name and what it changes, such as slow-gate:train.gate_scale=10")
+            parser.error(f"--also: {way}: expected a name and its changes, such as slow-gate:train.gate_scale=10")
         systems[f"zero-{half:g}-{name}"] = (chosen, f"l0drop.target_sparsity={half}", *values.split(","))
-    if arguments.taught:
+    if arguments.distil_dense:
         systems["on-taught"] = (chosen, *UNGATED)
     if arguments.long:
         longer = f"train.steps={arguments.long}"
-        on += [tuned("on-long", seed, "no", *UNGATED, NO_TEACHER, longer) for seed in seeds]
+        continued += [tuned("on-long", seed, "no", *UNGATED, NO_TEACHER, longer) for seed in seeds]
         systems[f"zero-{half:g}-long"] = (chosen, f"l0drop.target_sparsity={half}", longer)
-        if arguments.taught:
+        if arguments.distil_dense:
             systems["on-taught-long"] = (chosen, *UNGATED, longer)
     after = [tuned(name, seed, *values) for name, values in systems.items() for seed in seeds]
     elastic = [tuned("elastic", seed, chosen, "train.elastic=true") for seed in seeds[: arguments.elastic]]
-    every = [*baselines, *on, *after, *elastic]
-    translate = partial(distillation.write, arguments.runs / "on-s1", arguments.teach, arguments.parallel)
+    every = [*baselines, *continued, *after, *elastic]
+    translate = partial(distillation.write, arguments.runs / "on-s1", arguments.distil, arguments.parallel)
     train_all(every, arguments.runs, arguments.parallel, arguments.threads, console, {("on-s1",): translate})
     for recipe in elastic:
         file = arguments.runs / recipe.name / "dial.json"
@@ -128,20 +129,11 @@ def main() -> None:
 
 
 def tables(found: dict[str, Any]) -> str:
-    """Markdown: every system with its difference to the baseline trained on, then the dial."""
+    """Markdown: every system with its difference to the continued baseline, then the dial."""
     compared = any("against_on" in system for system in found["systems"].values())
-    parts = [(table if compared else single_table)(found, TITLES_HERE)]
-    trained = {s: {run["seed"]: run for run in v["runs"]} for s, v in found["systems"].items()}
-    for seed, run in trained.get("elastic", {}).items():
-        lines = [f"| keep, seed {seed} | sparsity | BLEU, elastic | trained for it |", "|---|---|---|---|"]
-        for row in run["dial"]:
-            keep = row["keep"]
-            own = "on" if keep == 1 else "zero-0.5" if keep is None else f"zero-{1 - keep:.1g}"
-            other = trained.get(own, {}).get(seed)
-            label = "as trained" if keep is None else f"{keep:g}"
-            value = "-" if other is None else f"{other['test']['score']['value']:.2f}"
-            lines.append(f"| {label} | {row['sparsity']:.1%} | {row['score']['value']:.2f} | {value} |")
-        parts.append("\n".join(lines))
+    parts = [seeds_table(found) if compared else single_table(found)]
+    if "elastic" in found["systems"]:
+        parts.append(elastic_table(found))
     return "\n\n".join(parts)
 
 

@@ -40,8 +40,8 @@ def cheap() -> list[Claim]:
         f"{multi30k.difference('zero-0.47', SAME_WAY):+.2f}, no bound"
     )
     sentences = (
-        f"{europarl.dropped('zero-0.46'):.1%} dropped: {found['difference']:+.2f} to the continued baseline (bound over "
-        f"seeds and sentences {found['lower']:+.2f}). To the continued baseline distilled the same way: "
+        f"{europarl.dropped('zero-0.46'):.1%} dropped: {found['difference']:+.2f} to the continued baseline (bound "
+        f"over seeds and sentences {found['lower']:+.2f}). To the continued baseline distilled the same way: "
         f"{europarl.difference('zero-0.46', SAME_WAY):+.2f}, two seeds, no bound"
     )
     return [
