@@ -41,11 +41,11 @@ def is_run_elsewhere(document: str, block: str) -> bool:
 @pytest.fixture
 def demo_runs(baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny sparse model under the names that the documents use, and in place of a public checkpoint."""
-    model = folders.sparse(baseline, tmp_path / "runs" / "sparse" / "model")
+    run = folders.sparse(baseline, tmp_path / "runs" / "sparse" / "model").parent
     for name in ("demo/translation/sparse", "demo/documents/sparse"):
         link = tmp_path / "runs" / name
         link.parent.mkdir(parents=True)
-        link.symlink_to(model, target_is_directory=True)
+        link.symlink_to(run, target_is_directory=True)
     public = tmp_path / "Helsinki-NLP" / "opus-mt-en-de"
     public.parent.mkdir()
     public.symlink_to(baseline / "model", target_is_directory=True)
