@@ -5,16 +5,19 @@ import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 import transformers
 import typer.main
+import yaml
 
 from l0drop import L0DropConfig, sparsify
 from l0drop.app.cli import app
 from l0drop.core import gates
+from l0drop.recipe import Recipe, parse_recipe
+from l0drop.recipe.checks import Section
 from tests.decoding import folders
 from tests.models import zoo
 from tests.snippets import ROOT, blocks, documents, python_block, python_blocks, text_of
@@ -166,6 +169,61 @@ def test_all_commands_are_listed() -> None:
 def test_recipes_that_are_named_exist(document: str) -> None:
     for path in re.findall(r"\brecipes/[a-z][\w.-]*\.yaml", text_of(document)):
         assert (ROOT / path).is_file() or PENDING.search(path), f"{document}: {path}"
+
+
+# --- recipes ------------------------------------------------------------------------------------------------------
+
+
+def fields_below(annotation: Any, key: str) -> list[Any]:
+    """The annotations of the field `key` in each section that an annotation allows."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return [annotation.model_fields[key].annotation] if key in annotation.model_fields else []
+    return [found for part in get_args(annotation) for found in fields_below(part, key)]
+
+
+def is_recipe_key(path: str) -> bool:
+    allowed: list[Any] = [Recipe]
+    for key in path.split("."):
+        allowed = [found for annotation in allowed for found in fields_below(annotation, key)]
+    return bool(allowed)
+
+
+def keys_of(values: Any, prefix: str = "") -> Iterator[str]:
+    for key, value in values.items() if isinstance(values, dict) else ():
+        yield prefix + key
+        yield from keys_of(value, f"{prefix}{key}.")
+
+
+def recipe_keys(document: str) -> Iterator[str]:
+    """Recipe keys in YAML blocks, in inline YAML such as `train: {steps: 10}`, and after --set."""
+    for block in blocks(document, "yaml"):
+        yield from keys_of(yaml.safe_load(block))
+    sections = "|".join(Recipe.model_fields)
+    for code in re.findall(rf"`((?:{sections}): \{{[^`]*\}})`", text_of(document)):
+        yield from keys_of(yaml.safe_load(code.replace("...", "null")))
+    yield from re.findall(r"(?:--set |--set '|`)([a-z_0-9]+(?:\.[a-z_]+)+)=", text_of(document))
+
+
+RECIPE_KEYS = sorted({(document, key) for document in DOCUMENTS for key in recipe_keys(document)})
+
+
+@pytest.mark.parametrize(("document", "key"), RECIPE_KEYS)
+def test_a_recipe_key_exists(document: str, key: str) -> None:
+    assert is_recipe_key(key) or key.startswith("l0drop.gate_args."), f"{document}: {key}"
+
+
+def test_recipe_keys_are_found_and_checked() -> None:
+    assert {key for document, key in RECIPE_KEYS if document == "docs/data.md"} >= {
+        "train.elastic",
+        "data.train.source",
+    }
+    assert not is_recipe_key("train.stepz")
+    assert not is_recipe_key("train.steps.more")
+
+
+@pytest.mark.parametrize("block", [block for block in blocks("docs/data.md", "yaml") if block.startswith("name:")])
+def test_a_whole_recipe_is_valid(block: str) -> None:
+    parse_recipe(yaml.safe_load(block), "docs/data.md")
 
 
 # --- links --------------------------------------------------------------------------------------------------------
