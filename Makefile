@@ -9,10 +9,14 @@ STAMP := $(VENV)/.installed
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+TAGGER := packages/l0drop-tagger
+TAGGER_FILES := $(wildcard $(TAGGER)/*.* $(TAGGER)/LICENSE $(TAGGER)/l0drop_tagger/*.*)
+
+$(STAMP): pyproject.toml constraints.txt $(TAGGER_FILES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[dev]' --editable ./$(TAGGER)
 	touch $(STAMP)
 
 demo: setup

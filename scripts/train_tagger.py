@@ -17,9 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from l0drop.core.groups import TAGS, group_of, label_number
-from l0drop.data.tagger import FORMAT, OFFSETS, SCALE, WEIGHTS, PerceptronTagger, tag_features, word_features
+from l0drop.data.tagger import FORMAT, OFFSETS, SCALE, PerceptronTagger, tag_features, word_features
 from l0drop.data.text import read_lines
 
+WEIGHTS = Path(__file__).resolve().parents[1] / "packages/l0drop-tagger/l0drop_tagger/ewt.json.gz"
 Sentence = list[tuple[str, str]]
 
 

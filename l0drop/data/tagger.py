@@ -22,7 +22,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 FORMAT = 1
-WEIGHTS = Path(__file__).with_name("tagger_weights") / "ewt.json.gz"
 SCALE = 10  # weights are stored as whole tenths
 PRETAGGED = "pretagged"
 TAGGERS = ("perceptron", "nltk", "spacy", PRETAGGED)
@@ -67,7 +66,7 @@ def open_tagger(name: str = "perceptron", language: str = "en") -> Tagger:
         case "spacy":
             return SpacyTagger(model or "en_core_web_sm")
         case _:
-            return shipped()
+            return english_tagger()
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
@@ -235,8 +234,15 @@ def _sentences(words: Sequence[str]) -> Iterator[tuple[int, int]]:
 
 
 @functools.cache
-def shipped() -> PerceptronTagger:
-    """The English tagger that comes with l0drop."""
+def english_tagger() -> PerceptronTagger:
+    """The English tagger with the weights of the distribution l0drop-tagger."""
+    try:
+        from l0drop_tagger import WEIGHTS
+    except ImportError as error:
+        raise ValueError(
+            "tagger: l0drop-tagger, which holds the weights of the tagger perceptron, is not installed; run "
+            "pip install ./packages/l0drop-tagger in a checkout of l0drop, or use the tagger nltk, spacy or pretagged"
+        ) from error
     return PerceptronTagger.read(WEIGHTS)
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from l0drop.core.groups import GROUPS, LABELS, group_of
 from l0drop.data.hints import Frequencies, TextAnnotator, annotator_for, counted_tokens
 from l0drop.data.prepare import prepare_corpus, source_rows
-from l0drop.data.tagger import TaggedText, shipped
+from l0drop.data.tagger import TaggedText, english_tagger
 from l0drop.data.text import TextFiles
 from l0drop.data.tokenizer import TokenizerPair, train_tokenizer, word_pieces
 from l0drop.data.toy import ToyPair, translation
@@ -57,7 +57,7 @@ def test_labels_of_the_shipped_tagger() -> None:
     hints = annotator(TEXTS, TOKENIZER(TEXTS))
     seen: Counter[str] = Counter()
     for text, labels in zip(TEXTS, hints["label"], strict=True):
-        tag_of = {place: word.tag for word in shipped()([text])[0] for place in range(word.start, word.end)}
+        tag_of = {place: word.tag for word in english_tagger()([text])[0] for place in range(word.start, word.end)}
         expected = slow_labels(TOKENIZER, text, tag_of)
         assert [LABELS[number] for number in labels] == expected
         seen.update(group_of(label) for label in expected)

@@ -14,17 +14,17 @@ from l0drop.core.groups import TAGS, group_of
 from l0drop.data import tagger as module
 from l0drop.data.tagger import (
     SCALE,
-    WEIGHTS,
     PerceptronTagger,
     TaggedText,
     TaggedWord,
+    english_tagger,
     open_tagger,
-    shipped,
     split_words,
     tag_features,
     word_features,
 )
 from l0drop.data.toy import documents, translation
+from train_tagger import WEIGHTS
 
 
 def written(text: str, words: list[TaggedWord]) -> str:
@@ -34,7 +34,7 @@ def written(text: str, words: list[TaggedWord]) -> str:
 def test_the_shipped_tagger_knows_the_toy_grammar() -> None:
     right, right_group, words = 0, 0, 0
     for pair in translation(400, 31):
-        tagged = shipped()([pair.source])[0]
+        tagged = english_tagger()([pair.source])[0]
         if [pair.source[word.start : word.end] for word in tagged] != list(pair.words):
             continue  # Penn splits "forty-four", the grammar does not
         words += len(tagged)
@@ -47,7 +47,7 @@ def test_the_shipped_tagger_knows_the_toy_grammar() -> None:
 
 def test_a_sentence() -> None:
     text = "There must be a better way, Dr. Smith said: it isn't the dog's."
-    assert written(text, shipped()([text])[0]) == (
+    assert written(text, english_tagger()([text])[0]) == (
         "There_EX must_MD be_VB a_DT better_JJR way_NN ,_, Dr._NNP Smith_NNP said_VBD :_: it_PRP is_VBZ n't_RB the_DT "
         "dog_NN 's_POS ._."
     )
@@ -77,15 +77,15 @@ def test_side_by_side_is_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     sentences = [list(pair.words) for pair in translation(12, 5)]
     sentences += [["Hm"], [], [word for pair in documents(1, 5) for word in pair.words][:70]]
     expected = [slow_tags(sentence) for sentence in sentences]
-    assert shipped().tag(sentences) == expected
+    assert english_tagger().tag(sentences) == expected
     monkeypatch.setattr(module, "_WORDS_AT_ONCE", 10)
-    assert shipped().tag(sentences) == expected
-    assert shipped().tag(sentences[::-1]) == expected[::-1]
+    assert english_tagger().tag(sentences) == expected
+    assert english_tagger().tag(sentences[::-1]) == expected[::-1]
 
 
 def test_texts_of_several_sentences_are_tagged_sentence_by_sentence() -> None:
     one, other = "The old man lives in the U.S. now.", "Can you see him?!"
-    tagger = shipped()
+    tagger = english_tagger()
     tags = [[word.tag for word in words] for words in tagger([one, other])]
     assert [word.tag for word in tagger([f"{one} {other}"])[0]] == tags[0] + tags[1]
     assert tagger(["", one])[0] == []
@@ -116,7 +116,7 @@ def test_no_visible_character_is_lost() -> None:
 
 def test_the_weights_are_small_and_carry_their_licence() -> None:
     assert WEIGHTS.stat().st_size < 3e6
-    assert "CC BY-SA 4.0" in (WEIGHTS.parent / "LICENSE").read_text()
+    assert "CC BY-SA 4.0" in (WEIGHTS.parents[1] / "LICENSE").read_text()
     stored = json.loads(gzip.decompress(WEIGHTS.read_bytes()))
     assert stored["accuracy on its test set"] >= 0.93
     assert "CC BY-SA 4.0" in stored["treebank"]
@@ -208,6 +208,10 @@ def test_a_language_without_a_tagger() -> None:
 def test_taggers_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nltk", None)
     monkeypatch.setitem(sys.modules, "spacy", None)
+    monkeypatch.setitem(sys.modules, "l0drop_tagger", None)
+    english_tagger.cache_clear()
+    with pytest.raises(ValueError, match=r"is not installed; run pip install ./packages/l0drop-tagger"):
+        open_tagger()
     with pytest.raises(ValueError, match=r"tagger: nltk is not installed; pip install nltk"):
         open_tagger("nltk")
     with pytest.raises(ValueError, match=r"tagger: spaCy is not installed; pip install spacy"):
