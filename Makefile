@@ -42,7 +42,7 @@ check: setup
 
 # Into site/; a broken link or a page that is missing from the navigation is an error.
 docs: setup
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 format: setup
 	$(BIN)/ruff check --fix .
