@@ -11,6 +11,7 @@ from tests.snippets import ROOT
 
 pytest.importorskip("mkdocs", reason="the site needs the extra `docs`")
 import docstring_lists
+import method_figures
 
 if not (ROOT / "examples").exists():
     pytest.skip("examples are being written", allow_module_level=True)
@@ -58,3 +59,8 @@ def test_fields_become_a_list() -> None:
     assert docstring_lists.as_list(text, {"wide", "high", "deep"}) == (
         "A thing.\n\n- `wide`, `high`: its size, in metres.\n- `deep`: the same. Note: nothing.\n\nOther: prose."
     )
+
+
+def test_the_drawing_of_the_method_is_up_to_date() -> None:
+    file = method_figures.FOLDER / "flow.svg"
+    assert file.read_text(encoding="utf-8") == method_figures.flow(), "run python scripts/method_figures.py"
