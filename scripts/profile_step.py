@@ -1,10 +1,10 @@
-"""Where the time of a decoding step goes, and how little it could be.
+"""Where the time of a decoding step goes, and its lower bound.
 
     python scripts/profile_step.py --shape cnndm --json profile.json
 
-Decodes a shape of `l0drop bench decode` on one thread, once by the clock and once under torch's profiler, and sorts the
-operations by what they are for. The bounds are of this machine, measured: a large matrix product gives its arithmetic,
-a sum over more than the caches hold its memory bandwidth.
+Decode a shape of `l0drop bench decode` on one thread, once by the clock and once under torch's profiler, and group the
+operations by purpose. The bounds are measured on this machine: a large matrix product gives its arithmetic rate, a sum
+over more than the caches hold its memory bandwidth.
 """
 
 import argparse
@@ -28,7 +28,7 @@ KINDS = {
     "vocabulary": ("_log_softmax", "topk", "amax", "sort"),
     "copies": ("copy_", "index_select", "index_copy", "gather", "cat", "aten::index"),
 }
-"""Kinds of operations, by parts of their names; the first that fits. What fits none is `other operations`."""
+"""Kinds of operations, by parts of their names; the first match counts. The rest are `other operations`."""
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
     workload = RandomModel(SHAPES[arguments.shape])
     model, (batch,) = workload.load()
     engines = {"float32": Engine(model)}
-    with suppress(TypeError):  # an older engine has none, and should be measured by the same script
+    with suppress(TypeError):  # older engines have no int8; the same script must measure them too
         engines["int8"] = Engine(model, dtype="int8")
     steps = workload.shape.target
     rows: dict[str, dict[str, float]] = {}
@@ -73,7 +73,7 @@ def _kind(name: str) -> str:
 
 
 def bounds(model: Any, workload: RandomModel) -> dict[str, float]:
-    """Rates of this machine, and what a step of the shape takes at least: seconds for its products and its bytes."""
+    """Rates of this machine, and lower bounds for a step of the shape: seconds for its products and its bytes."""
     shape, config = workload.shape, model.config
     a, large = torch.randn(2048, 2048), torch.randn(1 << 26)
     flops = 2 * 2048**3 / _least(lambda: a @ a)

@@ -1,10 +1,10 @@
-"""What `l0drop bench decode` can decode where lengths differ: a large model without training, and toy documents.
+"""A large untrained model and toy documents of many lengths, to time with `l0drop bench decode`.
 
     python scripts/ragged_model.py --output runs/ragged
     l0drop bench decode runs/ragged/model --input runs/ragged/documents.txt --sentences 24 --batch 12
 
 The model is a Transformer base with random weights and a gate that drops 70% of the encodings at random; the
-documents are of 1, 3, 6 and 10 reports by turns, of about 40 to 700 words.
+documents have 1, 3, 6 and 10 reports in turn, about 40 to 700 words.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""The studies of docs/studies.md, on the toy corpora: targets, ways to train, source text alone, rules, the dial.
+"""The studies of docs/results/toy.md: targets, ways to train, source text only, rules, the dial.
 
     python scripts/toy_studies.py --runs runs --output docs/studies
 
-Every study is a command line of l0drop, printed before it runs; what is trained already is not trained again. What they
-say is gathered in `targets.json`, `ways.json`, `rules.json` and `elastic.json`, and how the learned gate compares with
-chance in `learned-against-random.json`. --studies chooses.
+Every study is a list of l0drop commands, printed before they run. Finished runs are not trained again. The results are
+collected in `targets.json`, `ways.json`, `rules.json` and `elastic.json`; `learned-against-random.json` compares the
+learned gate with random gates. --studies selects.
 """
 
 import argparse
@@ -23,8 +23,8 @@ TARGETS = "0.3,0.5,0.7"
 CORPORA = ("translation", "documents")
 RULES = "pos,freq,inv_freq,group,random:0.5,norm:0.5"
 RULED = "toy-translation-rules"
-"""The sweep with rules beside the learned gate."""
-CHANCE = "learned-against-random"
+"""The sweep with rules and learned gates."""
+RANDOM = "learned-against-random"
 ELASTIC = "toy-translation-elastic"
 WAYS = {
     "fine-tuned": "toy-translation-sparse-sweep/target-0.5",
@@ -33,7 +33,7 @@ WAYS = {
     "with references": "toy-translation-references",
     "source text alone": "toy-translation-source-only",
 }
-"""Runs, by the way they are trained."""
+"""Run folders, by the way of training."""
 
 
 def main() -> None:
@@ -51,21 +51,21 @@ def main() -> None:
             subprocess.run([sys.executable, "-m", "l0drop", *command], check=True)
         done += commands
         found = {"commands": [shlex.join(["l0drop", *command]) for command in commands]}
-        found[name] = study.gathered(arguments.runs)
+        found[name] = study.results(arguments.runs)
         write_whole(arguments.output / f"{name}.json", json.dumps(found, indent=1) + "\n")
     if "rules" in arguments.studies:
-        compared = (arguments.runs / CHANCE / "metrics.json").read_text(encoding="utf-8")
-        write_whole(arguments.output / f"{CHANCE}.json", compared)
+        compared = (arguments.runs / RANDOM / "metrics.json").read_text(encoding="utf-8")
+        write_whole(arguments.output / f"{RANDOM}.json", compared)
 
 
 class Study(NamedTuple):
-    """The commands that make its runs, in the order in which one builds on another, and what these say."""
+    """commands: make the runs; later ones need earlier ones. results: collects their scores."""
 
     commands: Callable[[Path], list[list[str]]]
-    gathered: Callable[[Path], dict[str, Any]]
+    results: Callable[[Path], dict[str, Any]]
 
 
-def swept(runs: Path, corpora: Sequence[str] = CORPORA) -> list[list[str]]:
+def sweep_commands(runs: Path, corpora: Sequence[str] = CORPORA) -> list[list[str]]:
     commands = []
     for corpus in corpora:
         commands.append(["train", f"recipes/toy-{corpus}-base.yaml", "--runs", str(runs)])
@@ -77,19 +77,23 @@ def sweeps(runs: Path) -> dict[str, Any]:
     return {corpus: sweep(runs / f"toy-{corpus}-sparse-sweep") for corpus in CORPORA}
 
 
-def trained_in_ways(runs: Path) -> list[list[str]]:
+def way_commands(runs: Path) -> list[list[str]]:
     scratch = ["train", "recipes/toy-translation-scratch.yaml", "--runs", str(runs)]
     ramp = {"l0drop.target_sparsity": "null", "l0drop.lambda_": "0.5", "l0drop.ramp.end": "1200"}
-    # a teacher worth learning from: the baseline trained on
+    # the continued baseline is the better teacher
     sweep_folder = runs / "toy-translation-sparse-sweep"
     start = {"model.init": str(sweep_folder / continued_run(sweep_folder))}
-    taught = {"train.targets": "teacher", "train.teacher": "{model: init, weight: 0.5}", "train.label_smoothing": "0"}
+    distilled = {
+        "train.targets": "teacher",
+        "train.teacher": "{model: init, weight: 0.5}",
+        "train.label_smoothing": "0",
+    }
     return [
-        *swept(runs),
+        *sweep_commands(runs),
         scratch,
         _train(runs, "toy-translation-scratch", "toy-translation-ramp", ramp),
         _train(runs, "toy-translation-sparse", "toy-translation-references", start),
-        _train(runs, "toy-translation-sparse", "toy-translation-source-only", {**start, **taught}),
+        _train(runs, "toy-translation-sparse", "toy-translation-source-only", {**start, **distilled}),
     ]
 
 
@@ -97,22 +101,22 @@ def ways(runs: Path) -> dict[str, Any]:
     return {name: run(runs / folder) for name, folder in WAYS.items()}
 
 
-def ruled(runs: Path) -> list[list[str]]:
-    base, *_ = swept(runs)
+def rule_commands(runs: Path) -> list[list[str]]:
+    base, *_ = sweep_commands(runs)
     sparse = ["sweep", "recipes/toy-translation-sparse.yaml", "--set", f"name={RULED}"]
     points = ["--target", "0.2,0.4,0.5,0.6", "--rules", RULES, "--runs", str(runs)]
-    learned, chance = (str(runs / f"{RULED}-sweep" / point) for point in ("target-0.5", "random-0.5"))
-    return [base, [*sparse, *points], ["evaluate", learned, "--baseline", chance, "--output", str(runs / CHANCE)]]
+    learned, at_random = (str(runs / f"{RULED}-sweep" / point) for point in ("target-0.5", "random-0.5"))
+    return [base, [*sparse, *points], ["evaluate", learned, "--baseline", at_random, "--output", str(runs / RANDOM)]]
 
 
 def rules(runs: Path) -> dict[str, Any]:
     return sweep(runs / f"{RULED}-sweep")
 
 
-def dialled(runs: Path) -> list[list[str]]:
+def elastic_commands(runs: Path) -> list[list[str]]:
     folder = runs / ELASTIC
     return [
-        *swept(runs, CORPORA[:1]),
+        *sweep_commands(runs, CORPORA[:1]),
         _train(runs, "toy-translation-sparse", ELASTIC, {"train.elastic": "true"}),
         ["bench", "dial", str(folder), "--keep", "0.3,0.5,0.7,1", "--json", str(folder / "dial.json")],
     ]
@@ -120,16 +124,16 @@ def dialled(runs: Path) -> list[list[str]]:
 
 def elastic(runs: Path) -> dict[str, Any]:
     dial = json.loads((runs / ELASTIC / "dial.json").read_text(encoding="utf-8"))
-    beside = sweep(runs / "toy-translation-sparse-sweep")
-    trained = {point["run"]: {"sparsity": point["sparsity"], "score": point["score"]} for point in beside["points"]}
-    return {"dial": dial, "trained": trained, "reference": beside["reference"]}
+    fixed = sweep(runs / "toy-translation-sparse-sweep")
+    trained = {point["run"]: {"sparsity": point["sparsity"], "score": point["score"]} for point in fixed["points"]}
+    return {"dial": dial, "trained": trained, "reference": fixed["reference"]}
 
 
 STUDIES = {
-    "targets": Study(swept, sweeps),
-    "ways": Study(trained_in_ways, ways),
-    "rules": Study(ruled, rules),
-    "elastic": Study(dialled, elastic),
+    "targets": Study(sweep_commands, sweeps),
+    "ways": Study(way_commands, ways),
+    "rules": Study(rule_commands, rules),
+    "elastic": Study(elastic_commands, elastic),
 }
 
 
@@ -139,7 +143,7 @@ def _train(runs: Path, recipe: str, name: str, changes: dict[str, str]) -> list[
 
 
 def sweep(folder: Path) -> dict[str, Any]:
-    """A sweep's points beside the baseline trained on, on the test text."""
+    """Test scores of a sweep's points and of its continued baseline."""
     content = json.loads((folder / "sweep.json").read_text())
     reference = continued_in(content)
     return {
@@ -153,7 +157,7 @@ def sweep(folder: Path) -> dict[str, Any]:
 
 
 def run(folder: Path) -> dict[str, Any]:
-    """A run's test results, and what it takes to repeat them."""
+    """A run's test results and provenance."""
     content = json.loads((folder / "metrics.json").read_text())
     kept = ("name", "steps", "seed", "dtype", "decoding", "lambda", "l0drop", "commit", "torch", "device", "threads")
     return {**{key: content[key] for key in kept}, "test": content["test"]}

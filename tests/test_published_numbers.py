@@ -3,7 +3,7 @@
 Results are filled in by `scripts/results.py`: a table below its mark, or a single number between its marks
 (`tests/study/test_results.py` checks their content). A setting, such as a target or a learning rate, may be written as
 it is if a JSON file that the page links to has exactly this value. Rounded matches do not count: a file of results has
-so many values that one of them rounds to nearly anything.
+thousands of values, and one of them rounds to nearly any number.
 """
 
 import json

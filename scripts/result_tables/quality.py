@@ -30,8 +30,8 @@ BASELINES = {
     "europarl": "zero-0.46",
 }
 """Europarl with baselines of several lengths, and the sparse models at nearly half, distilled (both)."""
-LESS_CONTINUED = f'sparse less "{SYSTEMS[CONTINUED]}"'
-LESS_SAME_WAY = f'sparse less "{SYSTEMS[SAME_WAY]}"'
+LESS_CONTINUED = f'difference to "{SYSTEMS[CONTINUED]}"'
+LESS_SAME_WAY = f'difference to "{SYSTEMS[SAME_WAY]}"'
 EVALUATIONS = {"Multi30k": "multi30k-evaluation", "Europarl": "europarl-evaluation"}
 
 
@@ -111,7 +111,7 @@ def seeds_table(found: Mapping[str, Any], labels: Mapping[str, str] = SYSTEMS) -
             row.append(f"{against['difference']:+.2f} [{low:+.2f}, {high:+.2f}]")
             row.append(f"{against['lower']:+.2f}: {verdict(against, study.baselines)}")
         rows.append(row)
-    head = ["system", "dropped", "BLEU, valid", "BLEU, test", 'test, less "dense, continued"']
+    head = ["system", "dropped", "BLEU, valid", "BLEU, test", f"test: {LESS_CONTINUED}"]
     return markdown([*head, "bound on test"], rows)
 
 
@@ -140,7 +140,7 @@ def single_table(found: Mapping[str, Any], labels: Mapping[str, str] = SYSTEMS) 
         row[-1] += interval(system, CONTINUED)
         rows.append(row)
     head = ["system, one seed", "dropped", "BLEU, valid", "BLEU, test"]
-    return markdown([*head, *(f'{split}, less "dense, continued"' for split in ("valid", "test"))], rows)
+    return markdown([*head, *(f"{split}: {LESS_CONTINUED}" for split in ("valid", "test"))], rows)
 
 
 def interval(system: Mapping[str, Any], other: str) -> str:
@@ -214,7 +214,7 @@ def baselines_table(studies: Mapping[str, Mapping[str, Any]]) -> str:
         row += [f"{statistics.mean(dense):.2f}", f"{study.score(sparse):.2f} at {study.dropped(sparse):.1%}"]
         rows.append([*row, f"{study.difference(sparse, CONTINUED):+.2f}"])
     head = ["steps: baseline + fine-tuning", "seeds", "BLEU, dense, start", "BLEU, dense, continued"]
-    return markdown([*head, "BLEU, sparse, distilled (both)", "sparse less continued"], rows)
+    return markdown([*head, "BLEU, sparse, distilled (both)", "sparse less dense, continued"], rows)
 
 
 def choices_tables(found: Mapping[str, Any]) -> tuple[str, str]:

@@ -43,7 +43,7 @@ def ways_tables(found: Mapping[str, Any]) -> tuple[str, str]:
         [[title, _sparsity(tests[name]), _score(tests[name])] for name, title in titles.items()]
         for titles in (WAYS, TARGETS)
     ]
-    heads = (["training", "dropped", "BLEU"], ["trained on", "dropped", "BLEU"])
+    heads = (["training", "dropped", "BLEU"], ["training targets", "dropped", "BLEU"])
     return markdown(heads[0], rows[0]), markdown(heads[1], rows[1])
 
 
@@ -56,7 +56,7 @@ def rules_table(found: Mapping[str, Any]) -> str:
         kind, _, value = point["run"].partition("-")
         title = f"learned, target {value}" if kind == "target" else RULES[kind]
         rows.append([title, _sparsity(point), _score(point), f"{point['score']['value'] - dense:+.2f}"])
-    return markdown(["gate", "dropped", "BLEU", 'BLEU less "dense, continued"'], rows)
+    return markdown(["gate", "dropped", "BLEU", 'difference to "dense, continued"'], rows)
 
 
 def dial_table(found: Mapping[str, Any]) -> str:
