@@ -6,7 +6,6 @@ on, seed by seed, with intervals over seeds and sentences.
 
 import hashlib
 import json
-import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -25,7 +24,6 @@ from l0drop.training.run import open_run, prepare
 
 ON = "on"
 """The baseline trained on: what every system is compared with."""
-TITLES = {"base": "baseline", ON: "baseline trained on"}
 SAID = ("steps", "lambda", "calibration", "valid", "test")
 """Taken over from a run's `metrics.json`."""
 ONE_SEED = "one_seed"
@@ -221,79 +219,3 @@ def reference_of(system: str, systems: Collection[str]) -> str:
     `zero-0.5-long`, where there is one."""
     own = f"{ON}-{system.rpartition('-')[2]}"
     return own if own in systems and own != system else ON
-
-
-def title(system: str, titles: Mapping[str, str] = TITLES) -> str:
-    """How documents call a system: as `titles` say, or GATING-TARGET-HOW as "GATING at TARGET, HOW"."""
-    gating, _, rest = system.partition("-")
-    target, _, how = rest.partition("-")
-    return titles.get(system, gating + (f" at {target}" if target else "") + (f", {how}" if how else ""))
-
-
-def verdict(against: Mapping[str, Any]) -> str:
-    """Whether a comparison shows non-inferiority; "no" where it shows a loss of more than the margin."""
-    if against["non_inferior"]:
-        return f"yes, of {against['seeds']} pairs" if against.get("few_seeds") else "yes"
-    return "no" if against["interval"][1] < -against["margin"] else "not shown"
-
-
-def table(found: Mapping[str, Any], titles: Mapping[str, str] = TITLES) -> str:
-    """Markdown: every system of at least two seeds, with its difference to the baseline trained on."""
-    margins = {system["against_on"]["margin"] for system in found["systems"].values() if "against_on" in system}
-    if len(margins) != 1:
-        raise ValueError(f"no table: systems should be compared with {ON!r}, over two seeds or more and at one margin")
-    (margin,) = margins
-    lines = [
-        "| system | seeds | sparsity, test | BLEU, valid | BLEU, test | against the baseline trained on | bound | "
-        f"non-inferior (-{margin:g}) |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for name, system in found["systems"].items():
-        runs = system["runs"]
-        if len(runs) < 2:
-            continue
-        sparsity = [100 * run["test"].get("sparsity", 0.0) for run in runs]
-        scores = {split: [run[split]["score"]["value"] for run in runs] for split in ("valid", "test")}
-        row = [title(name, titles), str(len(runs))]
-        row.append(f"{statistics.mean(sparsity):.1f}%" if max(sparsity) else "-")
-        row += [f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}" for values in scores.values()]
-        if (against := system.get("against_on")) is not None:
-            low, high = against["interval"]
-            row.append(f"{against['difference']:+.2f} [{low:+.2f}, {high:+.2f}]")
-            row += [f"{against['lower']:+.2f}", verdict(against)]
-        else:
-            row += ["-"] * 3
-        lines.append(f"| {' | '.join(row)} |")
-    return "\n".join(lines)
-
-
-def single_table(found: Mapping[str, Any], titles: Mapping[str, str] = TITLES) -> str:
-    """Markdown: every system of one seed, with its difference to the baseline trained on with that seed.
-
-    The interval is over sentences; it is left out where outputs were not compared, in older files.
-    """
-    lines = [
-        "| system, one seed | sparsity, test | BLEU, valid | BLEU, test | "
-        "valid, test: against the baseline trained on |",
-        "|---|---|---|---|---|",
-    ]
-    for name, system in found["systems"].items():
-        if len(system["runs"]) != 1:
-            continue
-        (run,) = system["runs"]
-        scores = {split: run[split]["score"]["value"] for split in ("valid", "test")}
-        sparsity = run["test"].get("sparsity")
-        row = [title(name, titles), "-" if sparsity is None else f"{sparsity:.1%}"]
-        row += [f"{value:.2f}" for value in scores.values()]
-        ons = {on["seed"]: on for on in found["systems"][reference_of(name, found["systems"])]["runs"]}
-        on = ons.get(run["seed"]) if name != ON else None
-        changes = [] if on is None else [scores[split] - on[split]["score"]["value"] for split in scores]
-        row.append((", ".join(f"{change:+.2f}" for change in changes) + interval(system, ON)) or "-")
-        lines.append(f"| {' | '.join(row)} |")
-    return "\n".join(lines)
-
-
-def interval(system: Mapping[str, Any], other: str) -> str:
-    """How far the difference of one seed to another system may be from what was found, over sentences; or nothing."""
-    compared = system.get(ONE_SEED, {}).get(other)
-    return "" if compared is None else " [{:+.2f}, {:+.2f}]".format(*compared["interval"])

@@ -25,7 +25,7 @@ class Study:
     @property
     def baselines(self) -> int:
         """The number of independent baselines: runs that all others start from."""
-        return len(self.systems[START]["runs"])
+        return len(self.systems[START]["runs"]) if START in self.systems else 0
 
     def runs(self, system: str, seed: int | None = None) -> list[Mapping[str, Any]]:
         return [run for run in self.systems[system]["runs"] if seed is None or run["seed"] == seed]

@@ -136,6 +136,19 @@ def test_systems_of_several_seeds_are_compared_with_the_continued_baseline():
     ]
 
 
+def test_a_system_of_one_seed_is_compared_with_the_continued_baseline_of_its_seed():
+    other = {"one_seed": {"on": {"interval": [-0.75, -0.25]}}}
+    systems = {
+        "on": {"runs": runs(None, s1=20.0, s2=30.0)},
+        "zero-0.3": {"runs": runs(0.314, s2=29.5), **other},
+        "half": {"runs": runs(None, s3=9.0)},
+    }
+    assert quality.single_table({"systems": systems}).splitlines()[2:] == [
+        "| sparse `zero`, target 0.3 | 31.4% | 29.50 | 29.50 | -0.50 | -0.50 [-0.75, -0.25] |",
+        "| dense, half of the text | - | 9.00 | 9.00 | - | - |",
+    ]
+
+
 def test_differences_are_of_the_seeds_that_both_systems_have():
     systems = {
         "zero": {"runs": runs(0.5, s1=20.0, s2=21.0, s3=30.0)},
