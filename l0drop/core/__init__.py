@@ -1,1 +1,1 @@
-"""The idea itself: gates, the L0 term and the short memory, in plain torch. Knows no model library."""
+"""The method in plain torch: gates, the L0 penalty and the short memory. Imports no model library."""

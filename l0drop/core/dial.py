@@ -3,7 +3,6 @@
 Shapes: B sentences, N source positions. Masks are True on real tokens.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,18 +10,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from l0drop.core.gates import Gates, unseen
+from l0drop.core.gates import Gates, unreadable
 from l0drop.core.memory import Gating
+from l0drop.core.values import number
 
 GateAt = Callable[[Tensor], Tensor]
 
 
 class Draw(NamedTuple):
-    """How a model in training learns to be cut by `keep`: gates are drawn around the border between kept and dropped.
+    """How `keep` acts in training: in some sentences, gates are sampled around the border between kept and dropped.
 
-    gate: a sampled gate at a log α that is counted from the border, [B, N]; None if there is no such thing.
-    sentences: [B], True where gates are drawn. Elsewhere `keep` takes the rows that it would take in decoding, with the
-        gates they have, so that both are learnt: which rows to put first, and how to do with these.
+    gate: the sampled gate at a log α measured from the border, [B, N]; returns None if the gate does not sample.
+    sentences: [B], True where gates are sampled. The other sentences keep the rows and gates that they would keep in
+        decoding. So the gate learns the order of rows, and the decoder learns to work with the first of them.
     """
 
     gate: Callable[[Tensor], Tensor | None]
@@ -34,10 +34,10 @@ class Dial:
     """One setting of the dial; at most one of `keep`, `max_memory` and `shift`.
 
     keep: the share of real tokens to keep: n = max(1, round(keep · real tokens)) per sentence. It may be a tensor [B],
-        one share per sentence. While it is learnt, some sentences keep other rows (`Draw`).
-    max_memory: the most rows a memory may have, the zero row of gating `zero` included; tokens that are always kept
-        stay even beyond it.
-    shift: added to log α; larger keeps more.
+        one share per sentence. In training some sentences keep other rows (`Draw`).
+    max_memory: the maximum number of rows in the memory, including the zero row of gating `zero`; tokens of
+        `always_keep` stay even beyond it.
+    shift: added to log α; a larger shift keeps more.
     dense: decode on the full gated memory.
     """
 
@@ -51,15 +51,22 @@ class Dial:
         if len(turned) > 1:
             raise ValueError(f"dial: choose one of keep, max_memory and shift, got {' and '.join(turned)}")
         if self.keep is not None:
-            shares = torch.as_tensor(self.keep)
-            if not unseen(shares) and not bool(((shares > 0) & (shares <= 1)).all()):
+            shares = self.keep if isinstance(self.keep, Tensor) else torch.tensor(number("keep", self.keep))
+            if not unreadable(shares) and not bool(((shares > 0) & (shares <= 1)).all()):
                 raise ValueError(f"keep: expected a share in (0, 1], got {self.keep}")
-        if self.max_memory is not None and (int(self.max_memory) != self.max_memory or self.max_memory < 1):
-            raise ValueError(f"max_memory: expected a whole number of rows, at least 1, got {self.max_memory}")
-        if self.shift is not None and not math.isfinite(self.shift):
-            raise ValueError(f"shift: expected a finite number to add to log α, got {self.shift}")
+        if self.max_memory is not None:
+            rows = number("max_memory", self.max_memory)
+            if rows != int(rows) or rows < 1:
+                raise ValueError(f"max_memory: expected a whole number of rows, at least 1, got {self.max_memory}")
+        if self.shift is not None:
+            number("shift", self.shift)
         if not isinstance(self.dense, bool):
             raise ValueError(f"dense: expected True or False, got {self.dense!r}")
+
+    def __str__(self) -> str:
+        """The arguments of `model.dial` that give this setting."""
+        given = {name: value for name, value in vars(self).items() if value is not None and value is not False}
+        return ", ".join(f"{name}={value}" for name, value in given.items())
 
     def turn(
         self,
@@ -70,13 +77,16 @@ class Dial:
         always_BN: Tensor | None,
         draw: Draw | None = None,
     ) -> Gates:
-        """The gates at this setting. `at` gives the test-time gate of a log α; `always_BN` marks real tokens that are
-        kept at any setting; `draw` is for `keep` in training."""
+        """The gates at this setting.
+
+        `at` gives the test-time gate of a log α; `always_BN` marks real tokens that are kept at any setting; `draw` is
+        for `keep` in training.
+        """
         if self.keep is None and self.max_memory is None and self.shift is None:
             return gates
         if gates.log_alpha is None:
             raise ValueError(
-                "dial: this gate has no log α to rank or shift (it is a rule); only dense=True works with it"
+                "dial: this gate has no log α to rank or shift, because it is a rule; only dense=True works with it"
             )
         if self.shift is not None:
             values_BN = at(gates.log_alpha + self.shift) * mask_BN
@@ -114,17 +124,17 @@ class Dial:
 
 
 def _reachable(log_alpha_BN: Tensor, mask_BN: Tensor) -> Tensor:
-    # log α = -inf marks a row that an earlier layer removed for good: there is no encoding to keep
+    # log α = -inf marks a row that an earlier layer removed: there is no encoding to keep
     return mask_BN & (log_alpha_BN != -torch.inf)
 
 
 def _rank(log_alpha_BN: Tensor, among_BN: Tensor, always_BN: Tensor | None) -> Tensor:
-    """0 for the position of largest log α, 1 for the next, ties by position; tokens always kept come first."""
+    """0 for the position of largest log α, 1 for the next, ties by position; `always_BN` comes first."""
     score_BN = log_alpha_BN.masked_fill(~among_BN, -torch.inf)
     if always_BN is not None:
         score_BN = score_BN.masked_fill(always_BN & among_BN, torch.inf)
     order_BN = score_BN.argsort(dim=1, descending=True, stable=True)
-    # among equals at -inf a position outside `among` may precede one inside; a second stable sort puts it last
+    # at -inf a position outside `among_BN` may precede one inside; a second stable sort puts it last
     outside_BN = (~among_BN).gather(1, order_BN).int()
     order_BN = order_BN.gather(1, outside_BN.argsort(dim=1, stable=True))
     ranks = torch.arange(order_BN.shape[1], device=order_BN.device).expand_as(order_BN)
@@ -134,17 +144,17 @@ def _rank(log_alpha_BN: Tensor, among_BN: Tensor, always_BN: Tensor | None) -> T
 def _border(
     log_alpha_BN: Tensor, wanted_B: Tensor, among_BN: Tensor, always_BN: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """[B, 1], the log α halfway between the last row that is kept and the first that is not; [B], where there is one.
+    """[B, 1], the log α halfway between the last kept row and the first dropped one; [B], whether there is one.
 
-    It takes its part of the gradient: what lifts one row lowers those two, so that the order of rows is learnt, and not
-    to open more of them.
+    The border is differentiable: raising one row's log α lowers those two rows relative to it. So the gate learns the
+    order of rows, and not to open more of them.
     """
     if always_BN is not None:
         wanted_B = wanted_B - (always_BN & among_BN).sum(1)
         among_BN = among_BN & ~always_BN
     rank_BN = _rank(log_alpha_BN, among_BN, None)
-    beside_BN = (rank_BN == wanted_B[:, None]) | (rank_BN == wanted_B[:, None] - 1)
-    border_B1 = log_alpha_BN.masked_fill(~(beside_BN & among_BN), 0).sum(1, keepdim=True) / 2
+    next_to_border_BN = (rank_BN == wanted_B[:, None]) | (rank_BN == wanted_B[:, None] - 1)
+    border_B1 = log_alpha_BN.masked_fill(~(next_to_border_BN & among_BN), 0).sum(1, keepdim=True) / 2
     return border_B1, (wanted_B >= 1) & (wanted_B < among_BN.sum(1))
 
 

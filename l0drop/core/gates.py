@@ -1,4 +1,4 @@
-"""What decides which encodings are dropped: the `Gate` contract, its result `Gates`, the registry, the learned gate.
+"""The decision which encodings to drop: the `Gate` contract, its result `Gates`, the registry, the learned gate.
 
 Shapes: B sentences, N source positions, D model width. Masks are True on real tokens.
 """
@@ -14,23 +14,23 @@ from torch import Tensor, nn
 from l0drop.core import hard_concrete
 
 NOISE = "noise"
-"""The hint under which a training model hands its gates the uniforms to sample with, [B, N] in [0, 1)."""
+"""The name of the hint with the uniforms, [B, N] in [0, 1), from which gates are sampled in training."""
 
 
 LIMIT = math.log(100)
-"""In training gates are sampled from log α within ±ln 100, where Louizos et al.'s own code keeps it."""
+"""In training, gates are sampled from log α clipped to ±ln 100, as in the code of Louizos et al."""
 
 
-def unseen(tensor: Tensor) -> bool:
-    """Whether values cannot be looked at now: it would break the graph that is being made."""
+def unreadable(tensor: Tensor) -> bool:
+    """Whether reading the values would break a graph that is being compiled or captured."""
     return torch.compiler.is_compiling() or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 class Gates(NamedTuple):
-    """One decision per source position, whoever made it: the learned gate, a rule, a random baseline.
+    """One decision per source position, the same for the learned gate, a rule and a random baseline.
 
     values: [B, N] in [0, 1], 0 on padding; closed is exactly 0.
-    open_probability: [B, N], P(gate ≠ 0), what the penalty acts on; None for a gate that has nothing to learn.
+    open_probability: [B, N], P(gate ≠ 0), for the penalty; None for a gate that does not learn.
     log_alpha: [B, N], the score behind the gate, which the dial ranks and shifts; None for a rule.
     """
 
@@ -46,22 +46,24 @@ class Gates(NamedTuple):
                     f"Gates.{name}: expected shape {tuple(mask_BN.shape)}, one number per source position, "
                     f"got {tuple(tensor.shape)}"
                 )
-        if unseen(mask_BN):
-            return  # the eager run of the same gate has looked
+        if unreadable(mask_BN):
+            return  # checked by the eager run of the same gate
         for name, tensor in (("values", self.values), ("open_probability", self.open_probability)):
             if tensor is not None and not bool(((tensor >= 0) & (tensor <= 1)).all()):
-                raise ValueError(f"Gates.{name}: must lie in [0, 1]; clamp what the gate's forward returns")
+                raise ValueError(f"Gates.{name}: must lie in [0, 1]; clamp them in the gate's forward")
         if bool(((self.values != 0) & ~mask_BN).any()):
-            raise ValueError("Gates.values: padding must have gate 0; multiply what the gate's forward returns by mask")
+            raise ValueError("Gates.values: padding must have gate 0; multiply them by mask in the gate's forward")
 
 
 class Gate(nn.Module):
-    """A way to drop: subclass it and override `forward`.
+    """Base class of gates: subclass it and override `forward`.
 
-    A gate is rebuilt from the arguments it was constructed with, which are recorded by themselves, so they must be
-    plain JSON values. `encodings` are [B, N, D] and differentiable, `mask` is [B, N] and True on real tokens, `hints`
-    maps names to per-token tensors [B, N] (tags, frequency ranks: whatever a rule needs); `needs` names those without
-    which it does not work.
+    A saved model rebuilds its gate from the constructor's arguments. They are recorded automatically and must be plain
+    JSON values.
+
+    encodings: [B, N, D], differentiable.
+    mask: [B, N], True on real tokens.
+    hints: per-token tensors [B, N] by name, such as tags or frequency ranks. `needs` lists the required ones.
     """
 
     arguments: dict[str, Any]
@@ -72,7 +74,7 @@ class Gate(nn.Module):
         try:
             bound = inspect.signature(cls.__init__).bind(gate, *args, **kwargs)
         except TypeError:
-            return gate  # __init__ raises the error with its own words; a copy gets the attribute with the rest
+            return gate  # __init__ raises a better error; a copy gets its arguments with the other attributes
         bound.apply_defaults()
         arguments: dict[str, Any] = {}
         for name, value in list(bound.arguments.items())[1:]:
@@ -82,19 +84,22 @@ class Gate(nn.Module):
         return gate
 
     def __init__(self) -> None:
-        super().__init__()  # nn.Module takes any arguments; a gate without a constructor of its own takes none
+        super().__init__()  # nn.Module takes any arguments; a gate without its own constructor takes none
 
     @classmethod
     def build(cls, arguments: Mapping[str, Any], *, width: int, **defaults: Any) -> "Gate":
-        """The gate for a model of this width. Of `width` and `defaults`, what the model would give the learned gate
-        (beta, epsilon, start, normalize), a constructor gets what it names."""
+        """The gate for a model of this width.
+
+        `defaults` are the model's settings for the learned gate (beta, epsilon, start, normalize). The constructor gets
+        `width` and those of them that it has parameters for.
+        """
         signature = inspect.signature(cls.__init__)
         offered = {"width": width, **defaults}
         given = {**{k: v for k, v in offered.items() if k in signature.parameters}, **arguments}
         try:
             signature.bind(None, **given)
         except TypeError as error:
-            raise ValueError(f"gate_args: {cls.__name__} cannot be made of {dict(arguments)}: {error}") from None
+            raise ValueError(f"gate_args: {cls.__name__} does not take {dict(arguments)}: {error}") from None
         return cls(**given)
 
     def forward(
@@ -107,35 +112,35 @@ class Gate(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must override forward and return Gates")
 
     def closed(self, gates: Gates) -> Tensor:
-        """Where the test-time gate is closed, also while sampled gates are in use; as they are, if it samples none."""
+        """Where the test-time gate is closed, even if `gates` are sampled. Override it in a gate that samples."""
         return gates.values == 0
 
     def at(self, log_alpha: Tensor) -> Tensor:
-        """The test-time gate at a log α; what the dial's `shift` asks."""
-        raise ValueError(f"shift: {type(self).__name__} does not say what its gate is at another log α (override `at`)")
+        """The test-time gate at a log α, for the dial's `shift`."""
+        raise ValueError(f"shift: {type(self).__name__} does not define its gate at another log α (override `at`)")
 
     def sampled(self, log_alpha: Tensor, uniforms: Tensor) -> Tensor | None:
-        """The gate of training at a log α counted from where it is half open in the mean, with this randomness; None
-        for a gate that samples none."""
+        """The gate sampled with `uniforms`, whose mean at log α = 0 is one half. None if the gate does not sample."""
         return None
 
     @property
     def threshold(self) -> float:
         """The log α at and below which the test-time gate is closed."""
-        raise ValueError(f"{type(self).__name__} does not say at which log α it closes (override `threshold`)")
+        raise ValueError(f"{type(self).__name__} does not define the log α at which it closes (override `threshold`)")
 
     def close_at(self, log_alpha: float) -> None:
-        """Move the threshold there for good; what the calibration does."""
-        raise ValueError(f"{type(self).__name__} has no threshold that can be moved (override `close_at`)")
+        """Set the threshold; the calibration calls this."""
+        raise ValueError(f"{type(self).__name__} has no threshold to set (override `close_at`)")
 
 
 class LearnedGate(Gate):
     """log α = x·w + b, then the hard-concrete gate: sampled in training, the test-time gate otherwise (Eq. 9, 6-8, 13).
 
-    w starts at 0 and b at `start`, so every gate starts alike. With `normalize`, x is brought to zero mean and unit
-    variance first, for encoders whose output has a scale of its own. The parameters are made and loaded in float32.
+    w starts at 0 and b at `start`, so all gates start equal. `normalize` first brings x to zero mean and unit variance,
+    for encoders whose outputs are not normalized. The parameters are created and loaded in float32.
 
-    `moved` is how far the calibration has moved the threshold of the test-time gate; sampling does not know of it.
+    `moved` is the distance by which the calibration has moved the threshold of the test-time gate. It does not affect
+    sampling.
     """
 
     moved: Tensor
@@ -170,7 +175,7 @@ class LearnedGate(Gate):
             return Gates(values_BN * mask, open_BN * mask, log_alpha_BN)
 
     def log_alpha(self, x_BND: Tensor) -> Tensor:
-        """[B, N] from encodings in at least float32 (Eq. 9); override it to learn another function of them."""
+        """[B, N], from encodings in at least float32 (Eq. 9). Override it to learn another function of them."""
         if self.normalize:
             x_BND = nn.functional.layer_norm(x_BND, x_BND.shape[-1:])
         return x_BND @ self.weight.to(x_BND.dtype) + self.bias.to(x_BND.dtype)
@@ -183,7 +188,7 @@ class LearnedGate(Gate):
         return hard_concrete.closed(hard_concrete.wide(log_alpha) - self.moved, self.epsilon)
 
     def at(self, log_alpha: Tensor) -> Tensor:
-        """Eq. 13; below a threshold that was moved up gates are closed, above one that was moved down they are 1."""
+        """Eq. 13, but 0 below a threshold that was moved up, and 1 for gates that a lower threshold opens."""
         by_formula = hard_concrete.test_time_gate(log_alpha, self.epsilon)
         return by_formula.masked_fill(by_formula == 0, 1).masked_fill(self._closed(log_alpha), 0)
 
@@ -204,7 +209,7 @@ GateClass = TypeVar("GateClass", bound=type[Gate])
 
 
 def register_gate(name: str) -> Callable[[GateClass], GateClass]:
-    """Class decorator: under this name a saved model finds its gate again, once the defining module is imported."""
+    """Class decorator: the name under which a saved model finds its gate, once the defining module is imported."""
 
     def register(gate_class: GateClass) -> GateClass:
         known = _registry.get(name)
@@ -233,7 +238,7 @@ def gate_class(name: str) -> type[Gate]:
 def gate_name(gate: Gate) -> str:
     """The name a gate's class is registered under."""
     for name, known in _registry.items():
-        if _path(known) == _path(type(gate)):  # not identity: a notebook cell that is run again makes a new class
+        if _path(known) == _path(type(gate)):  # not identity: running a notebook cell again makes a new class
             return name
     raise ValueError(
         f"gate: {type(gate).__name__} is not registered, so a saved model could not find it again; "

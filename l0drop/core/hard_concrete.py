@@ -1,4 +1,4 @@
-"""The hard-concrete distribution of Louizos et al., as the paper uses it (Eq. 6 to 10 and 13). Pure functions.
+"""The hard-concrete distribution of Louizos et al., as used in the paper (Eq. 6 to 10 and 13). Pure functions.
 
 A gate is a binary-concrete variable with location log α and temperature β, stretched from (0, 1) to (-ε, 1+ε) and
 clipped to [0, 1], so that it is exactly 0 and exactly 1 with positive probability.
@@ -20,12 +20,12 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 
 def threshold(epsilon: float) -> float:
-    """The t for which the test-time gate is 0 exactly when log α <= -t, and 1 exactly when log α >= t: ln((1+ε)/ε)."""
+    """t = ln((1+ε)/ε): the test-time gate is 0 exactly if log α <= -t, and 1 exactly if log α >= t."""
     return math.log((1 + epsilon) / epsilon)
 
 
 def sample(log_alpha: Tensor, uniforms: Tensor, beta: float, epsilon: float) -> Tensor:
-    """A gate in [0, 1], differentiable in log α; its randomness, `uniforms`, is given from outside (Eq. 6-8)."""
+    """A gate in [0, 1], sampled with `uniforms` and differentiable in log α (Eq. 6-8)."""
     log_alpha = wide(log_alpha)
     edge = torch.finfo(log_alpha.dtype).eps
     noise = torch.logit(uniforms.to(log_alpha.dtype).clamp(edge, 1 - edge))
@@ -34,7 +34,7 @@ def sample(log_alpha: Tensor, uniforms: Tensor, beta: float, epsilon: float) -> 
 
 
 def test_time_gate(log_alpha: Tensor, epsilon: float) -> Tensor:
-    """ĝ = min(1, max(0, σ(log α)(1+2ε) - ε)) (Eq. 13), 0 and 1 exactly at ∓`threshold`, whatever the rounding."""
+    """ĝ = min(1, max(0, σ(log α)(1+2ε) - ε)) (Eq. 13), exactly 0 and 1 from ∓`threshold` on, despite rounding."""
     log_alpha = wide(log_alpha)
     between = torch.sigmoid(log_alpha) * (1 + 2 * epsilon) - epsilon
     between = between.clamp(torch.finfo(log_alpha.dtype).eps, 1)
@@ -47,20 +47,20 @@ def closed(log_alpha: Tensor, epsilon: float) -> Tensor:
 
 
 def closed_probability(log_alpha: Tensor, beta: float, epsilon: float) -> Tensor:
-    """P(gate = 0) = σ(β log(ε/(1+ε)) - log α), for a sampled gate."""
+    """P(gate = 0) = σ(β log(ε/(1+ε)) - log α) of a sampled gate."""
     return torch.sigmoid(-beta * threshold(epsilon) - wide(log_alpha))
 
 
 def open_probability(log_alpha: Tensor, beta: float, epsilon: float) -> Tensor:
-    """P(gate ≠ 0) = 1 - P(gate = 0), the term of the penalty (Eq. 10), accurate where it is tiny."""
+    """P(gate ≠ 0) = 1 - P(gate = 0), the term of the penalty (Eq. 10), accurate even if tiny."""
     return torch.sigmoid(wide(log_alpha) + beta * threshold(epsilon))
 
 
 def bounded(log_alpha: Tensor, limit: float) -> Tensor:
     """log α clipped to ±`limit`, with a gradient that can always lead back inside.
 
-    Beyond the limit a gate is open or closed in nearly every sample and gets almost no gradient any more: it would
-    wander off and never return. Outside, steps that would lead further out are stopped and the others pass.
+    Beyond the limit a gate is open or closed in nearly every sample and gets almost no gradient: it would drift away
+    and never return. Outside the limit, gradients that lead further out are set to 0; the others pass.
     """
     return _Bounded.apply(log_alpha, limit)
 
@@ -83,9 +83,9 @@ class _Bounded(torch.autograd.Function):
 def keyed_uniforms(key_B: Tensor, position_BN: Tensor, stream: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     """Uniforms in (0, 1), each a function of its sentence's key, its position and the stream alone.
 
-    Counter-based: nothing is drawn from a generator, so the numbers do not depend on the batch, on the process, on the
-    device or on being computed a second time. Independent draws of the same sentence take different keys; independent
-    gates on the same sentence (layer by layer) take different streams.
+    Counter-based: there is no generator, so the numbers do not depend on the batch, the process or the device, and a
+    recomputation gives the same ones. Use different keys for independent draws of one sentence, and different streams
+    for independent gates on it (layer by layer).
     """
     row_B = _mix(_mix(key_B.to(torch.int64)) + stream + 1)
     bits_BN = _mix(row_B[:, None] + (position_BN.to(torch.int64) + 1) * _GOLDEN)
@@ -95,12 +95,12 @@ def keyed_uniforms(key_B: Tensor, position_BN: Tensor, stream: int = 0, dtype: t
 
 
 def keyed_uniform(key_B: Tensor, stream: int) -> Tensor:
-    """[B], the same with one number for each sentence."""
+    """[B], one such number per sentence."""
     return keyed_uniforms(key_B, torch.zeros_like(key_B)[:, None], stream)[:, 0]
 
 
 def wide(x: Tensor) -> Tensor:
-    """`x` in the precision gates are computed in: float64 as it is, everything else as float32."""
+    """`x` in the precision of gates: float64 stays, everything else becomes float32."""
     return x if x.dtype == torch.float64 else x.float()
 
 

@@ -1,7 +1,7 @@
-"""What a dropped encoding means to the decoder, for the three gatings. The only file that knows.
+"""The meaning of a dropped encoding for the decoder, in each of the three gatings. Defined in this file only.
 
-`compress` builds the short memory, `full` the dense one; a decoder that adds `bias` to its attention scores computes
-the same on either.
+`compress` builds the short memory, `full` the dense one. A decoder that adds `bias` to its attention scores computes
+the same on both.
 
 | gating | the decoder attends to                                       | short memory                             |
 |--------|--------------------------------------------------------------|------------------------------------------|
@@ -20,7 +20,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from l0drop.core.gates import Gates, unseen
+from l0drop.core.gates import Gates, unreadable
 
 Gating = Literal["zero", "mask", "weight"]
 GATINGS: tuple[str, ...] = get_args(Gating)
@@ -28,12 +28,12 @@ GATINGS: tuple[str, ...] = get_args(Gating)
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """What the decoder attends to.
+    """The rows that the decoder attends to.
 
     states: [B, K, D], in source order.
-    bias: [B, 1, 1, K], added to the attention scores; -inf on padding; float32, or float64 beside float64 states.
+    bias: [B, 1, 1, K], added to the attention scores; -inf on padding; float32, or float64 with float64 states.
     index: [B, K], the source position of each row; -1 for the zero row and padding.
-    count: [B], dropped real tokens, which with gating `zero` the zero row stands for.
+    count: [B], the number of dropped real tokens; with gating `zero`, the zero row represents them.
     """
 
     states: Tensor
@@ -57,7 +57,7 @@ def compress(encodings: Tensor, gates: Gates, mask: Tensor, gating: Gating = "ze
     real_BK = torch.arange(rows, device=mask_BN.device) < kept_B[:, None]
     gate_BK = values_BN.gather(1, index_BK)
     states_BKD = encodings.gather(1, index_BK[..., None].expand(-1, -1, encodings.shape[-1]))
-    # where, not a product: what stands on padding may be anything, NaN included
+    # where, not a product: padding may hold anything, NaN included
     states_BKD = torch.where(real_BK[..., None], _scaled(states_BKD, gate_BK, gating), 0)
     bias_BK = _row_bias(gate_BK, real_BK, gating, states_BKD.dtype)
     index_BK = index_BK.masked_fill(~real_BK, -1)
@@ -70,7 +70,7 @@ def compress(encodings: Tensor, gates: Gates, mask: Tensor, gating: Gating = "ze
 
 
 def full(encodings: Tensor, gates: Gates, mask: Tensor, gating: Gating = "zero") -> Memory:
-    """The dense memory: every position in its place, gated. Differentiable; what training decodes from."""
+    """The dense memory: all positions, gated. Differentiable; training uses it."""
     mask_BN = _checked(encodings, gates, mask, gating)
     values_BN = keep_one(gates, mask_BN, gating).values
     kept_BN = values_BN != 0
@@ -84,14 +84,14 @@ def full(encodings: Tensor, gates: Gates, mask: Tensor, gating: Gating = "zero")
 def keep_one(gates: Gates, mask_BN: Tensor, gating: Gating) -> Gates:
     """With `mask` and `weight`, give a sentence whose gates are all closed one position with gate 1.
 
-    It is the position of largest log α, the first of them; the first real token where there is no log α. With `zero`
-    nothing happens: the zero row alone is a valid memory.
+    This is the first position of largest log α, or the first real token if there is no log α. `zero` needs no such
+    rule: the zero row alone is a valid memory.
     """
     if gating == "zero":
         return gates
     score_BN = torch.zeros_like(gates.values) if gates.log_alpha is None else gates.log_alpha
     best_B1 = score_BN.masked_fill(~mask_BN, -torch.inf).argmax(1, keepdim=True)
-    # where every score is -inf, argmax may land on padding
+    # if every score is -inf, argmax may return padding
     best_B1 = torch.where(mask_BN.gather(1, best_B1), best_B1, mask_BN.int().argmax(1, keepdim=True))
     all_closed_B1 = (gates.values == 0).all(1, keepdim=True)
     forced_BN = torch.zeros_like(mask_BN).scatter(1, best_B1, all_closed_B1)
@@ -99,8 +99,8 @@ def keep_one(gates: Gates, mask_BN: Tensor, gating: Gating) -> Gates:
 
 
 def check_mask(mask_BN: Tensor) -> None:
-    """Raise ValueError where a sentence has no real token: attention over nothing is undefined."""
-    if unseen(mask_BN):
+    """Raise ValueError if a sentence has no real token: attention over nothing is undefined."""
+    if unreadable(mask_BN):
         return
     empty = (~mask_BN.any(1)).nonzero().flatten().tolist()
     if empty:

@@ -1,6 +1,6 @@
-"""The L0 term of the objective, and what sets its weight λ: a constant, a ramp, or a controller with a target sparsity.
+"""The L0 penalty, schedules for its weight λ (a constant, a ramp, a controller with a target), and the calibration.
 
-The schedules are plain Python with a state that can be saved, so a resumed run goes on where it stopped.
+Schedules are plain Python objects whose state can be saved, so that a resumed run continues with the same λ.
 
 Shapes: B sentences, N source positions. Masks are True on real tokens.
 """
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from l0drop.core import hard_concrete
 from l0drop.core.memory import Gating
+from l0drop.core.values import number
 
 Reduction = Literal["mean", "sum"]
 
@@ -21,36 +22,42 @@ Reduction = Literal["mean", "sum"]
 def penalty(open_probability_BN: Tensor, mask_BN: Tensor, reduction: Reduction = "mean") -> Tensor:
     """[B], the expected number of open gates of each sentence (Eq. 10), or its mean over the sentence's tokens.
 
-    The paper writes the sum, its authors' code takes the mean; with the mean λ weighs the same for short and for long
-    inputs. Positions outside `mask_BN` are left out; a sentence with none inside has penalty 0.
+    The paper writes the sum; its authors' code takes the mean. With the mean, λ has the same weight for short and long
+    inputs. Positions outside `mask_BN` do not count; a sentence without any has penalty 0.
     """
     total_B = open_probability_BN.masked_fill(~mask_BN, 0).sum(1)
     return total_B if reduction == "sum" else total_B / mask_BN.sum(1).clamp_min(1)
 
 
 class LambdaSchedule:
-    """What λ is at each optimizer step: call `step` once per step and use what it returns."""
+    """λ over the training: call `step` once per optimizer step; it returns the next λ."""
 
     value: float
     moving: tuple[str, ...] = ("value",)
 
     def step(self, sparsity: float | None = None, validation: float | None = None) -> float:
-        """Move on by one optimizer step. `sparsity`: share of closed test-time gates in the step's training batch;
-        `validation`: the same on held-out text with dropout off, at the steps where it was measured."""
+        """Advance by one optimizer step.
+
+        sparsity: the share of closed test-time gates in the step's training batch.
+        validation: the same on held-out text with dropout off, at steps where it was measured.
+        """
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """What moves, as plain JSON values; targets and gains are settings, not state."""
+        """The values that change, as plain JSON; targets and gains are settings, not state."""
         return {name: getattr(self, name) for name in self.moving}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if set(state) != set(self.moving):
-            raise ValueError(f"{type(self).__name__}: a state with {sorted(self.moving)} expected, got {sorted(state)}")
+            raise ValueError(
+                f"{type(self).__name__}: expected a state with {', '.join(sorted(self.moving))}, "
+                f"got {', '.join(sorted(state))}"
+            )
         vars(self).update(state)
 
 
 class ConstantLambda(LambdaSchedule):
-    """λ as given."""
+    """A fixed λ."""
 
     def __init__(self, value: float) -> None:
         self.value = value
@@ -60,13 +67,13 @@ class ConstantLambda(LambdaSchedule):
 
 
 class RampedLambda(LambdaSchedule):
-    """λ rising linearly from 0 at step `start` to its value at step `end`: training from scratch."""
+    """λ rises linearly from 0 at step `start` to its value at step `end`; for training from scratch."""
 
     moving = ("value", "steps")
 
     def __init__(self, value: float, start: int, end: int) -> None:
         if not 0 <= start < end:
-            raise ValueError(f"λ ramp: 0 <= start < end expected, got start {start}, end {end}")
+            raise ValueError(f"λ ramp: expected 0 <= start < end, got start {start}, end {end}")
         self.final, self.start, self.end = value, start, end
         self.steps = 0
         self.value = 0.0
@@ -78,28 +85,28 @@ class RampedLambda(LambdaSchedule):
 
 
 class SteeredLambda(LambdaSchedule):
-    """λ moved by a PI controller until the sparsity is the target.
+    """A PI controller that moves λ until the sparsity is the target.
 
-    Why PI: a Lagrange multiplier (the integral term alone) answers to the accumulated error only. Gates follow λ with
-    a lag, so by the time the error is gone λ is too large and the sparsity swings around the target. The proportional
-    term answers to the error's change and cancels that lag. It is strong, because what closes too much is slow to
-    open again: a closed gate stays closed at a fraction of the λ that closed it.
+    Why PI: a Lagrange multiplier (the integral term alone) reacts to the accumulated error only. Gates follow λ with
+    a lag, so by the time the error is gone λ is too large, and the sparsity oscillates around the target. The
+    proportional term reacts to the change of the error and cancels that lag. It is strong because overshoot is slow to
+    undo: a closed gate stays closed at a fraction of the λ that closed it.
 
     Velocity form: each step adds  max(λ, `scale`) · (kp · change of the error + ki · error)  to λ and clips it to
-    [0, max_lambda]. What is clipped is the only state that accumulates, so nothing winds up while λ rests at a bound.
-    Steps in proportion to λ approach targets that need λ = 0.2 and λ = 20 at a like pace.
+    [0, max_lambda]. λ is the only state that accumulates, so the integral term cannot wind up while λ is at a bound.
+    Steps proportional to λ approach targets that need λ = 0.2 and λ = 20 at a similar pace.
 
-    The error is taken against a setpoint that rises linearly over `ramp` steps, from 0 to `margin` above the target.
-    About a third of the training is a good time for that: gates close one kind of word after the other, and the model
-    can follow. In `wait` steps before that λ is 0: a model that has not learnt to read yet would close every gate, for
-    good. What is measured is a moving average over training batches, corrected by its difference to the last
+    The error is measured against a setpoint that rises linearly over `ramp` steps, from 0 to `margin` above the target.
+    About a third of the training is a good length: gates close one kind of word after the other, and the model can
+    adapt. λ is 0 for `wait` steps before that, because a model that has not learned to read yet would close every gate
+    for good. The measurement is a moving average over training batches, corrected by its difference to the last
     validation measurement.
 
-    The margin leaves the calibration at the end gates to open, which is harmless. Where it has to close gates that
-    training has left wide open, the model has never seen them closed, and even a hundredth of them can be too many.
+    The margin leaves gates for the calibration to open, which is harmless. If it has to close gates that training left
+    wide open, the model has never seen them closed, and even one in a hundred can be too many.
 
-    ki is for gates that close within hundreds of steps. Where they close within tens, at a high learning rate, more of
-    it brings the sparsity to its setpoint sooner, and leaves the model more time to follow.
+    The default `ki` suits gates that close within hundreds of steps. If they close within tens, at a high learning
+    rate, a larger one reaches the setpoint sooner and leaves the model more time to adapt.
     """
 
     moving = ("value", "steps", "average", "offset", "last_error")
@@ -118,8 +125,9 @@ class SteeredLambda(LambdaSchedule):
         scale: float = 0.2,
         max_lambda: float = 50.0,
     ) -> None:
+        target = number("target_sparsity", target)
         if not 0 < target < 1:
-            raise ValueError(f"target_sparsity: expected a share in (0, 1), got {target}")
+            raise ValueError(f"target_sparsity: expected a share between 0 and 1, got {target}")
         self.target, self.kp, self.ki, self.smoothing = target, kp, ki, smoothing
         self.wait, self.ramp, self.margin, self.scale, self.max_lambda = wait, ramp, margin, scale, max_lambda
         self.start = start
@@ -131,13 +139,13 @@ class SteeredLambda(LambdaSchedule):
 
     @property
     def setpoint(self) -> float:
-        """Where the sparsity should be at the present step."""
-        share = min(1.0, max(0, self.steps - self.wait) / self.ramp) if self.ramp else 1.0
-        return share * (self.target + min(self.margin, (1 - self.target) / 2))
+        """The sparsity to reach at this step."""
+        progress = min(1.0, max(0, self.steps - self.wait) / self.ramp) if self.ramp else 1.0
+        return progress * (self.target + min(self.margin, (1 - self.target) / 2))
 
     @property
     def measured(self) -> float | None:
-        """The best present estimate of the sparsity on held-out text."""
+        """The current estimate of the sparsity on held-out text."""
         return None if self.average is None else self.average + self.offset
 
     def step(self, sparsity: float | None = None, validation: float | None = None) -> float:
@@ -164,7 +172,7 @@ class SteeredLambda(LambdaSchedule):
 
 
 class Sentences(NamedTuple):
-    """What the calibration needs of one batch of held-out text: log α [B, N], real tokens, tokens always kept."""
+    """One batch of held-out text for the calibration: log α [B, N], real tokens, tokens that are always kept."""
 
     log_alpha: Tensor
     mask: Tensor
@@ -173,9 +181,12 @@ class Sentences(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibration:
-    """The outcome: where gates close now, and the sparsity on the text it was found on, as trained and with it.
+    """The result of a calibration.
 
-    inner_moved: how far the thresholds of gates between layers were moved as well.
+    threshold: the log α at and below which gates close now.
+    target: the sparsity asked for.
+    before, after: the sparsity on the held-out text as trained, and with the new threshold.
+    inner_moved: by how much the thresholds of gates between layers were moved.
     """
 
     threshold: float
@@ -186,24 +197,60 @@ class Calibration:
 
     @property
     def met(self) -> bool:
+        """Whether the sparsity is within half a point of the target."""
         return abs(self.after - self.target) <= TOLERANCE
+
+    @property
+    def refusal(self) -> str | None:
+        """Why these gates should not be closed, if they are too many."""
+        closed = self.after - self.before
+        if closed <= MOST_CLOSED:
+            return None
+        return (
+            f"the sparsity on this text is {self.before:.1%} and the target {self.target:.1%}. To reach it, "
+            f"{100 * closed:.1f} points of encodings that training left open would have to be closed (limit: "
+            f"{100 * MOST_CLOSED:.0f} points), and the decoder has not learned to do without them. Train longer, "
+            "calling steer() at every step, or choose a lower target"
+        )
+
+    @property
+    def warning(self) -> str | None:
+        """What to know about the gates that were moved, if they are more than a few."""
+        closed = self.after - self.before
+        moved = f"from {self.before:.1%} to {self.after:.1%} (target {self.target:.1%})"
+        if closed > WORTH_A_WARNING:
+            return (
+                f"the calibration closed {100 * closed:.1f} points of encodings that training had left open, {moved}; "
+                "the decoder has not learned to do without them. Check the quality; training longer avoids this"
+            )
+        if closed < -MOST_CLOSED:
+            return (
+                f"the calibration opened {-100 * closed:.1f} points of encodings that training had closed, {moved}. "
+                "This is harmless, but training went well past its target: a longer ramp of λ gives a better model"
+            )
+        return None
 
 
 TOLERANCE = 0.005
-"""How near to the target is near enough: half a point."""
+"""The calibration is content within half a point of the target."""
+MOST_CLOSED = 0.05
+"""The calibration refuses to close more than 5 points. On real text, training runs that were long enough ended at most
+2.2 points below their target; a run that is further off has not learned to do without these encodings."""
+WORTH_A_WARNING = 0.01
+"""It warns above 1 point. Steering aims 1 point above the target, so a run that got there has nothing to close."""
 
 
 def calibrate(batches: Iterable[Sentences], target: float, threshold: float, gating: Gating) -> Calibration:
-    """The threshold of log α, at and below which gates are closed, that brings the sparsity nearest to `target`.
+    """The threshold, the log α at and below which gates close, that brings the sparsity nearest to `target`.
 
-    The present one stays where the sparsity is within half a point already. Moving it keeps the order of log α: it
-    closes those that were nearest to being closed, or opens those that were nearest to being open, and touches no
-    other. (Shifting log α instead moves every gate. Trained gates are nearly all exactly 0 or 1, with a wide gap
-    between: closing a hundredth more of them by a shift half closes all the others.)
+    The threshold stays if the sparsity is within half a point already. Moving it closes the gates that were nearest to
+    being closed, or opens those nearest to being open, and changes no other. (Shifting log α would change every gate.
+    Trained gates are nearly all exactly 0 or 1, with a wide gap between: a shift that closes one more in a hundred half
+    closes all the others.)
 
-    Counted as in decoding: tokens always kept are never closed; with gatings that keep one row of a sentence whose
-    gates are all closed, that row is never closed either. Where tokens share one log α the share moves in jumps, and
-    `Calibration.met` tells if it jumped over the target.
+    Tokens are counted as in decoding: tokens that are always kept never close, nor does the one row that some gatings
+    keep of a sentence whose gates are all closed. Tokens with equal log α close together, so the sparsity may jump over
+    the target; `Calibration.met` says whether it did.
     """
     closable, real = [], 0
     for log_alpha_BN, mask_BN, always_BN in batches:
@@ -212,13 +259,13 @@ def calibrate(batches: Iterable[Sentences], target: float, threshold: float, gat
             best_B1 = log_alpha_BN.masked_fill(~mask_BN, -torch.inf).argmax(1, keepdim=True)
             may_close_BN.scatter_(1, best_B1, False)
         if always_BN is not None:
-            # a sentence with a token that is always kept never needs a row forced open
+            # a sentence with a token that is always kept needs no other row kept open
             has_always_B1 = (always_BN & mask_BN).any(1, keepdim=True)
             may_close_BN = torch.where(has_always_B1, mask_BN, may_close_BN) & ~always_BN
         closable.append(hard_concrete.wide(log_alpha_BN)[may_close_BN].double().cpu())
         real += int(mask_BN.sum())
     if not real:
-        raise ValueError("calibrate: no real token in the validation text")
+        raise ValueError("calibrate: the held-out text has no real token")
     log_alpha_N = torch.cat(closable).sort().values
 
     def sparsity(at: Tensor) -> Tensor:
@@ -228,10 +275,10 @@ def calibrate(batches: Iterable[Sentences], target: float, threshold: float, gat
     finite = log_alpha_N[log_alpha_N.isfinite()].unique()
     if abs(before - target) <= TOLERANCE or not len(finite):
         return Calibration(threshold, target, before, before)
-    # candidates lie half way between neighbours, where rounding cannot flip a token
+    # candidates lie halfway between neighbours, where rounding cannot flip a token
     candidates = torch.cat([finite[:1] - 1, (finite[1:] + finite[:-1]) / 2, finite[-1:] + 1])
     distance = (sparsity(candidates) - target).abs()
-    nearest = candidates[distance == distance.min()]  # of two that are as near, the one that moves less
+    nearest = candidates[distance == distance.min()]  # among equally near ones, take the smallest move
     chosen = nearest[(nearest - threshold).abs().argmin()]
     if float(distance.min()) >= abs(before - target):
         return Calibration(threshold, target, before, before)

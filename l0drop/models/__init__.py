@@ -1,1 +1,1 @@
-"""The idea inside Hugging Face encoder-decoders."""
+"""The method inside Hugging Face encoder-decoders."""

@@ -1,4 +1,4 @@
-"""One model's parameters in another model's modules: how a gate is put in and taken out without copying weights."""
+"""Put one model's parameters into another model's modules, to add or remove a gate without copying weights."""
 
 import copy
 from typing import Any
@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 
 def adopt_parameters(source: PreTrainedModel, model_class: type[Any], config: Any) -> Any:
-    """A model of `model_class` whose parameters and buffers are the very objects of `source`, where it has them."""
+    """A model of `model_class` that shares the parameter and buffer objects of `source`."""
     with torch.device("meta"):
         model = model_class(config)
     others = dict(source.named_modules(remove_duplicate=False))
@@ -20,7 +20,7 @@ def adopt_parameters(source: PreTrainedModel, model_class: type[Any], config: An
         if type(module) is not type(other) and not isinstance(other, nn.ModuleList):
             raise ValueError(
                 f"model: {name} is a {type(other).__name__}, not a plain {type(module).__name__}; "
-                "sparsify before quantizing, adapters or other surgery"
+                "call sparsify before quantizing or adding adapters"
             )
         module._parameters.update(other._parameters)
         module._buffers.update(other._buffers)

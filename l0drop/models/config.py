@@ -1,4 +1,4 @@
-"""How a model drops: the user's `L0DropConfig`, and the Hugging Face config classes that carry it."""
+"""`L0DropConfig`, the user's settings, and the Hugging Face config classes that store it."""
 
 import dataclasses
 import math
@@ -14,27 +14,27 @@ from l0drop.core.penalty import Reduction
 from l0drop.models import patterns as patterns  # registers the rules, so that a saved model finds its gate
 
 FORMAT = 1
-"""Version of what is stored in a model's config; raised when an older l0drop could not read it any more."""
+"""Version of the stored config; increased when an older l0drop can no longer read it."""
 
 DEFAULT_LAMBDA = 0.3
-"""λ where neither λ nor a target sparsity is given: the paper's value for fine-tuning."""
+"""The default λ, if there is no target sparsity: the paper's value for fine-tuning."""
 
 
 @dataclass
 class L0DropConfig:
-    """How a model drops. Bad values raise ValueError with the field's name, at construction and on assignment.
+    """The settings of gates and penalty. Bad values raise ValueError with the field's name, also on assignment.
 
-    gating: what a dropped encoding means to the decoder: `zero` (the paper), `mask` or `weight`. Weights are trained
-        for one gating, so it cannot be changed afterwards.
-    lambda_, target_sparsity: the weight of the penalty, or the sparsity that it is steered to; never both. With
-        neither, λ is the paper's 0.3.
+    gating: how the decoder sees a dropped encoding: `zero` (the paper), `mask` or `weight`. Weights are trained for one
+        gating, so a model's gating cannot be changed.
+    lambda_: the weight of the penalty; default: 0.3, as in the paper. Not together with `target_sparsity`.
+    target_sparsity: the share of encodings to drop; `model.steer` moves λ to reach it.
     penalty: `mean` or `sum` over a sentence's real tokens.
     beta, epsilon: temperature and stretch of the hard-concrete distribution.
-    start: the gate's bias at the start; None is ln((1+ε)/ε) + 0.6, where every gate is exactly 1.
-    gate, gate_args: a registered gate and its arguments.
-    always_keep: token ids that are never dropped: gate 1, left out of the penalty, counted as kept.
-    layerwise: gates between the encoder's layers too.
-    enabled: False runs the current weights ungated.
+    start: the gate's initial bias; default: ln((1+ε)/ε) + 0.6, where every gate is exactly 1.
+    gate, gate_args: the name of a registered gate and its arguments.
+    always_keep: ids of tokens that are never dropped: their gate is 1, and the penalty ignores them.
+    layerwise: gates between the encoder's layers, too.
+    enabled: False runs the current weights without gates.
     """
 
     gating: Gating = "zero"
@@ -55,7 +55,7 @@ class L0DropConfig:
         self._check()
 
     def fixed(self) -> "L0DropConfig":
-        """A copy for a model, whose gating can no longer be changed."""
+        """A copy whose gating can no longer be changed, for a model."""
         copy = dataclasses.replace(self, gate_args=dict(self.gate_args))
         object.__setattr__(copy, "_fixed", True)
         return copy
@@ -65,7 +65,7 @@ class L0DropConfig:
         if gating != self.gating:
             raise ValueError(
                 f"gating: the model is trained for {self.gating!r} and decodes wrongly with {gating!r}; "
-                f"load it with {self.gating!r}, or sparsify the base model anew and train it with {gating!r}"
+                f"load it with {self.gating!r}, or sparsify the base model again and train it with {gating!r}"
             )
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -99,7 +99,7 @@ class L0DropConfig:
         require("gating", self.gating in GATINGS, f"one of {', '.join(GATINGS)}")
         if self.lambda_ is not None and self.target_sparsity is not None:
             raise ValueError(
-                "lambda_ and target_sparsity: give one of them; a target sets λ by itself "
+                "lambda_ and target_sparsity: give only one of them; a target moves λ by itself "
                 f"(got lambda_ {self.lambda_}, target_sparsity {self.target_sparsity})"
             )
         require(
@@ -125,7 +125,7 @@ class L0DropConfig:
                 "layerwise: gates between layers act on encodings, so gating must be zero or mask, not weight"
             )
         if self.layerwise and self.gate != "learned":
-            raise ValueError(f"layerwise: only the learned gate goes between layers, not {self.gate!r}")
+            raise ValueError(f"layerwise: only the learned gate works between layers, not {self.gate!r}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, with the format version."""
@@ -148,7 +148,7 @@ class L0DropConfig:
 
 
 class L0DropModelConfig:
-    """What every L0Drop model config adds to its base: the field `l0drop`, whose gating cannot be changed."""
+    """Mixin for the config of an L0Drop model: adds the field `l0drop`, whose gating cannot be changed."""
 
     base_config: type[PreTrainedConfig]
 
@@ -161,7 +161,7 @@ class L0DropModelConfig:
         present: L0DropConfig | None = self.__dict__.get("_l0drop")
         if isinstance(value, L0DropConfig):
             config = value
-        else:  # what a mapping does not say stays as it is
+        else:  # a mapping changes only the fields that it names
             config = L0DropConfig.from_dict({**(present.to_dict() if present is not None else {}), **(value or {})})
         if present is not None and self.__dict__["_l0drop_given"]:
             present.refuse_other_gating(config.gating)
@@ -185,7 +185,7 @@ _classes: dict[Any, Any] = {}
 
 
 def config_class(base: Any) -> Any:
-    """`L0Drop<Base>Config`, known to the Auto classes under the model type `l0drop_<base>`."""
+    """`L0Drop<Base>Config`, registered with the Auto classes under the model type `l0drop_<base>`."""
     if base in _classes:
         return _classes[base]
 
@@ -210,7 +210,7 @@ def config_class(base: Any) -> Any:
 
 
 def wrap_config(base: PreTrainedConfig, l0drop: L0DropConfig) -> PreTrainedConfig:
-    """The L0Drop config with everything the base model's config says."""
+    """The L0Drop config with all values of the base model's config."""
     values = {k: v for k, v in base.to_dict().items() if k not in ("model_type", "architectures")}
     config = config_class(type(base))(l0drop=l0drop, **values)
     config._attn_implementation = base._attn_implementation

@@ -1,4 +1,4 @@
-"""What users turn and read on a sparsified model: the dial, λ, optimizer groups, explanations, the calibration."""
+"""The user's controls on a sparsified model: dial, λ, optimizer groups, explanations, calibration."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,32 +13,40 @@ from l0drop.core.dial import Dial
 from l0drop.core.gates import Gate
 from l0drop.core.memory import check_mask
 from l0drop.core.penalty import TOLERANCE, Calibration, LambdaSchedule, Sentences, SteeredLambda, calibrate
+from l0drop.core.values import number, share
 from l0drop.models.outputs import Explanation
+
+UNSTEERED = 100
+"""Training steps with a target but without `steer` after which the model warns: a third of the default ramp."""
 
 
 class Controls(nn.Module):
-    """The part of `L0DropModel` that people with their own loop call."""
+    """The part of `L0DropModel` that users call in their own training loop."""
 
     config: Any
     gate: Gate
     inner_gates: nn.ModuleList
     schedule: LambdaSchedule
     get_encoder: Any
+    calibration: Calibration | None = None
     _dial: Dial
     _steps_unsteered: int = 0
     _seen: tuple[Tensor, Tensor] | None  # dropped and real tokens in training since λ was last moved
 
     @property
     def lambda_(self) -> float:
-        """The live weight of the penalty."""
+        """The current weight of the penalty."""
         return self.schedule.value
 
     @lambda_.setter
     def lambda_(self, value: float) -> None:
+        value = number("lambda_", value)
+        if value < 0:
+            raise ValueError(f"lambda_: expected a number that is not negative, got {value}")
         self.schedule.value = value
 
     def _always(self, input_ids: Tensor | None, mask_BN: Tensor) -> Tensor | None:
-        """[B, N], True on real tokens that are kept whatever the gate says; None where there are none."""
+        """[B, N], True on real tokens of `always_keep`; None if there are none to look for."""
         always_keep = self.config.l0drop.always_keep
         if not always_keep:
             return None
@@ -46,52 +54,63 @@ class Controls(nn.Module):
             raise ValueError("always_keep: token ids are needed to know which tokens to keep; pass input_ids")
         return torch.isin(input_ids, torch.tensor(always_keep, device=input_ids.device)) & mask_BN
 
-    @contextmanager
     def dial(
         self,
         keep: float | Tensor | None = None,
         max_memory: int | None = None,
         shift: float | None = None,
         dense: bool = False,
-    ) -> Iterator[None]:
-        """Keep more or fewer encodings than the model chose by itself, for the calls inside; see `Dial`.
+    ) -> "DialContext":
+        """Keep more or fewer encodings than the model chose by itself, inside a `with` block; see `Dial`.
 
-        A dial inside another replaces it. In training, half of the sentences have the rows that `keep` takes; in the
-        others gates are drawn around that border, so that the order of rows is learnt. `shift` is for decoding alone.
+            with model.dial(keep=0.3):
+                tokens = model.generate(**inputs)
+
+        Of nested dials the innermost counts. In training, half of the sentences keep the rows that `keep` selects; in
+        the others, gates are sampled around the border between kept and dropped rows, so that the gate learns the order
+        of rows. `shift` works in decoding only.
         """
         self._require_enabled()
         if self.training and shift is not None:
             raise ValueError("shift: moves the test-time gate; in training, use keep")
-        before, self._dial = self._dial, Dial(keep, max_memory, shift, dense)
-        try:
-            yield
-        finally:
-            self._dial = before
+        return DialContext(self, Dial(keep, max_memory, shift, dense))
 
-    def steer(self, sparsity: float | Tensor | None = None, *, validation: float | None = None) -> float:
-        """Move λ, once per optimizer step, by what was measured: towards the target sparsity, or along its schedule.
+    def training_sparsity(self) -> float | None:
+        """The sparsity of the training batches that `forward` has seen since the last `steer`, over all processes.
 
-        `sparsity` is that of the step's training batches; left out, it is what `forward` has seen since the last call,
-        in all processes. `validation` is the sparsity on held-out text, at the steps where it was measured. What is
-        passed must be the same in all processes, or their λ drift apart.
+        None if it has seen none. Every process must call it equally often.
         """
-        if sparsity is None and self._seen is not None:
-            counts = torch.stack([torch.as_tensor(n, dtype=torch.float64) for n in self._seen])
-            if torch.distributed.is_available() and torch.distributed.is_initialized():
-                torch.distributed.all_reduce(counts)
-            sparsity = counts[0] / counts[1]
+        if self._seen is None:
+            return None
+        counts = torch.stack([torch.as_tensor(n, dtype=torch.float64) for n in self._seen])
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(counts)
+        return float(counts[0] / counts[1])
+
+    def steer(self, sparsity: float | Tensor | None = None, *, validation: float | Tensor | None = None) -> float:
+        """Move λ towards the target sparsity, or along its schedule, and return it. Call it once per optimizer step.
+
+        sparsity: of the step's training batches, as `output.sparsity` says; default: `training_sparsity()`.
+        validation: the sparsity on held-out text, at steps where you measured it.
+
+        Pass the same numbers in all processes, or their λ drift apart.
+        """
+        measured = None if sparsity is None else share("sparsity", sparsity)
+        held_out = None if validation is None else share("validation", validation)
+        if measured is None:
+            measured = self.training_sparsity()
         self._seen = None
-        return self.schedule.step(None if sparsity is None else float(sparsity), validation)
+        return self.schedule.step(measured, held_out)
 
     def _warn_if_never_steered(self) -> None:
-        """A target that nothing steers to is a mistake that would show only at the end."""
         if torch.compiler.is_compiling() or not isinstance(self.schedule, SteeredLambda):
             return
         self._steps_unsteered = 0 if self.schedule.steps else self._steps_unsteered + 1
-        if self._steps_unsteered == 200:
+        if self._steps_unsteered == UNSTEERED:
             warnings.warn(
-                "target_sparsity is set, but λ has not moved in 200 training steps: call model.steer() after every "
-                "optimizer step, or give the Trainer a SteerCallback (l0drop.training.callbacks)",
+                f"target_sparsity is set, but λ was never steered in {UNSTEERED} training steps, so the model will not "
+                "reach it: call model.steer() after every optimizer step, or give the Trainer "
+                "callbacks=[l0drop.SteerCallback()]",
                 stacklevel=3,
             )
 
@@ -100,10 +119,10 @@ class Controls(nn.Module):
             raise ValueError("enabled: the model runs ungated; set model.config.l0drop.enabled = True first")
 
     def parameter_groups(self, lr: float, gate_scale: float = 30) -> list[dict[str, Any]]:
-        """Optimizer groups: the gates learn `gate_scale` times faster (an open gate's L0 gradient is tiny)."""
+        """Optimizer groups: gates learn at `gate_scale` times `lr`, because an open gate's L0 gradient is tiny."""
         gates = [p for module in (self.gate, self.inner_gates) for p in module.parameters() if p.requires_grad]
-        own = {id(p) for p in gates}
-        rest = [p for p in self.parameters() if p.requires_grad and id(p) not in own]
+        gate_ids = {id(p) for p in gates}
+        rest = [p for p in self.parameters() if p.requires_grad and id(p) not in gate_ids]
         return [{"params": rest, "lr": lr}, {"params": gates, "lr": lr * gate_scale, "weight_decay": 0.0}]
 
     @torch.no_grad()
@@ -114,47 +133,64 @@ class Controls(nn.Module):
         hints: Mapping[str, Tensor] | None = None,
         **kwargs: Any,
     ) -> list[Explanation]:
-        """Test-time gates, log α and kept positions of each sentence, counted in its real tokens."""
+        """Test-time gates, log α and kept positions of each sentence, counted in its real tokens.
+
+        model.explain(**tokenizer(["The house is small."], return_tensors="pt"))
+        """
         self._require_enabled()
+        _require_ids(input_ids)
         with evaluating(self):
             output = self.get_encoder()(input_ids=input_ids, attention_mask=attention_mask, hints=hints, **kwargs)
         gates, mask_BN = output.gates, real_tokens(attention_mask, input_ids)
         explanations = []
-        for row, real in enumerate(mask_BN):
-            values = gates.values[row, real]
-            log_alpha = None if gates.log_alpha is None else gates.log_alpha[row, real]
+        for sentence, real in enumerate(mask_BN):
+            values = gates.values[sentence, real]
+            log_alpha = None if gates.log_alpha is None else gates.log_alpha[sentence, real]
             explanations.append(Explanation(values, log_alpha, (values != 0).nonzero().flatten().tolist()))
         return explanations
 
     @torch.no_grad()
-    def calibrate(self, batches: Iterable[Mapping[str, Any]], target: float | None = None) -> Calibration:
-        """Bring the sparsity on held-out text to the target by moving, for good, the log α at which gates close; all
-        other gates stay as they are. `batches` hold input_ids, attention_mask and what else the encoder takes.
+    def calibrate(
+        self, batches: Iterable[Mapping[str, Any]], target: float | None = None, *, force: bool = False
+    ) -> Calibration:
+        """Bring the sparsity on held-out text to the target by moving the log α at which gates close.
 
-        Opening what training had closed is harmless. Closing what it had left open is not: the fewer, the better.
-        Where gates between layers have removed more rows than the target allows, which the last gate cannot bring
-        back, their thresholds move as well, all by as much (`Calibration.inner_moved`).
+        batches: an iterable of encoder inputs (input_ids, attention_mask, ...); labels are ignored.
+        target: default: `target_sparsity` of the config.
+        force: close gates however many it takes.
+
+        Other gates stay as they are. Opening gates that training had closed is harmless. Closing gates that it had
+        left open is not: the decoder has never done without those encodings. So this raises ValueError, and changes
+        nothing, if it would have to close more than 5 points (`MOST_CLOSED`), and warns above 1 point.
+
+        If gates between layers have removed more rows than the target allows, which the last gate cannot bring back,
+        their thresholds are lowered as well, all by the same amount (`Calibration.inner_moved`).
         """
-        wanted = self.config.l0drop.target_sparsity if target is None else target
+        wanted = self.config.l0drop.target_sparsity if target is None else share("target", target)
         if wanted is None:
             raise ValueError("target: the model has no target_sparsity; say which sparsity to calibrate to")
-        texts = [{k: v for k, v in b.items() if k not in ("labels", "noise_key", "decoder_input_ids")} for b in batches]
+        texts = _encoder_inputs(batches)
         with evaluating(self), self.dial():
             result, gone = self._calibration(texts, wanted)
+            if result.refusal is not None and not force:
+                raise ValueError(f"calibrate: {result.refusal}. To close them anyway, pass force=True")
             if gone > wanted + TOLERANCE:
                 result = replace(self._open_between_layers(texts, result), before=result.before)
+        if result.warning is not None:
+            warnings.warn(result.warning, stacklevel=3)
         if result.threshold != self.gate.threshold:
             self.gate.close_at(result.threshold)
+        self.calibration = result
         return result
 
     def _calibration(self, texts: Sequence[Mapping[str, Any]], wanted: float) -> tuple[Calibration, float]:
-        """Where the last gate should close, given what stands before it, and the share of tokens it never sees."""
+        """Where the last gate should close, and the share of tokens that gates before it have removed already."""
         sentences = []
         gone = real = 0
         for inputs in texts:
             gates = self.get_encoder()(**inputs).gates
             if gates.log_alpha is None:
-                raise ValueError("calibrate: this gate has no log α that decides what is closed (it is a rule)")
+                raise ValueError("calibrate: this gate has no log α with a threshold to move, because it is a rule")
             mask_BN = real_tokens(inputs.get("attention_mask"), gates.values)
             always_BN = self._always(inputs.get("input_ids"), mask_BN)
             sentences.append(Sentences(gates.log_alpha, mask_BN, always_BN))
@@ -165,10 +201,10 @@ class Controls(nn.Module):
         return found, gone / real if real else 0.0
 
     def _open_between_layers(self, texts: Sequence[Mapping[str, Any]], closed: Calibration) -> Calibration:
-        """Lower the thresholds between layers as little as brings the last gate to its target.
+        """Lower the thresholds between layers just enough for the last gate to reach its target.
 
-        Every row that stays changes what later layers see, so each candidate is tried on the text: steps that double
-        until enough is open, then halves between the last two.
+        Every row that is kept changes the input of later layers, so each candidate is run on the text: first steps that
+        double until enough rows are open, then bisection between the last two.
         """
         gates = [gate for gate in self.inner_gates if isinstance(gate, Gate)]
         as_trained = [gate.threshold for gate in gates]
@@ -182,18 +218,78 @@ class Controls(nn.Module):
         too_little, by = 0.0, 1.0
         while not lowered(by)[1]:
             too_little, by = by, 2 * by
-            if by > _WIDEST:
+            if by > _LARGEST_STEP:
                 lowered(0.0)
                 return closed
-        for _ in range(_HALVES):
+        for _ in range(_BISECTIONS):
             middle = (too_little + by) / 2
             too_little, by = (too_little, middle) if lowered(middle)[1] else (middle, by)
         return lowered(by)[0]
 
 
-_WIDEST = 64.0
-"""No log α that is finite in practice is further below its threshold."""
-_HALVES = 6
+_LARGEST_STEP = 64.0
+"""In practice no finite log α lies further below its threshold."""
+_BISECTIONS = 6
+
+
+class DialContext:
+    """The dial of one `with` block. Dropping it without entering it warns, because then it has changed nothing."""
+
+    def __init__(self, model: Controls, dial: Dial) -> None:
+        self._model, self._setting = model, dial
+        self._outer: list[Dial] = []
+        self._entered = False
+
+    def __enter__(self) -> None:
+        self._entered = True
+        self._outer.append(self._model._dial)
+        self._model._dial = self._setting
+
+    def __exit__(self, *exception: object) -> None:
+        self._model._dial = self._outer.pop()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_entered", True):
+            warnings.warn(
+                f"model.dial({self._setting}) changed nothing, because it was not entered: write "
+                f"`with model.dial({self._setting}): ...`, with the calls it is for inside",
+                stacklevel=2,
+            )
+
+
+def _require_ids(input_ids: Any) -> None:
+    if isinstance(input_ids, Mapping):
+        raise TypeError("input_ids: expected token ids, got a mapping; unpack it: model.explain(**inputs)")
+    if not isinstance(input_ids, Tensor):
+        raise TypeError(
+            f"input_ids: expected a tensor of token ids [B, N], got {type(input_ids).__name__}; tokenize text first, "
+            'model.explain(**tokenizer(texts, return_tensors="pt")), or use l0drop.load(folder).explain(text)'
+        )
+    if input_ids.dim() != 2:
+        raise ValueError(
+            f"input_ids: expected shape [B, N], got {list(input_ids.shape)}; for one sentence, pass ids[None]"
+        )
+
+
+def _encoder_inputs(batches: Any) -> list[dict[str, Any]]:
+    """The batches of a calibration without the decoder's part."""
+    if isinstance(batches, Mapping):
+        raise TypeError("batches: expected an iterable of batches, got one batch; pass calibrate([batch])")
+    if isinstance(batches, Tensor | str) or not isinstance(batches, Iterable):
+        raise TypeError(
+            f"batches: expected an iterable of batches with input_ids and attention_mask, got {type(batches).__name__}"
+        )
+    texts = []
+    for batch in batches:
+        if not isinstance(batch, Mapping):
+            raise TypeError(
+                "batches: expected mappings with input_ids and attention_mask, such as a tokenizer returns, "
+                f"got {type(batch).__name__}"
+            )
+        texts.append({k: v for k, v in batch.items() if k not in ("labels", "noise_key", "decoder_input_ids")})
+    if not texts:
+        raise ValueError("batches: none were given; a generator that was used up in training gives none")
+    return texts
 
 
 def real_tokens(attention_mask: Tensor | None, like_BN: Tensor) -> Tensor:
@@ -212,7 +308,7 @@ def real_tokens(attention_mask: Tensor | None, like_BN: Tensor) -> Tensor:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """In eval mode for the calls inside, whatever the mode of each module outside."""
+    """Eval mode for the calls inside; afterwards every module is in its former mode."""
     training = {module: module.training for module in model.modules()}
     model.eval()
     try:

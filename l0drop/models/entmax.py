@@ -1,13 +1,13 @@
-"""Sparse cross-attention: 1.5-entmax in place of softmax, the comparison of Figure 2.
+"""Sparse cross-attention for the comparison of Figure 2: 1.5-entmax instead of softmax.
 
-Entmax sets single attention weights to 0, each decoder step its own; no encoding is dropped, and every one is needed in
-decoding. `with_entmax(model)` returns an `Entmax<Base>` model to fine-tune. Its cross-attention asks transformers'
-AttentionInterface for another function than the rest of the model does; no forward is copied, no hook left.
+Entmax sets individual attention weights to 0, different ones at each decoder step. No encoding is dropped; decoding
+needs them all. `with_entmax(model)` returns an `Entmax<Base>` model to fine-tune. Its cross-attention uses a separate
+function of transformers' AttentionInterface; no forward is copied, and no hook is left.
 
     model = with_entmax(AutoModelForSeq2SeqLM.from_pretrained("runs/base/model"))
     model.save_pretrained("runs/base-entmax/model")
 
-With the baseline's tokenizer/ copied beside model/, a recipe with `init: runs/base-entmax` and no l0drop trains it.
+Copy the baseline's tokenizer/ next to model/; then a recipe with `init: runs/base-entmax` and no `l0drop` trains it.
 
 Shapes: B sentences, H heads, T target positions, N source positions, D width of a head.
 """
@@ -32,7 +32,7 @@ from l0drop.models.modeling import L0DropModel
 
 IMPLEMENTATION = "l0drop_entmax15"
 CROSS_ATTENTION = ("encoder_attn", "EncDecAttention")
-"""What the families call the attention from decoder to encoder."""
+"""The names of the attention from decoder to encoder in the families' modules."""
 
 
 def entmax_attention(
@@ -48,12 +48,12 @@ def entmax_attention(
 ) -> tuple[Tensor, Tensor]:
     """Attention with p = argmax ⟨p, scores⟩ + H(p) over the simplex, H Tsallis' entropy of α = 1.5 (softmax: α = 1).
 
-    query [B, H, T, D], key and value [B, H, N, D]; the mask is True on real tokens, or added to the scores. Where our
-    engine decodes, the query has k rows for each sentence, its beams, of one position each.
+    query [B, H, T, D], key and value [B, H, N, D]; the mask is True on real tokens, or added to the scores. In the
+    decoding engine, the query has one row per beam, with one position each: [B · beams, H, 1, D].
     """
     beams = len(query) // len(key)
     if beams > 1:
-        query = query.unflatten(0, (-1, beams)).squeeze(3).transpose(1, 2)  # beams are positions on the same keys
+        query = query.unflatten(0, (-1, beams)).squeeze(3).transpose(1, 2)  # beams as query positions on the same keys
         position_bias = None if position_bias is None else position_bias[:, :, -1:]
     scores_BHTN = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if position_bias is not None:
@@ -82,7 +82,7 @@ AttentionInterface.register(IMPLEMENTATION, entmax_attention)
 
 
 class EntmaxModel(PreTrainedModel):
-    """What an `Entmax<Base>` class adds to its base. Comes first in its bases; never used alone."""
+    """Mixin for `Entmax<Base>` classes. It comes first in their bases and is never used alone."""
 
     base_class: type[PreTrainedModel]
 
@@ -90,30 +90,30 @@ class EntmaxModel(PreTrainedModel):
         super().__init_subclass__(**kwargs)
         if issubclass(cls, L0DropModel):
             raise ValueError(
-                "model: its cross-attention is entmax, but short memories are exact with softmax alone; "
-                "sparsify the model it was made from"
+                "model: its cross-attention is entmax, but short memories are exact with softmax only; "
+                "sparsify the softmax model"
             )
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         for name, module in self.get_decoder().named_modules():
             if name.endswith(CROSS_ATTENTION):
-                # a config of its own, so that the rest of the model keeps what it was loaded with, and may change it
-                own: Any = copy.copy(module.config)
-                own._attn_implementation_internal = IMPLEMENTATION
-                module.config = own
+                # a separate config, so that the attention of the rest of the model stays and can be changed
+                separate: Any = copy.copy(module.config)
+                separate._attn_implementation_internal = IMPLEMENTATION
+                module.config = separate
 
 
 _classes: dict[type[PreTrainedModel], type[EntmaxModel]] = {}
 
 
 def entmax_class(base: type[PreTrainedModel]) -> type[EntmaxModel]:
-    """`Entmax<Base>`, known to the Auto classes under the model type `entmax_<base>`."""
+    """`Entmax<Base>`, registered with the Auto classes under the model type `entmax_<base>`."""
     if base in _classes:
         return _classes[base]
     family = family_of(base)
     if issubclass(base, LEDForConditionalGeneration):
-        raise ValueError("model: LED does not ask the AttentionInterface, so entmax cannot be put into it")
+        raise ValueError("model: LED does not use the AttentionInterface, so entmax does not work with it")
     base_config: Any = base.config_class
     names = {"model_type": f"entmax_{base_config.model_type}", "__module__": __name__}
     config_class: Any = type(f"Entmax{base_config.__name__}", (base_config,), names)
@@ -132,12 +132,12 @@ def entmax_class(base: type[PreTrainedModel]) -> type[EntmaxModel]:
 
 
 def with_entmax(model: PreTrainedModel) -> EntmaxModel:
-    """An `Entmax<Base>` model on the model's own Parameter objects: training one trains both.
+    """An `Entmax<Base>` model that shares the model's Parameter objects: training one trains both.
 
-    Weights trained with softmax give other outputs with entmax: fine-tune before comparing.
+    Weights trained with softmax give different outputs with entmax: fine-tune before comparing.
     """
     if isinstance(model, L0DropModel | EntmaxModel):
-        raise ValueError(f"model: {type(model).__name__} is not a plain model; make it from the baseline")
+        raise ValueError(f"model: {type(model).__name__} is not a plain model; pass the dense base model")
     _entmax15()
     model_class = entmax_class(type(model))
     values = {k: v for k, v in model.config.to_dict().items() if k not in ("model_type", "architectures")}

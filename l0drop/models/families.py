@@ -1,4 +1,4 @@
-"""The encoder-decoder families l0drop knows, and the little in which they differ."""
+"""The supported encoder-decoder families and their differences."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +12,12 @@ from transformers.models.led.modeling_led import LEDEncoderBaseModelOutput
 class Family:
     """One family.
 
-    normalize: bring encodings to zero mean and unit variance before the gate reads them. T5 ends its encoder in an
-        RMS norm whose learned scale leaves outputs far from unit size; the others end in a layer norm.
-    layerwise: gates can be put between its encoder's layers: each layer ends in its own norm and takes a bias as mask.
-    full_bias: its cross-attention wants the bias expanded to [B, 1, T, K].
-    encoder_output: what its forward expects as `encoder_outputs`.
-    encoder_arguments: what its encoder takes besides ids, embeddings and mask.
+    normalize: bring encodings to zero mean and unit variance before the gate reads them. T5's encoder ends in an RMS
+        norm whose learned scale leaves outputs far from unit size; the others end in a layer norm.
+    layerwise: supports gates between encoder layers: each layer ends in a norm and takes an additive mask.
+    full_bias: its cross-attention needs the bias expanded to [B, 1, T, K].
+    encoder_output: the class of `encoder_outputs` in its forward.
+    encoder_arguments: further arguments of its encoder, in addition to ids, embeddings and mask.
     """
 
     base: type[hf.PreTrainedModel]
@@ -56,13 +56,13 @@ def family_of(model_class: type) -> Family:
             return family
     supported = ", ".join(family.base.__name__ for family in FAMILIES)
     raise ValueError(
-        f"model: {model_class.__name__} is not an encoder-decoder l0drop supports; supported: {supported} "
+        f"model: {model_class.__name__} is not a supported encoder-decoder; supported: {supported} "
         "(NLLB is M2M100; ByT5 and Flan-T5 are T5)"
     )
 
 
 def positions_of(model: hf.PreTrainedModel, side: str) -> int | None:
-    """How many positions the encoder or the decoder of a model has; None where they are relative."""
+    """The number of positions of a model's encoder or decoder; None if positions are relative."""
     for name in (f"max_{side}_position_embeddings", "max_position_embeddings"):
         if (positions := getattr(model.config, name, None)) is not None:
             return int(positions)

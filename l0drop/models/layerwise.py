@@ -1,8 +1,8 @@
-"""Gates between the encoder's layers, the last of them being the model's ordinary gate.
+"""Gates between the encoder's layers; the model's ordinary gate comes after the last layer.
 
-With gating `zero` the gate multiplies and all rows stay, as in the paper. With `mask` a row once closed is gone for
-good: in training it is masked out of the following layers, in decoding it is taken out of the batch, so that the rest
-of the encoder runs on fewer rows.
+With gating `zero` gates multiply and all rows stay, as in the paper. With `mask` a closed row does not come back: in
+training it is masked out of the following layers; in decoding it is removed from the batch, so that the rest of the
+encoder runs on fewer rows.
 
 Shapes: B sentences, N source positions, K rows still in the batch, D model width. Masks are True on real tokens.
 """
@@ -19,17 +19,16 @@ from l0drop.core.memory import Gating, compress, full, keep_one
 
 
 class Decide(Protocol):
-    """How the model asks one of its gates, with its noise and the tokens it always keeps."""
+    """The model's call to one of its gates, which adds the noise and the tokens that are always kept."""
 
     def __call__(self, gate: Gate, encodings: Tensor, mask: Tensor, index: Tensor | None, stream: int) -> Gates: ...
 
 
 class GatedLayers(nn.ModuleList):
-    """An encoder's layers, in the same places under the same names, with something to do after each.
+    """An encoder's layers with unchanged names, each followed by its gate inside `running`.
 
-    The encoder's own loop iterates over its layers and calls them; inside `running` it gets them followed by their
-    gates. So neither the encoder's forward is copied nor a hook left anywhere, and a layer that recomputes itself for
-    gradient checkpointing does not recompute its gate.
+    The encoder's forward iterates over this list and calls the layers. So its code is not copied and no hook is left,
+    and a layer that is recomputed for gradient checkpointing does not recompute its gate.
     """
 
     def __iter__(self) -> Iterator[Any]:
@@ -47,7 +46,7 @@ class GatedLayers(nn.ModuleList):
 
 
 class _Step:
-    """One layer and its gate, called by the encoder in place of the layer."""
+    """One layer and its gate, which the encoder calls instead of the layer."""
 
     def __init__(self, run: "LayerRun", position: int, layer: nn.Module) -> None:
         self.run, self.position, self.layer = run, position, layer
@@ -66,14 +65,14 @@ class LayerRun:
         self.inner_gates, self.decide, self.mask_BN, self.gating = gates, decide, mask_BN, gating
         self.remove_rows = remove_rows and gating == "mask"
         self.alive_BN = mask_BN
-        self.closed_BN = torch.zeros_like(mask_BN)  # where some test-time gate is closed, whatever the samples did
+        self.closed_BN = torch.zeros_like(mask_BN)  # where a test-time gate is closed, independent of the samples
         self.open_probability_BN: Tensor | None = None
         self.bias: Tensor | None = None
         self.layer_gates: list[Gates] = []
-        self._index_BK: Tensor | None = None  # source position of each row in the batch, once rows were removed
+        self._index_BK: Tensor | None = None  # source position of each row in the batch, after rows were removed
 
     def after(self, position: int, hidden: Tensor) -> Tensor:
-        """Apply the gate that follows the layer; nothing follows the last one but the model's ordinary gate."""
+        """Apply the gate that follows the layer. The last layer is followed by the model's ordinary gate instead."""
         if position >= len(self.inner_gates):
             return hidden
         gate = self.inner_gates[position]
@@ -103,16 +102,16 @@ class LayerRun:
         return memory.states
 
     def among_alive(self, gates: Gates, gate: Gate) -> Gates:
-        """A later gate's decisions where rows stay in the batch: the sampled ones count on rows still open only.
+        """A later gate's decisions when closed rows stay in the batch: its samples apply to rows that are still open.
 
-        Its open probability is taken on every real row, so that its product with the earlier ones' is P(open
-        everywhere) and not counted out a second time by the samples.
+        Its open probability covers every real row, so that its product with the earlier ones is P(open everywhere),
+        and the samples are not counted twice.
         """
         self.closed_BN = self.closed_BN | (self.alive_BN & gate.closed(gates))
         return gates._replace(values=gates.values * self.alive_BN)
 
     def joined(self, gates: Gates) -> Gates:
-        """A gate's decisions in the light of the earlier ones: a row is open if it has been open everywhere."""
+        """A gate's decisions combined with the earlier ones: a row is open if every gate so far was open."""
         if self.gating == "zero":
             return gates
         open_BN = gates.open_probability
@@ -124,7 +123,7 @@ class LayerRun:
         return Gates(gates.values, open_BN, log_alpha)
 
     def restore(self, hidden_BKD: Tensor) -> Tensor:
-        """The encoder's output with every row in its place again, zeros where rows were removed: [B, N, D]."""
+        """[B, N, D], the encoder's output at full length, with zeros for removed rows."""
         if self._index_BK is None:
             return hidden_BKD
         return self._at_full_length(hidden_BKD, self._index_BK)

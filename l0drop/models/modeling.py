@@ -1,13 +1,15 @@
-"""Hugging Face encoder-decoders with a gate between their halves.
+"""Hugging Face encoder-decoders with a gate between encoder and decoder.
 
 `sparsify(model)` returns an `L0Drop<Base>` model: a subclass of the base model's class that overrides `get_encoder` and
-`forward`, and inherits the rest: state-dict keys, tied weights, generation, saving, the Auto classes, the Trainer.
+`forward`. It inherits state-dict keys, tied weights, generation, saving, the Auto classes and the use in a Trainer.
 
     encoder ─ encodings ─ gate ─ Gates ─┬─ training, dense: full length, gated ─▶ decoder
                                         └─ eval: compressed once ─▶ decoder
 
-The short memory travels as `encoder_outputs`, its bias as a field of it, so `generate` expands both for its beams; the
-decoder takes the bias as an additive attention mask. Shapes: B sentences, N source positions, K memory rows, D width.
+The short memory is passed on as `encoder_outputs`, with its bias as a field, so `generate` expands both for its beams.
+The decoder takes the bias as an additive attention mask.
+
+Shapes: B sentences, N source positions, K memory rows, D model width.
 """
 
 import functools
@@ -33,6 +35,7 @@ from l0drop.core.penalty import (
     penalty,
 )
 from l0drop.models.adopt import adopt_parameters
+from l0drop.models.card import write_card
 from l0drop.models.config import DEFAULT_LAMBDA, L0DropConfig
 from l0drop.models.controls import Controls, real_tokens
 from l0drop.models.families import FAMILIES, Family
@@ -40,13 +43,13 @@ from l0drop.models.layerwise import GatedLayers, LayerRun
 from l0drop.models.outputs import L0DropEncoderOutput, L0DropOutput
 
 DIAL_STREAM = 1 << 21
-"""From here on, streams of keyed noise that no gate uses: the dial's, in training."""
+"""The first stream of keyed noise for the dial in training; gates use lower ones."""
 DRAWN = 0.5
-"""The share of the sentences whose gates are drawn where `keep` cuts in training."""
+"""The share of sentences whose gates are sampled when the dial's `keep` acts in training."""
 
 
 class GatedEncoder:
-    """What `get_encoder` hands to `generate`: the encoder followed by the gate. It owns no parameters."""
+    """The encoder followed by the gate, as `get_encoder` returns it. It owns no parameters."""
 
     def __init__(self, model: "L0DropModel", encoder: nn.Module) -> None:
         self.__dict__.update(_model=model, _encoder=encoder)
@@ -56,7 +59,7 @@ class GatedEncoder:
             raise AttributeError(name)
         return getattr(self._encoder, name)
 
-    # generate passes an encoder only what its forward names, unless it has a parameter called exactly `kwargs`
+    # generate passes only arguments that forward names, unless it has a parameter called exactly `kwargs`
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -71,12 +74,12 @@ class GatedEncoder:
 
 
 class L0DropModel(Controls, PreTrainedModel):
-    """What an `L0Drop<Base>` class adds to its base. Comes first in its bases; never used alone."""
+    """Mixin for `L0Drop<Base>` classes. It comes first in their bases and is never used alone."""
 
     family: Family
     base_class: type[PreTrainedModel]
     gate: Gate
-    accepts_loss_kwargs = False  # the base losses ignore num_items_in_batch, so the Trainer must divide by itself
+    accepts_loss_kwargs = False  # the base losses ignore num_items_in_batch, so the Trainer must divide
     _keep_in_fp32_modules_strict = {"gate", "inner_gates"}  # noqa: RUF012
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -95,11 +98,11 @@ class L0DropModel(Controls, PreTrainedModel):
         self._seen: tuple[Tensor, Tensor] | None = None
         self.post_init()
 
-    # --- the gate, built and saved -------------------------------------------------------------------------------
+    # --- building and saving the gate -----------------------------------------------------------------------------
 
     def _build_gate(self) -> Gate:
         l0drop: L0DropConfig = self.config.l0drop
-        with torch.device("cpu"):  # also while the rest is laid out on the meta device: what a gate computes is kept
+        with torch.device("cpu"):  # even if the rest is on the meta device: a gate may compute its initial values
             return gate_class(l0drop.gate).build(l0drop.gate_args, **self._gate_defaults())
 
     def _gate_defaults(self) -> dict[str, Any]:
@@ -115,21 +118,21 @@ class L0DropModel(Controls, PreTrainedModel):
     def _put_gates_between_layers(self) -> None:
         if not self.family.layerwise:
             able = ", ".join(family.base.__name__ for family in FAMILIES if family.layerwise)
-            raise ValueError(f"layerwise: possible with {able}, not with {self.family.base.__name__}")
+            raise ValueError(f"layerwise: supported for {able}, not for {self.family.base.__name__}")
         if getattr(self.config, "encoder_layerdrop", 0):
-            raise ValueError("layerwise: set encoder_layerdrop to 0; a layer that is skipped has no gate")
+            raise ValueError("layerwise: set encoder_layerdrop to 0; a skipped layer would skip its gate")
         encoder = super().get_encoder()
         encoder.layers = GatedLayers(encoder.layers)
         self.inner_gates.extend(self._build_gate() for _ in range(len(encoder.layers) - 1))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Gate) and isinstance(self.__dict__.get("_modules", {}).get(name), Gate):
-            value.to(self.device).train(self.training)  # a gate that is put in place of another is in the same mode
+            value.to(self.device).train(self.training)  # as the gate that it replaces
         super().__setattr__(name, value)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """A gate, and what is inside one, starts as its own constructor says, not as the base model's layers do."""
+        """Initialize gates and their submodules as their constructors do, not like the base model's layers."""
         for gate in (m for m in self.modules() if isinstance(m, Gate)):
             for name, inner in gate.named_modules():
                 if inner is not module:
@@ -147,9 +150,10 @@ class L0DropModel(Controls, PreTrainedModel):
         super()._init_weights(module)
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Hugging Face's own, which also writes a model card (README.md) if the folder has none."""
         l0drop: L0DropConfig = self.config.l0drop
         name, arguments = gate_name(self.gate), self.gate.arguments
-        if name == "learned":  # what the config says already is not repeated
+        if name == "learned":  # store only arguments that differ from the config
             defaults = self._gate_defaults()
             arguments = {k: v for k, v in arguments.items() if v != defaults[k] and k != "width"}
         try:
@@ -158,6 +162,8 @@ class L0DropModel(Controls, PreTrainedModel):
             raise ValueError(f"gate_args: the arguments of {name!r} must be plain JSON values: {error}") from None
         l0drop.gate, l0drop.gate_args = name, arguments
         super().save_pretrained(save_directory, *args, **kwargs)
+        if args[0] if args else kwargs.get("is_main_process", True):
+            write_card(self, save_directory)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
@@ -169,7 +175,7 @@ class L0DropModel(Controls, PreTrainedModel):
         return super().from_pretrained(pretrained_model_name_or_path, *args, config=config, **kwargs)
 
     def export(self, directory: str | os.PathLike[str]) -> None:
-        """Write the base model back as a plain checkpoint, without gates, that loads without l0drop."""
+        """Write the base model, without gates, as a plain checkpoint that loads without l0drop."""
         adopt_parameters(self, self.base_class, self.config.to_base()).save_pretrained(directory)
 
     # --- encoding ------------------------------------------------------------------------------------------------
@@ -187,9 +193,9 @@ class L0DropModel(Controls, PreTrainedModel):
         noise_key: Tensor | None,
         **kwargs: Any,
     ) -> L0DropEncoderOutput:
-        """Run the encoder with the gates between its layers, if there are any, then the gate."""
+        """Run the encoder, with the gates between its layers if there are any, then the gate."""
         implementation = self._attention_implementation
-        if implementation not in ("sdpa", "eager", "ragged", "half"):  # the last two: training.ragged, half_attention
+        if implementation not in ("sdpa", "eager", "ragged", "half"):  # the last two: l0drop.training
             raise ValueError(
                 f"attn_implementation: {implementation!r} cannot add a bias to cross-attention; load the model with "
                 'attn_implementation="sdpa" or "eager"'
@@ -204,7 +210,7 @@ class L0DropModel(Controls, PreTrainedModel):
             run = LayerRun(self.inner_gates, ask, mask_BN, self.config.l0drop.gating, remove_rows=self._short)
         with encoder.layers.running(run) if run is not None else nullcontext():
             outputs = encoder(**kwargs)
-        assert run is None or len(run.layer_gates) == len(self.inner_gates), "the encoder did not ask for its layers"
+        assert run is None or len(run.layer_gates) == len(self.inner_gates), "the encoder did not iterate its layers"
         return self._gate(outputs, input_ids, attention_mask, hints, noise_key, run)
 
     @property
@@ -220,7 +226,7 @@ class L0DropModel(Controls, PreTrainedModel):
         noise_key: Tensor | None,
         run: LayerRun | None,
     ) -> L0DropEncoderOutput:
-        """From encodings to the memory that the decoder attends to."""
+        """The memory for the decoder, from encodings."""
         l0drop: L0DropConfig = self.config.l0drop
         encodings = outputs.last_hidden_state if run is None else run.restore(outputs.last_hidden_state)
         mask_BN = real_tokens(attention_mask, encodings)
@@ -272,7 +278,7 @@ class L0DropModel(Controls, PreTrainedModel):
         noise_key: Tensor | None,
         real_BN: Tensor,
     ) -> Gates:
-        """One gate's decisions on the rows of `mask`; `index` says which source positions those rows are."""
+        """One gate's decisions on the rows of `mask`; `index` holds the source positions of those rows."""
         if self.training and noise_key is not None:
             if noise_key.shape != real_BN.shape[:1]:
                 raise ValueError(f"noise_key: expected shape ({len(real_BN)},), got {tuple(noise_key.shape)}")
@@ -280,7 +286,7 @@ class L0DropModel(Controls, PreTrainedModel):
         gates = gate(encodings, mask, input_ids=input_ids, hints=hints)
         if not isinstance(gates, Gates):
             raise ValueError(f"gate: {type(gate).__name__}.forward must return Gates, got {type(gates).__name__}")
-        if not gates.values.is_floating_point():  # a rule may say True and False
+        if not gates.values.is_floating_point():  # a rule may return booleans
             gates = gates._replace(values=gates.values.to(hard_concrete.wide(encodings).dtype))
         gates.check(mask)
         always = self._always(input_ids, real_BN)
@@ -295,10 +301,10 @@ class L0DropModel(Controls, PreTrainedModel):
         return gates
 
     def _draw(self, gates: Gates, mask_BN: Tensor, noise_key: Tensor | None) -> Draw | None:
-        """How gates are drawn where `keep` cuts in training, in some of the sentences; by the noise of their keys."""
+        """How the dial's `keep` samples gates in training; the noise depends on the sentences' keys."""
         log_alpha_BN = gates.log_alpha
         if log_alpha_BN is None:
-            return None  # the dial refuses it
+            return None  # the dial raises the error
         if noise_key is None:
             noise_BN, coin_B = torch.rand_like(log_alpha_BN), torch.rand_like(log_alpha_BN[:, 0])
         else:
@@ -307,10 +313,10 @@ class L0DropModel(Controls, PreTrainedModel):
         return Draw(lambda shifted_BN: self.gate.sampled(shifted_BN, noise_BN), coin_B.to(mask_BN.device) < DRAWN)
 
     def _dropped(self, gates: Gates, mask_BN: Tensor, always_BN: Tensor | None, run: LayerRun | None) -> Tensor:
-        """[B], how many test-time gates are closed, while sampled gates are in use."""
+        """[B], the number of closed test-time gates in training, where `gates` are sampled."""
         closed_BN = self.gate.closed(gates)
         if run is not None:
-            # rows that only the samples closed have no log α here; they count by what earlier gates would do
+            # rows that earlier samples closed have no log α here; the earlier test-time gates decide
             closed_BN = torch.where(run.mask_BN & ~run.alive_BN, False, closed_BN) | run.closed_BN
         if always_BN is not None:
             closed_BN = closed_BN & ~always_BN
@@ -318,7 +324,7 @@ class L0DropModel(Controls, PreTrainedModel):
         dropped_B = closed_BN.sum(1)
         if self.config.l0drop.gating == "zero":
             return dropped_B
-        return dropped_B - (closed_BN == mask_BN).all(1).long()  # one row stays of a sentence that is all closed
+        return dropped_B - (closed_BN == mask_BN).all(1).long()  # a sentence whose gates are all closed keeps one row
 
     # --- forward -------------------------------------------------------------------------------------------------
 
@@ -335,10 +341,11 @@ class L0DropModel(Controls, PreTrainedModel):
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """The base model's forward on the gated encodings.
+        """The base model's forward on the gated encodings. Returns an `L0DropOutput`.
 
-        hints: what a rule needs, per source token. noise_key: [B], makes a sentence's gate noise a function of the key
-        alone. own_loss: in training without labels, says that the caller adds λ · `penalty` to a loss of its own.
+        hints: per-token tensors [B, N] by name, for rules.
+        noise_key: [B], makes a sentence's gate noise a function of its key alone.
+        own_loss: allows training without labels; the caller adds λ · `penalty` to its own loss.
         """
         as_dict = self.config.return_dict if return_dict is None else return_dict
         if not self.config.l0drop.enabled:
@@ -355,9 +362,9 @@ class L0DropModel(Controls, PreTrainedModel):
             return output if as_dict else output.to_tuple()
         if self.training and labels is None and not own_loss and torch.is_grad_enabled() and self._penalises:
             raise ValueError(
-                "labels: training without them would lose the penalty, as the Trainer's label_smoothing_factor does "
-                "(it takes the labels away); use l0drop's own trainer, or set label_smoothing_factor=0, or pass "
-                "own_loss=True and add model.lambda_ * output.penalty to your loss"
+                "labels: training without them would lose the penalty. If you use the Trainer, set "
+                "label_smoothing_factor=0: it removes the labels. In your own loop, pass own_loss=True and add "
+                "model.lambda_ * output.penalty to your loss"
             )
         if encoder_outputs is None:
             names = ("inputs_embeds", "output_attentions", "output_hidden_states", *self.family.encoder_arguments)
@@ -372,7 +379,7 @@ class L0DropModel(Controls, PreTrainedModel):
             **{k: v for k, v in encoder_outputs.items() if k in self.family.encoder_output_fields}
         )
         bias = self._attention_bias(encoder_outputs, (labels, input_ids), kwargs)
-        if input_ids is not None:  # some families make decoder inputs of them where none are given
+        if input_ids is not None:  # some families derive missing decoder inputs from them
             kwargs["input_ids"] = input_ids
         base = super().forward(attention_mask=bias, encoder_outputs=plain, labels=labels, return_dict=True, **kwargs)
         dropped, real = encoder_outputs.dropped.sum(), encoder_outputs.real.sum()
@@ -397,7 +404,7 @@ class L0DropModel(Controls, PreTrainedModel):
         return output if as_dict else output.to_tuple()
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Hugging Face's own. Encodings that were computed outside are gated here, once, not at every step."""
+        """Hugging Face's generate, on the short memory. Plain `encoder_outputs` are gated once, before decoding."""
         given = kwargs.get("encoder_outputs")
         if given is not None and not isinstance(given, L0DropEncoderOutput) and self.config.l0drop.enabled:
             input_ids = kwargs.get("input_ids", args[0] if args else None)
@@ -408,7 +415,7 @@ class L0DropModel(Controls, PreTrainedModel):
 
     @property
     def _attention_implementation(self) -> str:
-        # the decoder's own: T5 gives its halves configs of their own
+        # the decoder's: T5's encoder and decoder have separate configs
         return self.get_decoder().config._attn_implementation
 
     @property
@@ -416,7 +423,7 @@ class L0DropModel(Controls, PreTrainedModel):
         return self.lambda_ != 0 or self.config.l0drop.target_sparsity is not None
 
     def _gate_given(self, encoder_outputs: Any, input_ids: Any, mask: Any, hints: Any, noise_key: Any) -> Any:
-        """Gate encodings that were computed outside."""
+        """Gate the outputs of a plain encoder."""
         if self.config.l0drop.layerwise:
             raise ValueError("encoder_outputs: with layerwise gates they must come from this model's get_encoder()")
         if not isinstance(encoder_outputs, BaseModelOutput):
@@ -426,12 +433,12 @@ class L0DropModel(Controls, PreTrainedModel):
     def _attention_bias(
         self, memory: L0DropEncoderOutput, lengths_from: tuple[Tensor | None, ...], kwargs: dict[str, Any]
     ) -> Tensor:
-        """The memory's bias in the form that the family's cross-attention takes."""
+        """The memory's bias, in the dtype and shape that the family's cross-attention needs."""
         bias = memory.memory_bias
         assert bias is not None
         assert memory.last_hidden_state is not None
         if self._attention_implementation in ("eager", "sdpa"):
-            # the first multiplies the result of adding it; the second, on a GPU, takes no other type
+            # eager attention returns the type of the sum; sdpa on a GPU accepts no other type
             bias = bias.to(memory.last_hidden_state.dtype)
         if self.family.full_bias:
             targets = (kwargs.get("decoder_input_ids"), kwargs.get("decoder_inputs_embeds"), *lengths_from)
@@ -441,6 +448,6 @@ class L0DropModel(Controls, PreTrainedModel):
 
 
 def _keyed_noise(noise_key_B: Tensor, mask_BN: Tensor, stream: int, like: Tensor) -> Tensor:
-    """[B, N], uniforms by sentence and real token, so that padding on the left does not move them."""
+    """[B, N], uniforms by sentence and real token, so that left padding does not change them."""
     dtype = hard_concrete.wide(like).dtype
     return hard_concrete.keyed_uniforms(noise_key_B.to(like.device), mask_BN.cumsum(1) - 1, stream, dtype)

@@ -1,4 +1,4 @@
-"""What an L0Drop model returns, from its encoder, from its forward and from `explain`."""
+"""Outputs of an L0Drop model: of its encoder, of its forward, and of `explain`."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,13 @@ from l0drop.core.gates import Gates
 
 @dataclass
 class L0DropEncoderOutput(BaseModelOutput):
-    """A memory on its way to the decoder: `last_hidden_state` are its rows, `memory_bias` what attention adds to them,
-    `memory_index` the source position of each, -1 for the zero row and padding.
+    """A memory for the decoder.
 
-    penalty, dropped, real: [B], each sentence's L0 term, closed test-time gates and real tokens. Per sentence, because
-    `generate` repeats every tensor in here for its beams.
+    last_hidden_state: its rows.
+    memory_bias: the bias to add to the attention scores.
+    memory_index: the source position of each row; -1 for the zero row and padding.
+    penalty, dropped, real: [B], each sentence's penalty, number of closed test-time gates, and number of real tokens.
+        Per sentence, because `generate` repeats every tensor in here for its beams.
     """
 
     global_attentions: tuple[Tensor, ...] | None = None
@@ -29,13 +31,14 @@ class L0DropEncoderOutput(BaseModelOutput):
 
 @dataclass
 class L0DropOutput(Seq2SeqLMOutput):
-    """What `forward` returns.
+    """The output of `forward`.
 
     loss: in training, cross-entropy + λ · penalty; otherwise the cross-entropy alone.
     cross_entropy: of the labels, without the penalty.
-    penalty: the L0 term, averaged over the batch's sentences.
+    penalty: the L0 penalty, averaged over the batch's sentences.
     sparsity: the share of real tokens whose test-time gate is closed.
-    gates, layer_gates: the gates at full length; with the layer-wise variant, of every layer.
+    gates: the gates at full length.
+    layer_gates: with layerwise gates, the gates of every layer.
     """
 
     encoder_global_attentions: tuple[Tensor, ...] | None = None
@@ -48,7 +51,7 @@ class L0DropOutput(Seq2SeqLMOutput):
 
 @dataclass(frozen=True)
 class Explanation:
-    """What was decided for one sentence, padding cut off; `kept` are positions in what is left."""
+    """The gates of one sentence without its padding; `kept` are the positions of kept tokens."""
 
     gates: Tensor
     log_alpha: Tensor | None

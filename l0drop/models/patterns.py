@@ -1,16 +1,16 @@
-"""Gates by rule: the paper's patterns (table 2), and two baselines that know nothing of words.
+"""Gates that follow a rule: the paper's patterns (table 2), and two baselines that ignore the words.
 
 | gate       | drops                                                           | EOS              | hints      |
 |------------|-----------------------------------------------------------------|------------------|------------|
 | `pos`      | function words, punctuation, BPEO (later pieces of words), MD, EX | kept: no group | `label`    |
 | `freq`     | the most frequent words, up to a share of the training tokens   | kept: no word    | `frequent` |
 | `inv_freq` | the rarest words, up to a share of the training tokens          | kept: no word    | `rare`     |
-| `group`    | every second token, beginning with the second                   | as any token     |            |
-| `random`   | a share of each sentence, chosen by a hash of its token ids     | as any token     |            |
-| `norm`     | a share of each sentence, the tokens of smallest or largest norm | as any token    |            |
+| `group`    | every second token, starting with the second                    | like any token   |            |
+| `random`   | a share of each sentence, chosen by a hash of its token ids     | like any token   |            |
+| `norm`     | a share of each sentence, the tokens of smallest or largest norm | like any token  |            |
 
-Hints are made from text by `l0drop.data.hints`. Rules have nothing to learn: the model around them is fine-tuned with
-the rule in place, or used as it is. Positions are counted in real tokens, so padding changes nothing.
+`l0drop.data.hints` computes the hints from text. Rules do not learn; the model can be fine-tuned with the rule, or used
+unchanged. Positions are counted in real tokens, so padding has no effect.
 
 Shapes: B sentences, N source positions. Masks are True on real tokens.
 """
@@ -28,20 +28,20 @@ from l0drop.core.groups import GROUPS, LABELS, group_of
 Hints = Mapping[str, Tensor] | None
 
 LABEL = "label"
-"""The hint with each token's number in `LABELS`."""
+"""The hint with each token's index in `LABELS`."""
 FREQUENT, RARE = "frequent", "rare"
-"""The hints with the share of the training tokens, in billionths, that belongs to words at least as frequent, or at
-least as rare, as this token's word. Tokens that belong to no word have the whole."""
+"""The hints with the share of the training tokens, in billionths, whose words are at least as frequent, or at least as
+rare, as this token's word. Tokens that belong to no word have `WHOLE`."""
 WHOLE = 10**9
 
-_ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # base of the hash of a sentence: odd, so that no token's part is lost
+_ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # base of the hash of a sentence: odd, so that every token counts
 
 
 @register_gate("pos")
 class PosGate(Gate):
-    """Drops tokens by what they are: `drop` has names of the paper's groups, or of labels (Penn tags, BPEH, BPEO, EOS).
+    """Drops tokens by kind: `drop` lists the paper's groups or labels (Penn tags, BPEH, BPEO, EOS).
 
-    A piece of a split word is BPEH or BPEO whatever the word is, so the first piece of a split MD stays.
+    A piece of a split word is BPEH or BPEO whatever the word, so the first piece of a split MD stays.
     """
 
     needs = (LABEL,)
@@ -60,7 +60,7 @@ class PosGate(Gate):
 
 
 class _ByFrequency(Gate):
-    """Drops words at one end of the ranks of frequency, as many as make up `share` of the training tokens at most."""
+    """Drops the words at one end of the frequency ranks, at most `share` of the training tokens in total."""
 
     def __init__(self, share: float) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class FreqGate(_ByFrequency):
 
 @register_gate("inv_freq")
 class InvFreqGate(_ByFrequency):
-    """Drops the rarest words, unseen ones among them; in the paper those below rank 452, 40% of the training tokens."""
+    """Drops the rarest words, including unseen ones; in the paper those below rank 452, 40% of the training tokens."""
 
     needs = (RARE,)
 
@@ -105,7 +105,7 @@ class GroupGate(Gate):
 class _ByScore(Gate):
     """Keeps the max(1, round((1 - rate) · real tokens)) tokens of largest score, ties by position.
 
-    The score stands as log α, so that the dial's `keep` and `max_memory` work; it is no log α to be shifted.
+    The score is returned as log α, for the dial's `keep` and `max_memory`. It cannot be shifted.
     """
 
     def __init__(self, rate: float) -> None:
@@ -122,13 +122,13 @@ class _ByScore(Gate):
         return Gates(_values(mask & (rank_BN < kept_B[:, None]), encodings), log_alpha=score_BN)
 
     def score(self, encodings: Tensor, mask: Tensor, input_ids: Tensor | None) -> Tensor:
-        """[B, N]; the largest stay."""
+        """[B, N]; tokens with the largest scores stay."""
         raise NotImplementedError
 
 
 @register_gate("random")
 class RandomGate(_ByScore):
-    """Drops at random, but the same tokens of a sentence at every call, in any batch and with any padding."""
+    """Drops tokens at random: the same ones of a sentence at every call, in any batch and with any padding."""
 
     def __init__(self, rate: float = 0.5, seed: int = 0) -> None:
         super().__init__(rate)
@@ -136,13 +136,13 @@ class RandomGate(_ByScore):
 
     def score(self, encodings: Tensor, mask: Tensor, input_ids: Tensor | None) -> Tensor:
         if input_ids is None:
-            raise ValueError("input_ids: the gate random is drawn from token ids; pass input_ids, not embeddings")
+            raise ValueError("input_ids: the gate random hashes token ids; pass input_ids, not embeddings")
         return hard_concrete.keyed_uniforms(sentence_key(input_ids, mask), mask.cumsum(1) - 1, self.seed)
 
 
 @register_gate("norm")
 class NormGate(_ByScore):
-    """Drops the encodings of smallest norm, which a zero vector replaces with the least change; or the largest."""
+    """Drops the encodings of smallest norm, for which a zero vector is the smallest change; or the largest."""
 
     def __init__(self, rate: float = 0.5, drop: Literal["smallest", "largest"] = "smallest") -> None:
         super().__init__(rate)
@@ -166,12 +166,12 @@ def sentence_key(input_ids: Tensor, mask: Tensor) -> Tensor:
 
 
 def needed(gate: Gate, hints: Hints, name: str, mask: Tensor) -> Tensor:
-    """A hint that a rule cannot do without."""
+    """A hint that a rule requires."""
     if hints is None or name not in hints:
         raise ValueError(
-            f"hints: {type(gate).__name__} needs the hint {name!r} for every source token; l0drop.load makes it from "
-            "text, as does l0drop.data.hints.annotator_for(folder, tokenizer)(texts, encoding)"
+            f"hints: {type(gate).__name__} needs the hint {name!r} for every source token; l0drop.load computes it "
+            "from text, as does l0drop.data.hints.annotator_for(folder, tokenizer)(texts, encoding)"
         )
     if hints[name].shape != mask.shape:
-        raise ValueError(f"hints: {name!r} should have shape {tuple(mask.shape)}, got {tuple(hints[name].shape)}")
+        raise ValueError(f"hints: {name!r} must have shape {tuple(mask.shape)}, got {tuple(hints[name].shape)}")
     return hints[name]

@@ -1,7 +1,8 @@
-"""`sparsify`: put the gate into a model, and the class factory behind it."""
+"""`sparsify`, which adds a gate to a model, and the class factory behind it."""
 
 import functools
 import inspect
+import os
 from typing import Any
 
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
@@ -16,7 +17,7 @@ _classes: dict[type[PreTrainedModel], type[L0DropModel]] = {}
 
 
 def sparse_class(base: type[PreTrainedModel]) -> type[L0DropModel]:
-    """`L0Drop<Base>`: the base class with a gate. Its `from_pretrained` takes plain checkpoints of the base as well."""
+    """`L0Drop<Base>`: the base class with a gate. Its `from_pretrained` also loads plain checkpoints of the base."""
     if base in _classes:
         return _classes[base]
     family = family_of(base)
@@ -39,7 +40,7 @@ def sparse_class(base: type[PreTrainedModel]) -> type[L0DropModel]:
 
 
 def _with_signature(forward: Any, base: type[PreTrainedModel]) -> Any:
-    """`forward` that tells the base's arguments and ours: the Trainer and generate look at names to pass things on."""
+    """`forward` with a signature that names the base's arguments too: the Trainer and generate inspect it."""
 
     positions = list(inspect.signature(base.forward).parameters)[1:]
 
@@ -59,15 +60,22 @@ def _with_signature(forward: Any, base: type[PreTrainedModel]) -> Any:
 
 
 def sparsify(model: PreTrainedModel, config: L0DropConfig | None = None) -> L0DropModel:
-    """An `L0Drop<Base>` model on the base model's own Parameter objects: training one trains both.
+    """An `L0Drop<Base>` model that shares the base model's Parameter objects: training one trains both.
 
-    It starts open: in eval mode it computes what the base model computes. The base model is left as it is; copy it
-    first if you need it as a teacher.
+    It starts open: in eval mode it gives the base model's outputs. Copy the base model first if you need a teacher.
+
+        model = sparsify(AutoModelForSeq2SeqLM.from_pretrained(name), L0DropConfig(target_sparsity=0.4))
     """
+    if isinstance(model, str | os.PathLike):
+        raise TypeError(f"model: expected a model, got {model!r}; load it with AutoModelForSeq2SeqLM.from_pretrained")
+    if config is not None and not isinstance(config, L0DropConfig):
+        number = isinstance(config, int | float) and not isinstance(config, bool)
+        written = f"target_sparsity={config}" if number else "target_sparsity=0.4"
+        raise TypeError(f"config: expected an L0DropConfig, got {config!r}; write L0DropConfig({written})")
     if isinstance(model, L0DropModel):
         raise ValueError(
-            f"model: {type(model).__name__} has its gate already, with gating {model.config.l0drop.gating!r}; "
-            "use it as it is, or sparsify the base model (model.export(folder) writes it)"
+            f"model: {type(model).__name__} already has a gate, with gating {model.config.l0drop.gating!r}; "
+            "use it unchanged, or sparsify the base model (model.export(folder) writes it)"
         )
     model_class = sparse_class(type(model))
     sparse = adopt_parameters(model, model_class, wrap_config(model.config, config or L0DropConfig()))

@@ -1,4 +1,4 @@
-"""What happens beside the training steps: λ moves, logs are written, a bar is drawn, Ctrl-C is heard."""
+"""Callbacks of the training loop: the log file, the progress bar, Ctrl-C."""
 
 import json
 import signal
@@ -10,39 +10,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback
-from transformers.trainer_callback import ExportableState
 
 from l0drop.data.whole import write_whole
-
-
-class SteerCallback(TrainerCallback, ExportableState):
-    """For a stock Trainer: moves λ after every optimizer step, towards the target sparsity or along its schedule.
-
-    The schedule's state is saved with the Trainer's, so a resumed run goes on with the λ it had, also where the Trainer
-    does not restore callbacks (`restore_callback_states_from_checkpoint`), as is its default.
-    """
-
-    def __init__(self) -> None:
-        self.saved: dict[str, Any] | None = None
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        stored = state.stateful_callbacks.get(type(self).__name__, {})
-        saved = self.saved or stored.get("attributes", {}).get("saved")
-        if saved is not None:
-            _unwrapped(model).schedule.load_state_dict(saved)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        _unwrapped(model).steer()
-        self.saved = _unwrapped(model).schedule.state_dict()
-
-    def state(self) -> dict[str, Any]:
-        return {"args": {}, "attributes": {"saved": self.saved}}
-
-
-def _unwrapped(model: Any) -> Any:
-    from accelerate.utils import extract_model_from_parallel  # a Trainer needs accelerate, `import l0drop` does not
-
-    return extract_model_from_parallel(model, keep_torch_compile=False)
 
 
 class LogFile(TrainerCallback):

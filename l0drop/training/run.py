@@ -5,6 +5,7 @@ runs/NAME/  recipe.yaml  tokenizer/  data/  checkpoints/  log.jsonl  model/  out
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -126,6 +127,8 @@ def _train(recipe: Recipe, runs: Path, console: Console) -> dict[str, Any]:
             "the same command goes on from there"
         )
     metrics = _finish(trainer, folder)
+    if "warning" in metrics.get("calibration", {}) and trainer.args.should_save:
+        console.print(f"[yellow]{metrics['calibration']['warning']}[/]")
     if (used := len(metrics["checkpoints"])) < recipe.train.average and trainer.args.should_save:
         console.print(
             f"[yellow]the model is the mean of {used} checkpoints, not of {recipe.train.average} (train.average): no "
@@ -172,8 +175,13 @@ def _finish(trainer: L0DropTrainer, folder: Path) -> dict[str, Any]:
         metrics["lambda"] = model.lambda_
     if trainer.gated and recipe.l0drop is not None and recipe.l0drop.target_sparsity is not None:
         valid = trainer.corpora["valid"]
-        calibration = model.calibrate(trainer.encoder_batches(valid, len(valid)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the warning goes into metrics.json and to the console
+            # force: hours of training must not be lost because the target was missed
+            calibration = model.calibrate(trainer.encoder_batches(valid, len(valid)), force=True)
         metrics["calibration"] = {**asdict(calibration), "met": calibration.met}
+        if calibration.warning is not None:
+            metrics["calibration"]["warning"] = calibration.warning
     for split in ("valid", "test"):
         if split in trainer.corpora and trainer.corpora[split].target_lengths is not None:
             texts = references(recipe, trainer.tokenizers, split)

@@ -1,4 +1,6 @@
-"""The dial, as the design defines it."""
+"""The dial against its definition."""
+
+import re
 
 import pytest
 import torch
@@ -26,7 +28,7 @@ def turned(dial: Dial, source: Gates, always: torch.Tensor | None = None, gating
 
 
 @pytest.mark.parametrize("share", [0.05, 0.25, 0.35, 0.5, 0.9, 1.0])
-def test_keep_takes_the_rows_of_largest_log_alpha(share: float) -> None:
+def test_keep_selects_the_rows_of_largest_log_alpha(share: float) -> None:
     source = gates()
     values = turned(Dial(keep=share), source)
     for row, length in enumerate(LENGTHS):
@@ -46,7 +48,7 @@ def test_keep_may_differ_by_sentence() -> None:
 
 
 @pytest.mark.parametrize(("gating", "rows"), [("zero", 3), ("mask", 4), ("weight", 4)])
-def test_max_memory_counts_the_zero_row_and_never_opens_anything(gating: str, rows: int) -> None:
+def test_max_memory_counts_the_zero_row_and_opens_no_gate(gating: str, rows: int) -> None:
     source = gates()
     values = turned(Dial(max_memory=4), source, gating=gating)
     for row in range(4):
@@ -71,14 +73,14 @@ def test_shift_is_monotone_and_zero_changes_nothing() -> None:
     assert torch.equal(previous, MASK.float())
 
 
-def test_tokens_always_kept_stay_at_any_setting() -> None:
+def test_tokens_of_always_keep_stay_at_any_setting() -> None:
     source = gates()
     always = torch.zeros_like(MASK)
     always[0, 7] = always[1, 6] = True
     for dial in (Dial(keep=0.1), Dial(max_memory=2), Dial(shift=-100)):
         values = turned(dial, source, always)
         assert float(values[0, 7]) == float(values[1, 6]) == 1.0
-    assert (turned(Dial(keep=0.1), source, always)[0] != 0).sum() == 1, "they count towards the share"
+    assert (turned(Dial(keep=0.1), source, always)[0] != 0).sum() == 1, "they count as kept"
 
 
 def test_rows_removed_earlier_cannot_be_kept() -> None:
@@ -89,10 +91,10 @@ def test_rows_removed_earlier_cannot_be_kept() -> None:
     assert values.tolist() == [[0, pytest.approx(0.6), 0, 1]]
 
 
-def drawn(
+def sampled(
     dial: Dial, sentences: torch.Tensor, pull: torch.Tensor, always: torch.Tensor | None = None
 ) -> tuple[Gates, torch.Tensor]:
-    """Gates while `keep` is learnt, all drawn with the noise 0.5, and the gradient of pull · gates in log α."""
+    """Gates under `keep` in training, sampled with the noise 0.5, and the gradient of pull · gates in log α."""
     source = gates()
     log_alpha = source.log_alpha.clone().requires_grad_()  # type: ignore[union-attr]
 
@@ -108,44 +110,46 @@ def drawn(
 EVERY, NONE = torch.ones(4, dtype=torch.bool), torch.zeros(4, dtype=torch.bool)
 
 
-def test_what_is_learnt_of_a_cut_is_the_order_of_rows() -> None:
+def test_keep_in_training_trains_the_order_of_rows() -> None:
     shares = torch.tensor([0.5, 0.4, 1.0, 0.34])
     log_alpha = gates().log_alpha.masked_fill(~MASK, -torch.inf)  # type: ignore[union-attr]
     order = log_alpha.argsort(dim=1, descending=True, stable=True)
-    last, first = order[1, 2], order[1, 3]  # of 7 rows 3 are kept: the last of these, the first of the others
+    last, first = order[1, 2], order[1, 3]  # 3 of 7 rows are kept: the last kept and the first dropped one
     pull = torch.zeros(4, 10)
     pull[1, last], pull[2, 0] = 1.0, 1.0
-    found, gradient = drawn(Dial(keep=shares), EVERY, pull)
+    found, gradient = sampled(Dial(keep=shares), EVERY, pull)
     half = 2 * float(found.values[1, last]) - 1  # without noise the sampled gate is odd around the border
     assert half > 0
     assert float(found.values[1, first]) == pytest.approx((1 - half) / 2, abs=1e-6)
     assert float(gradient[1, last]) > 0
-    assert float(gradient[1, first]) == pytest.approx(-float(gradient[1, last]), rel=1e-5), "the other makes way"
+    assert float(gradient[1, first]) == pytest.approx(-float(gradient[1, last]), rel=1e-5), (
+        "the other row moves the opposite way"
+    )
     torch.testing.assert_close(gradient.sum(1), torch.zeros(4), atol=1e-6, rtol=0)
-    assert not gradient[2].any(), "where all are kept there is nothing to learn"
+    assert not gradient[2].any(), "if all rows are kept there is nothing to learn"
     assert not found.values[~MASK].any()
 
 
-def test_sentences_that_are_not_drawn_are_cut_as_in_decoding() -> None:
+def test_sentences_without_sampling_keep_the_same_rows_as_in_decoding() -> None:
     some = torch.tensor([True, False, True, False])
-    found, _ = drawn(Dial(keep=0.4), some, torch.ones(4, 10))
+    found, _ = sampled(Dial(keep=0.4), some, torch.ones(4, 10))
     own = turned(Dial(keep=0.4), gates())
     assert torch.equal(found.values[1], own[1])
     assert torch.equal(found.values[3], own[3])
     assert not torch.equal(found.values[0], own[0])
-    assert torch.equal(drawn(Dial(keep=0.4), NONE, torch.ones(4, 10))[0].values, own)
+    assert torch.equal(sampled(Dial(keep=0.4), NONE, torch.ones(4, 10))[0].values, own)
     without = Dial(keep=0.4).turn(gates(), MASK, "zero", at, None, Draw(lambda shifted: None, EVERY))
-    assert torch.equal(without.values, own), "a gate that samples none"
+    assert torch.equal(without.values, own), "for a gate that does not sample"
 
 
-def test_rows_that_are_always_kept_or_gone_take_no_part_in_the_order() -> None:
+def test_rows_always_kept_or_removed_are_not_part_of_the_order() -> None:
     always = torch.zeros_like(MASK)
     always[0, 7] = always[1, 6] = always[3, 0] = True
-    found, gradient = drawn(Dial(keep=0.4), EVERY, torch.randn(4, 10), always)
+    found, gradient = sampled(Dial(keep=0.4), EVERY, torch.randn(4, 10), always)
     assert bool((found.values[always] == 1).all())
     assert not gradient[always].any()
     assert gradient[0].any()
-    assert not gradient[3].any(), "one of three is kept, and it is one that always is"
+    assert not gradient[3].any(), "one of three is kept, and it is the one that is always kept"
     log_alpha = torch.tensor([[-torch.inf, 1.0, 0.5, -9.0]], requires_grad=True)
     source = Gates(torch.tensor([[0.0, 0.6, 0.5, 0]]), None, log_alpha)
     draw = Draw(lambda shifted: hard_concrete.sample(shifted, torch.full_like(shifted, 0.5), 2 / 3, 0.1), EVERY[:1])
@@ -169,6 +173,10 @@ def test_bad_settings_are_refused_by_name() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             Dial(**arguments)
+    for name in ("keep", "max_memory", "shift"):
+        for value in ("0.3", True, [0.3]):
+            with pytest.raises(TypeError, match=f"{name}: expected a number, got {re.escape(repr(value))}"):
+                Dial(**{name: value})
     with pytest.raises(ValueError, match="max_memory: gating zero needs"):
         turned(Dial(max_memory=1), gates())
     with pytest.raises(ValueError, match="dial: this gate has no log α"):

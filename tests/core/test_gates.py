@@ -1,4 +1,4 @@
-"""The gate contract: the learned gate, the registry, recorded arguments, and what is refused."""
+"""The gate contract: the learned gate, the registry, recorded arguments, refusals."""
 
 import copy
 import math
@@ -23,7 +23,7 @@ def test_learned_gate_starts_open_and_exactly_one() -> None:
     torch.testing.assert_close(gates.log_alpha, torch.full((3, 6), math.log(11) + 0.6))
 
 
-def test_learned_gate_is_the_projection_then_equation_13() -> None:
+def test_learned_gate_is_a_projection_followed_by_equation_13() -> None:
     gate = LearnedGate(8, start=-0.5).eval()
     torch.nn.init.normal_(gate.weight, generator=torch.Generator().manual_seed(1))
     x = encodings()
@@ -34,22 +34,22 @@ def test_learned_gate_is_the_projection_then_equation_13() -> None:
     torch.testing.assert_close(gates.open_probability, hard_concrete.open_probability(log_alpha, 2 / 3, 0.1) * MASK)
 
 
-def test_training_samples_with_the_noise_it_is_given() -> None:
+def test_training_samples_with_the_given_noise() -> None:
     gate = LearnedGate(8, start=0.0).train()
     noise = torch.rand(3, 6, generator=torch.Generator().manual_seed(4))
     gates = gate(encodings(), MASK, hints={NOISE: noise})
     torch.testing.assert_close(gates.values, hard_concrete.sample(torch.zeros(3, 6), noise, 2 / 3, 0.1) * MASK)
-    assert not torch.equal(gate(encodings(), MASK).values, gates.values), "without given noise it draws its own"
+    assert not torch.equal(gate(encodings(), MASK).values, gates.values), "without given noise it samples new noise"
 
 
-def test_a_gate_far_outside_can_be_trained_back() -> None:
-    """Unbounded, a gate at log α = -30 is never sampled open and has no gradient; bounded it has."""
+def test_a_gate_far_outside_the_bound_can_return() -> None:
+    """Without the bound, a gate at log α = -30 is never sampled open and has no gradient."""
     gate = LearnedGate(8, start=-30.0).train()
     noise = torch.full((3, 6), 0.99)
     gates = gate(encodings(), MASK, hints={NOISE: noise})
     (gradient,) = torch.autograd.grad(gates.values.sum().neg(), gate.bias)
     assert float(gradient) < 0, "descent raises the bias"
-    assert gates.log_alpha.max().item() == pytest.approx(-30.0), "what is reported is log α itself"
+    assert gates.log_alpha.max().item() == pytest.approx(-30.0), "the reported log α is not clipped"
 
 
 def test_normalized_input_makes_log_alpha_independent_of_scale_and_offset() -> None:
@@ -67,7 +67,7 @@ def test_gates_are_computed_in_at_least_float32(dtype: torch.dtype) -> None:
     assert gates.values.dtype == gates.log_alpha.dtype == gates.open_probability.dtype == expected
 
 
-def test_a_moved_threshold_closes_and_opens_and_leaves_the_rest() -> None:
+def test_a_moved_threshold_changes_only_the_gates_it_passes() -> None:
     gate, log_alpha = LearnedGate(8).eval(), torch.tensor([-5.0, -3.0, -2.0, 0.0, 2.0, 4.0])
     trained = gate.at(log_alpha)
     assert gate.threshold == pytest.approx(-math.log(11))
@@ -121,7 +121,7 @@ def test_a_gate_remembers_its_arguments_through_copies() -> None:
         Every(1, 2)  # type: ignore[call-arg]
 
 
-def test_the_registry_names_what_it_knows_and_keeps_names_unique() -> None:
+def test_the_registry_lists_its_names_and_keeps_them_unique() -> None:
     with pytest.raises(ValueError, match=r"no gate is registered as 'absent'.*learned.*import the module"):
         gate_class("absent")
 
@@ -132,7 +132,7 @@ def test_the_registry_names_what_it_knows_and_keeps_names_unique() -> None:
         gate_name(Unregistered())
     with pytest.raises(ValueError, match="the name 'learned' is taken"):
         register_gate("learned")(Unregistered)
-    assert register_gate("test-every")(Every) is Every, "importing a module twice is no clash"
+    assert register_gate("test-every")(Every) is Every, "a module may be imported twice"
 
 
 def test_arguments_that_a_gate_does_not_take_are_named():

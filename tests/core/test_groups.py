@@ -1,4 +1,4 @@
-"""Labels of tokens and the paper's groups."""
+"""Token labels and the paper's groups."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_other_names_of_brackets() -> None:
 
 
 @pytest.mark.parametrize("tag", ["NOUN", "ADJA", ""])
-def test_tags_of_other_sets_are_refused(tag: str) -> None:
+def test_tags_of_other_tagsets_are_refused(tag: str) -> None:
     with pytest.raises(ValueError, match=f"tag '{tag}'.*Penn"):
         group_of(tag)
 

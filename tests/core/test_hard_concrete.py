@@ -17,7 +17,7 @@ def test_probability_of_closed_matches_a_million_samples(log_alpha: float, beta:
     uniforms = torch.rand(n, generator=generator, dtype=torch.float64)
     gates = hc.sample(torch.full((n,), log_alpha, dtype=torch.float64), uniforms, beta, epsilon)
     closed = float(hc.closed_probability(torch.tensor(log_alpha, dtype=torch.float64), beta, epsilon))
-    margin = 4.5 * math.sqrt(closed * (1 - closed) / n)  # one in 150,000 by chance
+    margin = 4.5 * math.sqrt(closed * (1 - closed) / n)  # exceeded by chance once in 150,000
     assert float((gates == 0).double().mean()) == pytest.approx(closed, abs=margin)
     fully_open = float(hc.closed_probability(torch.tensor(-log_alpha, dtype=torch.float64), beta, epsilon))
     assert float((gates == 1).double().mean()) == pytest.approx(fully_open, abs=4.5 * math.sqrt(1 / n / 4))
@@ -95,7 +95,7 @@ def test_keyed_noise_is_uniform_and_uncorrelated(dtype: torch.dtype) -> None:
     assert noise.max() < 1
     counts = torch.histc(noise, bins=100, min=0, max=1)
     chi_square = float(((counts - 10_000) ** 2 / 10_000).sum())
-    assert chi_square < 160, "99 degrees of freedom: above 160 once in 10,000"
+    assert chi_square < 160, "99 degrees of freedom: exceeded by chance once in 10,000"
     for a, b in (
         (noise[:, 1:], noise[:, :-1]),  # neighbouring positions
         (noise[1:], noise[:-1]),  # neighbouring keys
@@ -111,4 +111,4 @@ def test_bounded_log_alpha_always_has_a_way_back() -> None:
     torch.testing.assert_close(bounded, torch.tensor([-4.6, -4.6, -1, 0, 1, 4.6, 4.6]))
     gradient = torch.tensor([1.0, -1, 1, -1, 1, 1, -1])  # descent subtracts it
     (passed,) = torch.autograd.grad(bounded, log_alpha, gradient)
-    assert passed.tolist() == [0, -1, 1, -1, 1, 1, 0], "further out is stopped, back in passes"
+    assert passed.tolist() == [0, -1, 1, -1, 1, 1, 0], "outward gradients are stopped, inward ones pass"

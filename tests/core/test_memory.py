@@ -1,4 +1,4 @@
-"""The three gatings: short memory = dense memory = the definition, for any raggedness and any gates."""
+"""The three gatings: short memory = dense memory = definition, for any lengths and gates."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from l0drop.core.memory import GATINGS, Memory, compress, full, keep_one
 
 
 def attend(memory: Memory, query: Tensor, key: Tensor, value: Tensor, offset: Tensor) -> Tensor:
-    """One attention head that adds the memory's bias: queries [B, T, D] over the memory, projections with a bias."""
+    """One attention head over the memory that adds its bias: queries [B, T, D], projections with an offset."""
     keys, values = memory.states @ key + offset, memory.states @ value - offset
     scores = query @ keys.transpose(1, 2) / query.shape[-1] ** 0.5 + memory.bias[:, 0]
     return scores.softmax(-1) @ values
@@ -21,7 +21,7 @@ Projections = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def by_definition(x: Tensor, gate: Tensor, mask: Tensor, gating: str, projections: Projections) -> Tensor:
-    """What each gating is defined to be, written with attention weights instead of biases."""
+    """The definition of each gating, with attention weights instead of biases."""
     query, key, value, offset = projections
     states = x if gating == "weight" else x * gate[..., None]
     scores = query @ (states @ key + offset).transpose(1, 2) / query.shape[-1] ** 0.5
@@ -81,7 +81,7 @@ def test_short_equals_dense_equals_definition(gating: str, case: tuple[Tensor, G
     assert short.states.shape[1] == int(kept.sum(1).max()) + (gating == "zero")
 
 
-def test_leaving_out_the_count_is_wrong() -> None:
+def test_a_memory_without_the_count_is_wrong() -> None:
     torch.manual_seed(0)
     x, mask = torch.randn(2, 8, 4), torch.ones(2, 8, dtype=torch.bool)
     gates = Gates((torch.rand(2, 8) < 0.4).float())
@@ -93,7 +93,7 @@ def test_leaving_out_the_count_is_wrong() -> None:
     assert float((attend(without, query, key, value, offset) - expected).abs().max()) > 0.1
 
 
-def test_zero_gating_rows_with_nothing_and_everything_dropped() -> None:
+def test_zero_gating_with_nothing_and_everything_dropped() -> None:
     x, mask = torch.ones(2, 3, 2), torch.ones(2, 3, dtype=torch.bool)
     memory = compress(x, Gates(torch.tensor([[1.0, 1, 1], [0, 0, 0]])), mask, "zero")
     assert memory.count.tolist() == [0, 3]
@@ -103,7 +103,7 @@ def test_zero_gating_rows_with_nothing_and_everything_dropped() -> None:
     assert torch.equal(memory.states[1], torch.zeros(4, 2))
 
 
-def test_a_sentence_all_closed_keeps_its_best_position() -> None:
+def test_a_sentence_with_all_gates_closed_keeps_its_best_position() -> None:
     mask = torch.tensor([[True, True, True, False], [False, True, True, True]])
     closed = torch.zeros(2, 4)
     by_score = Gates(closed, None, torch.tensor([[-5.0, -3, -3, 9], [9, -7, -6, -8]]))
@@ -133,7 +133,7 @@ def test_bias_is_float32_unless_states_are_float64(dtype: torch.dtype) -> None:
 
 
 def test_weight_gating_equals_renormalised_weights_in_value_and_gradient() -> None:
-    """With padding, gates exactly 0 and exactly 1, and a sentence all closed: no NaN anywhere."""
+    """Including padding, gates of exactly 0 and 1, and a sentence whose gates are all closed: no NaN."""
     generator = torch.Generator().manual_seed(5)
     mask = torch.arange(6) < torch.tensor([[6], [4], [5]])
     log_alpha = torch.tensor([[-9.0, 9, 0.3, -0.4, 1, -2.0], [0.1, -9, 9, 1, 0, 0], [-9, -8, -7, -9, -9, 0]]).double()

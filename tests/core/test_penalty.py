@@ -1,6 +1,7 @@
-"""The L0 term against a loop; the λ schedules; the controller on a simulated plant; the calibration."""
+"""The penalty against a loop; λ schedules; the controller on simulated plants; the calibration."""
 
 import random
+import re
 from collections import deque
 
 import pytest
@@ -10,6 +11,7 @@ from l0drop.core import hard_concrete
 from l0drop.core.gates import Gates, LearnedGate
 from l0drop.core.memory import keep_one
 from l0drop.core.penalty import (
+    Calibration,
     ConstantLambda,
     LambdaSchedule,
     RampedLambda,
@@ -43,7 +45,7 @@ def test_ramp_is_linear_between_its_ends() -> None:
 
 
 class Plant:
-    """Sparsity as a saturating function of λ, reached with a lag, seen late and through noise."""
+    """Sparsity as a saturating function of λ, with lag, delay and noise."""
 
     def __init__(self, knee: float, steepness: float, lag: float, delay: int, noise: float, seed: int) -> None:
         self.knee, self.steepness, self.lag, self.noise = knee, steepness, lag, noise
@@ -75,7 +77,7 @@ def test_controller_reaches_and_holds_the_target(
 
 
 class StickyPlant:
-    """Kinds of words that close together: each begins to at its own λ, is seen closed only when it has come half way,
+    """Kinds of words whose gates close together: each starts to close at its own λ, counts as closed from halfway on,
     and stays closed down to a tenth of that λ."""
 
     def __init__(self, seed: int, kinds: int = 60, speed: float = 0.015) -> None:
@@ -97,17 +99,17 @@ class StickyPlant:
 
 @pytest.mark.parametrize("target", [0.3, 0.5, 0.7])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_controller_closes_little_more_than_it_should_where_gates_stay_closed(target: float, seed: int) -> None:
+def test_controller_hardly_overshoots_when_gates_stay_closed(target: float, seed: int) -> None:
     plant, controller = StickyPlant(seed), SteeredLambda(target)
     history = []
     for _ in range(1000):
         controller.step(plant.step(controller.value))
         history.append(plant.sparsity)
     assert max(history) < controller.setpoint + 0.08
-    assert history[-1] == pytest.approx(controller.setpoint, abs=2.5 / len(plant.way)), "kinds close as a whole"
+    assert history[-1] == pytest.approx(controller.setpoint, abs=2.5 / len(plant.way)), "a kind closes as a whole"
 
 
-def test_controller_waits_until_a_new_model_can_read() -> None:
+def test_controller_waits_before_it_raises_lambda() -> None:
     controller = SteeredLambda(0.5, wait=20, ramp=10)
     assert controller.value == 0
     assert [controller.step(0.1) for _ in range(19)] == [0.0] * 19
@@ -119,7 +121,7 @@ def test_controller_waits_until_a_new_model_can_read() -> None:
 
 
 def test_controller_corrects_training_batches_by_validation() -> None:
-    """Dropout makes training batches look denser than held-out text: the target must be met on the latter."""
+    """Dropout makes training batches look denser than held-out text, where the target must be met."""
     plant, controller = Plant(0.5, 2, 60, 5, noise=0.02, seed=1), SteeredLambda(0.5)
     for step in range(2500):
         seen = plant.step(controller.value)
@@ -136,13 +138,13 @@ def test_controller_does_not_wind_up_while_lambda_is_at_its_bound() -> None:
     while controller.value > 1.0:
         controller.step(0.9)
         steps_down += 1
-    assert steps_down < 200, "5,000 steps at the bound must not have to be unwound"
+    assert steps_down < 200, "5,000 steps at the bound must not wind up"
 
 
 @pytest.mark.parametrize(
     "make", [lambda: ConstantLambda(0.3), lambda: RampedLambda(0.2, 3, 30), lambda: SteeredLambda(0.4, wait=9)]
 )
-def test_a_saved_schedule_goes_on_as_if_uninterrupted(make) -> None:  # type: ignore[no-untyped-def]
+def test_a_restored_schedule_continues_as_if_uninterrupted(make) -> None:  # type: ignore[no-untyped-def]
     seen = [random.Random(3).random() for _ in range(60)]
 
     def run(schedule: LambdaSchedule, part: list[float]) -> list[float]:
@@ -155,7 +157,7 @@ def test_a_saved_schedule_goes_on_as_if_uninterrupted(make) -> None:  # type: ig
     second = make()
     second.load_state_dict(first.state_dict())
     assert begun + run(second, seen[28:]) == expected
-    with pytest.raises(ValueError, match="a state with"):
+    with pytest.raises(ValueError, match="expected a state with"):
         make().load_state_dict({"unknown": 1})
 
 
@@ -171,7 +173,7 @@ def held_out(seed: int, always: bool = False) -> list[Sentences]:
 
 
 def sparsity_when_decoding(batches: list[Sentences], threshold: float, gating: str) -> float:
-    """Gate by gate, as a model counts it."""
+    """The sparsity counted gate by gate, as a model does."""
     gate = LearnedGate(1)
     gate.close_at(threshold)
     closed = real = 0
@@ -201,7 +203,7 @@ def test_calibration_finds_the_threshold_nearest_to_the_target(gating: str, alwa
     assert abs(result.after - target) <= min(abs(share - target) for share in tried)
 
 
-def test_calibration_leaves_what_is_right_and_tells_what_cannot_be_met() -> None:
+def test_calibration_keeps_a_good_threshold_and_reports_a_missed_target() -> None:
     batches = held_out(2)
     right = sparsity_when_decoding(batches, AS_TRAINED, "zero")
     assert calibrate(batches, right + 0.004, AS_TRAINED, "zero").threshold == AS_TRAINED
@@ -209,15 +211,56 @@ def test_calibration_leaves_what_is_right_and_tells_what_cannot_be_met() -> None
     two_levels = torch.cat([torch.full((10, 3), -1.0), torch.full((10, 7), 5.0)], 1)
     result = calibrate([Sentences(two_levels, mask)], 0.5, AS_TRAINED, "zero")
     assert not result.met
-    assert result.after == pytest.approx(0.3), "0.3 and 1.0 can be had; 0.3 is nearer"
+    assert result.after == pytest.approx(0.3), "0.3 and 1.0 are possible; 0.3 is nearer"
     gone = torch.full((2, 4), -torch.inf)
     assert calibrate([Sentences(gone, mask[:2, :4])], 0.5, AS_TRAINED, "zero").after == 1.0
     with pytest.raises(ValueError, match="no real token"):
         calibrate([], 0.5, AS_TRAINED, "zero")
 
 
-def test_calibration_touches_no_gate_that_need_not_move() -> None:
-    """Trained gates are nearly all 0 or 1 with a gap between: whatever is not closed or opened keeps its gate."""
+@pytest.mark.parametrize(
+    ("before", "after", "refused", "warning"),
+    [
+        (
+            0.0,
+            0.4,
+            True,
+            r"closed 40.0 points of encodings that training had left open, from 0.0% to 40.0% \(target 40",
+        ),
+        (0.349, 0.4, True, "closed 5.1 points"),
+        (0.351, 0.4, False, "closed 4.9 points"),
+        (0.388, 0.4, False, "closed 1.2 points"),
+        (0.392, 0.4, False, None),
+        (0.449, 0.4, False, None),
+        (0.451, 0.4, False, "opened 5.1 points of encodings that training had closed.*harmless"),
+    ],
+)
+def test_calibration_says_when_it_moves_too_many_gates(
+    before: float, after: float, refused: bool, warning: str | None
+) -> None:
+    result = Calibration(0.0, 0.4, before, after)
+    if refused:
+        assert result.refusal is not None
+        points = f"{100 * (after - before):.1f} points"
+        for part in (f"{before:.1%}", "the target 40.0%", points, "limit: 5 points", "Train longer"):
+            assert part in result.refusal
+    else:
+        assert result.refusal is None
+    if warning is None:
+        assert result.warning is None
+    else:
+        assert re.search(warning, result.warning or "")
+
+
+def test_a_target_that_is_no_share_is_refused() -> None:
+    with pytest.raises(TypeError, match="target_sparsity: expected a number, got '0.4'"):
+        SteeredLambda("0.4")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="target_sparsity: expected a share between 0 and 1, got 40"):
+        SteeredLambda(40)
+
+
+def test_calibration_changes_no_other_gate() -> None:
+    """Trained gates are nearly all 0 or 1 with a gap between: gates that are not closed or opened keep their value."""
     generator = torch.Generator().manual_seed(3)
     mask = torch.ones(20, 30, dtype=torch.bool)
     sides = torch.where(torch.rand(20, 30, generator=generator) < 0.4, -7.0, 5.5)

@@ -1,4 +1,4 @@
-"""Fixtures for the model tests: gates that say what they are told, and quiet libraries."""
+"""Fixtures for the model tests: a gate with fixed values, and quiet libraries."""
 
 import pytest
 import torch
@@ -10,8 +10,8 @@ transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
 
-class ToldGate(Gate):
-    """Gates as told by the test, whatever the encodings."""
+class FixedGate(Gate):
+    """Gates with given values, independent of the encodings."""
 
     def __init__(self, values: torch.Tensor) -> None:
         super().__init__()
@@ -22,11 +22,11 @@ class ToldGate(Gate):
 
 
 @pytest.fixture
-def told_gate() -> ToldGate:
+def fixed_gate() -> FixedGate:
     """For the six sentences of `zoo.ragged_batch`: one fully open, one fully closed, the others mixed, with 0 and 1."""
     generator = torch.Generator().manual_seed(11)
     values = torch.rand(6, 24, generator=generator, dtype=torch.float64)
     values = values * (torch.rand(6, 24, generator=generator) < 0.5)
     values = torch.where(torch.rand(6, 24, generator=generator) < 0.2, 1.0, values)
-    values[5], values[2] = 1.0, 0.0  # the open one is short, so that the memory is short too
-    return ToldGate(values)
+    values[5], values[2] = 1.0, 0.0  # the open sentence is short, so that the memory is short too
+    return FixedGate(values)

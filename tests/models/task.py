@@ -1,4 +1,4 @@
-"""A generated task: repeat a sentence without its fillers. Four tenths of what the encoder reads is not needed."""
+"""A generated task: repeat a sentence without its fillers. The decoder does not need four tenths of the encodings."""
 
 import random
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ Batch = dict[str, torch.Tensor]
 
 
 def small_model() -> hf.MarianMTModel:
-    """Two layers each, width 64: learns the task in a few hundred steps."""
+    """A model with 2 + 2 layers and width 64, which learns the task in a few hundred steps."""
     torch.manual_seed(0)
     config = hf.MarianConfig(
         vocab_size=VOCABULARY, decoder_vocab_size=VOCABULARY, d_model=64, encoder_layers=2, decoder_layers=2,
@@ -53,7 +53,7 @@ def batches(count: int, seed: int, size: int = 64) -> Iterator[Batch]:
 
 @torch.no_grad()
 def accuracy(model: hf.PreTrainedModel, held_out: list[Batch]) -> float:
-    """Share of sentences that greedy decoding gets right from the first word to EOS."""
+    """The share of sentences that greedy decoding gets completely right."""
     model.eval()
     right = total = 0
     for batch in held_out:
@@ -67,7 +67,7 @@ def accuracy(model: hf.PreTrainedModel, held_out: list[Batch]) -> float:
 
 
 def solve(model: hf.PreTrainedModel, steps: int = 400) -> None:
-    """Train the model without a gate until it can do the task."""
+    """Train a model without a gate on the task."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, betas=(0.9, 0.98))
     model.train()
     for batch in batches(steps, seed=1):
@@ -78,7 +78,7 @@ def solve(model: hf.PreTrainedModel, steps: int = 400) -> None:
 
 
 def unbatched(batch: Batch) -> list[tuple[list[int], list[int]]]:
-    """The pairs a batch was made of."""
+    """The pairs of a batch, without padding."""
     pairs = []
     for ids, mask, labels in zip(batch["input_ids"], batch["attention_mask"], batch["labels"], strict=True):
         pairs.append((ids[mask.bool()].tolist(), labels[labels != -100].tolist()))

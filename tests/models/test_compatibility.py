@@ -1,7 +1,8 @@
-"""The wrapped model in the surroundings it is used in: generation modes, precision, compilation, accumulation."""
+"""A sparsified model in use: generation modes, precision, compilation, the Trainer, custom gates."""
 
 import copy
 import pickle
+import warnings
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,12 @@ LABELS = torch.randint(3, zoo.VOCABULARY, (6, 7), generator=torch.Generator().ma
 
 def some_closed(family: str = "marian", attention: str | None = None, **options):  # type: ignore[no-untyped-def]
     return zoo.spread_gates(sparsify(zoo.build(family, attention), L0DropConfig(**options)))
+
+
+def calibrated(model, batch, target: float):  # type: ignore[no-untyped-def]
+    """The result of a calibration that moves a large part of the gates of an untrained model."""
+    with pytest.warns(UserWarning, match="the calibration (closed|opened)"):
+        return model.calibrate([batch], target=target, force=True)
 
 
 def test_sparsify_shares_parameters_and_leaves_the_base_alone() -> None:
@@ -57,7 +64,7 @@ def test_every_way_to_generate(family: str) -> None:
 
 
 @torch.no_grad()
-def test_encodings_computed_outside_are_gated_too() -> None:
+def test_encoder_outputs_from_outside_are_gated() -> None:
     model, batch = some_closed("bart"), zoo.ragged_batch()
     expected = model(**batch, labels=LABELS).logits
     plain = model.model.encoder(**batch)
@@ -72,7 +79,7 @@ def test_encodings_computed_outside_are_gated_too() -> None:
 
 
 @torch.no_grad()
-def test_embeddings_in_place_of_ids_and_tuples_in_place_of_outputs() -> None:
+def test_embeddings_instead_of_ids_and_tuples_instead_of_outputs() -> None:
     model, batch = some_closed("bart"), zoo.ragged_batch()
     expected = model(**batch, labels=LABELS)
     embedded = model.get_input_embeddings()(batch["input_ids"])
@@ -111,14 +118,14 @@ def test_training_step(family: str, gating: str) -> None:
         assert parameter.grad is None or parameter.grad.isfinite().all(), name
     assert float(model.gate.weight.grad.abs().max()) > 0
     again = model(**batch, labels=LABELS, noise_key=torch.arange(6))
-    assert torch.equal(again.gates.values, output.gates.values), "the key alone decides"
+    assert torch.equal(again.gates.values, output.gates.values), "the noise depends on the key alone"
     assert not torch.equal(
         model(**batch, labels=LABELS, noise_key=torch.arange(6) + 9).gates.values, output.gates.values
     )
     model.eval()
     evaluated = model(**batch, labels=LABELS)
     assert torch.equal(evaluated.loss, evaluated.cross_entropy)
-    assert float(output.sparsity) == float(evaluated.sparsity), "in training too it is that of the test-time gates"
+    assert float(output.sparsity) == float(evaluated.sparsity), "in training it counts test-time gates too"
 
 
 @pytest.mark.parametrize("keep", [None, 0.4])
@@ -141,8 +148,8 @@ def test_keyed_noise_does_not_depend_on_batch_or_side_of_padding(keep: float | N
 
 
 @pytest.mark.parametrize("gating", GATINGS)
-def test_a_training_step_under_the_dial(gating: str) -> None:
-    """Half of the sentences keep as many rows as in decoding, the others are drawn; gradients are finite."""
+def test_a_training_step_with_the_dial(gating: str) -> None:
+    """Half of the sentences keep as many rows as in decoding, the others sample; gradients are finite."""
     model, batch = some_closed("bart", gating=gating, lambda_=0.7).train(), zoo.ragged_batch()
     mask, kept = batch["attention_mask"].bool(), torch.zeros(2)
     shares = torch.tensor([0.2, 0.4, 0.5, 0.6, 0.9, 1.0])
@@ -152,8 +159,8 @@ def test_a_training_step_under_the_dial(gating: str) -> None:
         chosen = (output.gates.values != 0).sum(1) == (shares.double() * mask.sum(1)).round()
         kept += torch.tensor([int(chosen[:5].sum()), int(chosen[5])])
         output.loss.backward()
-    assert 80 < int(kept[0]) < 160, "of 200 sentences a half, and of the others those that happen to keep as many"
-    assert int(kept[1]) == 40, "where all are kept nothing is drawn"
+    assert 80 < int(kept[0]) < 160, "half of 200 sentences, and some of the others by chance"
+    assert int(kept[1]) == 40, "if all rows are kept nothing is sampled"
     for name, parameter in model.named_parameters():
         assert parameter.grad is None or parameter.grad.isfinite().all(), name
     assert float(model.gate.weight.grad.abs().max()) > 0
@@ -192,12 +199,12 @@ def test_autocast(gating: str, attention: str) -> None:
 @pytest.mark.parametrize(("family", "attention"), zoo.BOTH_ATTENTIONS)
 @pytest.mark.usefixtures("strict_attention")
 @torch.no_grad()
-def test_low_precision(dtype: torch.dtype, family: str, attention: str, told_gate: torch.nn.Module) -> None:
-    """Short against dense: the drift stays within what rounding the same sums in another order gives."""
+def test_low_precision(dtype: torch.dtype, family: str, attention: str, fixed_gate: torch.nn.Module) -> None:
+    """Short and dense differ no more than rounding the same sums in another order explains."""
     batch = zoo.ragged_batch()
     for gating in GATINGS:
         model = sparsify(zoo.build(family, attention).to(dtype), L0DropConfig(gating=gating))
-        model.gate = told_gate
+        model.gate = fixed_gate
         short = model(**batch, labels=LABELS).logits.float()
         with model.dial(dense=True):
             dense = model(**batch, labels=LABELS).logits.float()
@@ -227,7 +234,7 @@ def test_compiled_step_equals_the_eager_one(gating: str) -> None:
     compiled = torch.compile(model, backend="aot_eager")
     losses = []
     for step in range(4):
-        model.lambda_ = 0.1 * step  # λ changes at every step of a steered run; the graph must not be frozen to one
+        model.lambda_ = 0.1 * step  # steering changes λ at every step; the graph must not contain one value of it
         eager, fast = (m(**batch, labels=LABELS, noise_key=keys + step).loss for m in (model, compiled))
         torch.testing.assert_close(fast, eager)
         losses.append(fast.item())
@@ -293,7 +300,7 @@ def test_trainer_refuses_to_lose_the_penalty(tmp_path) -> None:  # type: ignore[
 def test_trainer_accumulates_the_same_gradient_and_predicts(tmp_path) -> None:  # type: ignore[no-untyped-def]
     norms = []
     for size, accumulation in ((8, 1), (2, 4)):
-        model = sparsify(zoo.build("marian"), L0DropConfig(lambda_=0.5))  # the noise comes with the examples' keys
+        model = sparsify(zoo.build("marian"), L0DropConfig(lambda_=0.5))  # the examples carry noise keys
         run = trainer(
             model,
             tmp_path,
@@ -304,26 +311,26 @@ def test_trainer_accumulates_the_same_gradient_and_predicts(tmp_path) -> None:  
         run.train()
         norms.append(next(entry["grad_norm"] for entry in run.state.log_history if "grad_norm" in entry))
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
-    logits, memory = run.predict(Examples(4)).predictions  # what the base model predicts, gates and penalty left out
+    logits, memory = run.predict(Examples(4)).predictions  # the base model's predictions, without gates and penalty
     assert logits.shape == (4, 7, zoo.VOCABULARY)
     assert memory.shape[-1] == zoo.WIDTH
 
 
-def test_a_gate_put_in_place_of_another_takes_its_mode() -> None:
+def test_a_replaced_gate_takes_the_mode_of_the_model() -> None:
     model, batch = sparsify(zoo.build("marian")), zoo.ragged_batch()
     model.gate = LearnedGate(zoo.WIDTH, start=0.0)
     assert not model.gate.training
     assert torch.equal(model(**batch, labels=LABELS).logits, model(**batch, labels=LABELS).logits)
 
 
-def test_the_dial_and_the_calibration_follow_the_gate_that_is_there() -> None:
+def test_the_dial_and_the_calibration_use_the_replaced_gate() -> None:
     model, batch = sparsify(zoo.build("marian")), zoo.ragged_batch()
     model.gate = LearnedGate(zoo.WIDTH, epsilon=0.5)
     zoo.spread_gates(model)
     own = [e.kept for e in model.explain(**batch)]
     with model.dial(shift=0.0):
         assert [e.kept for e in model.explain(**batch)] == own
-    result = model.calibrate([batch], target=0.4)
+    result = calibrated(model, batch, 0.4)
     assert float(model(**batch, labels=LABELS).sparsity) == pytest.approx(result.after, abs=1e-6)
 
 
@@ -332,7 +339,7 @@ def test_a_calibrated_threshold_is_saved_with_the_model(tmp_path: Path) -> None:
     model, batch = some_closed("marian"), zoo.ragged_batch()
     before = float(model(**batch, labels=LABELS).sparsity)
     for target in (before + 0.2, before - 0.2):
-        result = model.calibrate([batch], target=target)
+        result = calibrated(model, batch, target)
         assert result.met
         assert float(model(**batch, labels=LABELS).sparsity) == pytest.approx(result.after, abs=1e-6)
     model.save_pretrained(tmp_path)
@@ -343,7 +350,7 @@ def test_a_calibrated_threshold_is_saved_with_the_model(tmp_path: Path) -> None:
 
 def test_special_tokens_may_all_be_always_kept() -> None:
     batch = zoo.ragged_batch()
-    model = some_closed("bart", always_keep=(0, 1, 2))  # padding among them
+    model = some_closed("bart", always_keep=(0, 1, 2))  # including padding
     for setting in ({"shift": -1.0}, {"keep": 0.4}, {"max_memory": 5}):
         with model.dial(**setting):
             assert model.generate(**batch, max_new_tokens=3).shape[0] == 6
@@ -360,8 +367,8 @@ def test_positions_are_counted_in_real_tokens() -> None:
 
 @pytest.mark.parametrize("family", ["bart", "mbart", "led"])
 @torch.no_grad()
-def test_what_the_base_model_makes_of_its_arguments(family: str) -> None:
-    """These families decode their own input where nothing else is given, and take arguments by position."""
+def test_default_and_positional_arguments_work_as_in_the_base_model(family: str) -> None:
+    """These families decode their own input if nothing else is given, and take positional arguments."""
     base, batch = zoo.build(family), zoo.ragged_batch()
     model = sparsify(base)
     torch.testing.assert_close(model(**batch).logits, base(**batch).logits)
@@ -369,13 +376,13 @@ def test_what_the_base_model_makes_of_its_arguments(family: str) -> None:
     torch.testing.assert_close(model(*arguments).logits, base(*arguments).logits)
 
 
-class Says(Gate):
+class Booleans(Gate):
     def forward(self, encodings, mask, input_ids=None, hints=None):  # type: ignore[no-untyped-def]
         return Gates((input_ids % 2 == 0) & mask)
 
 
 class Scores(Gate):
-    """A gate of somebody else's: trained by the penalty and ranked by the dial, but not hard-concrete."""
+    """A custom gate that is trained by the penalty and ranked by the dial, but not hard-concrete."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -387,7 +394,7 @@ class Scores(Gate):
 
 
 @pytest.mark.parametrize("gating", GATINGS)
-def test_a_gate_that_is_not_hard_concrete_trains_and_is_dialled(gating: str) -> None:
+def test_a_gate_that_is_not_hard_concrete_trains_and_works_with_the_dial(gating: str) -> None:
     model, batch = sparsify(zoo.build("marian"), L0DropConfig(gating=gating)), zoo.ragged_batch()
     model.gate = Scores(zoo.WIDTH)
     output = model.train()(**batch, labels=LABELS)
@@ -398,18 +405,18 @@ def test_a_gate_that_is_not_hard_concrete_trains_and_is_dialled(gating: str) -> 
         assert float(output.sparsity) == pytest.approx(float(model(**batch, labels=LABELS).sparsity))
         with model.dial(keep=0.5):
             assert [len(e.kept) for e in model.explain(**batch)] == [12, 8, 4, 10, 12, 2]
-        with pytest.raises(ValueError, match="shift: Scores does not say"), model.dial(shift=1.0):
+        with pytest.raises(ValueError, match="shift: Scores does not define"), model.dial(shift=1.0):
             model(**batch, labels=LABELS)
 
 
 @pytest.mark.parametrize("gating", GATINGS)
-def test_a_rule_may_say_true_and_false(gating: str) -> None:
+def test_a_rule_may_return_booleans(gating: str) -> None:
     model, batch = sparsify(zoo.build("marian"), L0DropConfig(gating=gating)), zoo.ragged_batch()
-    model.gate = Says()
+    model.gate = Booleans()
     assert model.generate(**batch, max_new_tokens=3).shape[0] == 6
 
 
-def test_switched_off_it_trains_and_refuses_what_needs_gates() -> None:
+def test_a_disabled_model_trains_and_refuses_calls_that_need_gates() -> None:
     model, batch = sparsify(zoo.build("marian"), L0DropConfig(enabled=False)).train(), zoo.ragged_batch()
     output = model(**batch, labels=LABELS)
     assert (float(output.sparsity), float(output.penalty)) == (0.0, 0.0)
@@ -423,12 +430,28 @@ def test_switched_off_it_trains_and_refuses_what_needs_gates() -> None:
             use()
 
 
-def test_a_target_that_nobody_steers_to_is_warned_about() -> None:
+def test_a_model_that_is_never_steered_warns_once() -> None:
     model, batch = sparsify(zoo.build("marian"), L0DropConfig(target_sparsity=0.5)).train(), zoo.ragged_batch((5, 4))
-    for _ in range(199):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(99):
+            model(**batch, labels=LABELS[:2])
+    with pytest.warns(UserWarning, match=r"λ was never steered in 100 training steps.*model.steer.*SteerCallback"):
         model(**batch, labels=LABELS[:2])
-    with pytest.warns(UserWarning, match="λ has not moved in 200 training steps"):
-        model(**batch, labels=LABELS[:2])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(101):
+            model(**batch, labels=LABELS[:2])  # it warns once
+
+
+def test_steering_a_model_once_is_enough_not_to_be_warned() -> None:
+    model, batch = sparsify(zoo.build("marian"), L0DropConfig(target_sparsity=0.5)).train(), zoo.ragged_batch((5, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(101):
+            model(**batch, labels=LABELS[:2])
+            if step == 0:
+                model.steer()
 
 
 def test_noise_needs_one_key_per_sentence_and_shift_needs_eval() -> None:
@@ -439,7 +462,7 @@ def test_noise_needs_one_key_per_sentence_and_shift_needs_eval() -> None:
         pass
 
 
-def test_the_memory_says_where_its_rows_come_from() -> None:
+def test_the_memory_index_holds_the_source_positions() -> None:
     model, batch = some_closed("marian"), zoo.ragged_batch()
     memory = model.get_encoder()(**batch)
     for row, explanation in enumerate(model.explain(**batch)):

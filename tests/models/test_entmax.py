@@ -1,4 +1,4 @@
-"""Sparse cross-attention against a slow computation of entmax, and as a model: gradients, saving, refusals."""
+"""Entmax cross-attention against a slow computation, and as a model: gradients, saving, refusals."""
 
 import copy
 
@@ -86,7 +86,7 @@ def test_only_cross_attention_changes(family, attention) -> None:
     assert not torch.allclose(output.logits, base(**batch, labels=LABELS).logits, atol=1e-3)
 
 
-def test_it_shares_parameters_and_trains() -> None:
+def test_it_shares_parameters_with_its_base_and_trains() -> None:
     base = zoo.build("marian")
     model = with_entmax(base).train()
     before = {name: tensor.clone() for name, tensor in base.named_parameters()}
@@ -100,7 +100,7 @@ def test_it_shares_parameters_and_trains() -> None:
         losses.append(loss.item())
     assert losses[-1] < losses[0] - 0.1
     name = "model.decoder.layers.0.encoder_attn.k_proj.weight"
-    assert not torch.equal(before[name], dict(base.named_parameters())[name]), "the base is trained with it"
+    assert not torch.equal(before[name], dict(base.named_parameters())[name]), "training it trains the base model"
 
 
 @pytest.mark.parametrize("family", ["marian", "t5"])
@@ -118,7 +118,7 @@ def test_saved_and_loaded(family, tmp_path) -> None:
 
 
 @torch.no_grad()
-def test_generate_takes_the_tokens_that_forward_finds_likeliest() -> None:
+def test_generate_picks_the_most_likely_tokens_of_forward() -> None:
     model, batch = with_entmax(zoo.build("marian")).eval(), zoo.ragged_batch()
     tokens = model.generate(**batch, max_new_tokens=6, min_new_tokens=6, num_beams=1, do_sample=False)
     logits = model(**batch, decoder_input_ids=tokens[:, :-1]).logits
@@ -147,5 +147,5 @@ def test_refusals() -> None:
         with_entmax(entmax)
     with pytest.raises(ValueError, match="model: L0DropMarianMTModel is not a plain model"):
         with_entmax(sparsify(zoo.build("marian")))
-    with pytest.raises(ValueError, match="model: its cross-attention is entmax"):
+    with pytest.raises(ValueError, match="model: its cross-attention is entmax.*sparsify the softmax model"):
         sparsify(entmax)

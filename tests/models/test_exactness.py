@@ -1,4 +1,4 @@
-"""Nothing but the dropped encodings changes: starts as the base model, short memory = full gated memory."""
+"""Exactness: a new model equals its base model, and the short memory equals the full gated memory."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ LABELS = torch.randint(3, zoo.VOCABULARY, (6, 7), generator=torch.Generator().ma
 @pytest.mark.parametrize(("family", "attention"), zoo.BOTH_ATTENTIONS)
 @pytest.mark.parametrize("gating", GATINGS)
 @torch.no_grad()
-def test_starts_as_the_base_model(family: str, attention: str, gating: str) -> None:
+def test_a_new_model_equals_its_base_model(family: str, attention: str, gating: str) -> None:
     base, batch = zoo.build(family, attention), zoo.ragged_batch()
     sparse = sparsify(base, L0DropConfig(gating=gating))
     expected = base(**batch, labels=LABELS)
@@ -29,10 +29,12 @@ def test_starts_as_the_base_model(family: str, attention: str, gating: str) -> N
 
 @pytest.mark.parametrize(("family", "attention"), zoo.BOTH_ATTENTIONS)
 @torch.no_grad()
-def test_disabled_is_the_base_model_bit_for_bit(family: str, attention: str, told_gate: torch.nn.Module) -> None:
+def test_a_disabled_model_equals_its_base_model_bit_for_bit(
+    family: str, attention: str, fixed_gate: torch.nn.Module
+) -> None:
     base, batch = zoo.build(family, attention), zoo.ragged_batch()
     sparse = sparsify(base, L0DropConfig(enabled=False))
-    sparse.gate = told_gate
+    sparse.gate = fixed_gate
     assert torch.equal(sparse(**batch, labels=LABELS).logits, base(**batch, labels=LABELS).logits)
     assert torch.equal(sparse.generate(**batch, max_new_tokens=8), base.generate(**batch, max_new_tokens=8))
     sparse.config.l0drop.enabled = True
@@ -43,16 +45,16 @@ def test_disabled_is_the_base_model_bit_for_bit(family: str, attention: str, tol
 @pytest.mark.parametrize("gating", GATINGS)
 @torch.no_grad()
 def test_short_memory_equals_full_gated_memory(
-    family: str, attention: str, gating: str, told_gate: torch.nn.Module
+    family: str, attention: str, gating: str, fixed_gate: torch.nn.Module
 ) -> None:
     batch = zoo.ragged_batch()
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-10)):
         model = sparsify(zoo.build(family, attention).to(dtype), L0DropConfig(gating=gating))
-        model.gate = told_gate
+        model.gate = fixed_gate
         short = model(**batch, labels=LABELS)
         with model.dial(dense=True):
             dense = model(**batch, labels=LABELS)
-        kept = told_gate.values.ne(0) & batch["attention_mask"].bool()
+        kept = fixed_gate.values.ne(0) & batch["attention_mask"].bool()
         assert short.encoder_last_hidden_state.shape[1] == int(kept.sum(1).max()) + (gating == "zero")
         assert dense.encoder_last_hidden_state.shape[1] == 24
         assert float(short.sparsity) == pytest.approx(
@@ -69,13 +71,13 @@ def test_short_memory_equals_full_gated_memory(
 
 @pytest.mark.parametrize("family", zoo.FAMILIES)
 @torch.no_grad()
-def test_zero_gating_is_what_the_paper_says(family: str, told_gate: torch.nn.Module) -> None:
-    """The dense memory itself against the base model run on encodings × gate with the plain padding mask."""
+def test_zero_gating_matches_the_paper(family: str, fixed_gate: torch.nn.Module) -> None:
+    """The dense memory against the base model run on encodings × gate with the plain padding mask."""
     base, batch = zoo.build(family).double(), zoo.ragged_batch()
     model = sparsify(base, L0DropConfig(gating="zero"))
-    model.gate = told_gate
+    model.gate = fixed_gate
     encoded = base.get_encoder()(**batch)
-    gate = told_gate.values * batch["attention_mask"]
+    gate = fixed_gate.values * batch["attention_mask"]
     encoded.last_hidden_state = encoded.last_hidden_state * gate[..., None]
     expected = base(attention_mask=batch["attention_mask"], encoder_outputs=encoded, labels=LABELS).logits
     found = model(**batch, labels=LABELS).logits
@@ -83,10 +85,10 @@ def test_zero_gating_is_what_the_paper_says(family: str, told_gate: torch.nn.Mod
 
 
 @torch.no_grad()
-def test_without_the_count_logits_are_wrong(told_gate: torch.nn.Module) -> None:
+def test_without_the_count_logits_are_wrong(fixed_gate: torch.nn.Module) -> None:
     batch = zoo.ragged_batch()
     model = sparsify(zoo.build("marian"))
-    model.gate = told_gate
+    model.gate = fixed_gate
     memory = model.get_encoder()(**batch)
     right = model(encoder_outputs=memory, labels=LABELS).logits
     with model.dial(dense=True):
@@ -144,4 +146,4 @@ def test_dial_acts_as_defined(gating: str) -> None:
         dense = model(**batch, labels=LABELS).logits
     with model.dial(keep=0.4):
         torch.testing.assert_close(model(**batch, labels=LABELS).logits, dense, atol=1e-10, rtol=1e-10)
-    assert [e.kept for e in model.explain(**batch)] == [e.kept for e in own], "the dial is turned back on leaving"
+    assert [e.kept for e in model.explain(**batch)] == [e.kept for e in own], "leaving the block restores the gates"

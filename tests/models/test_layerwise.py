@@ -1,4 +1,4 @@
-"""Gates between the encoder's layers: `zero` as in the paper, `mask` with rows removed for good."""
+"""Gates between the encoder's layers: `zero` as in the paper, `mask` with rows removed."""
 
 import pytest
 import torch
@@ -13,12 +13,12 @@ LABELS = torch.randint(3, zoo.VOCABULARY, (6, 7), generator=torch.Generator().ma
 
 
 def layered(family: str, gating: str, *, closed: float = 0.3, **options):  # type: ignore[no-untyped-def]
-    """A model in float64 whose inner and last gates close some rows each."""
+    """A float64 model whose inner and last gates each close some rows."""
     model = sparsify(zoo.build(family).double(), L0DropConfig(gating=gating, layerwise=True, **options))
     return zoo.spread_gates(model, closed)
 
 
-def zeroed_by_hand(model, batch: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:  # type: ignore[no-untyped-def]
+def zeroed_with_hooks(model, batch: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:  # type: ignore[no-untyped-def]
     """The encoder as the paper describes it, layer by layer, with hooks that multiply by the gate."""
     mask, seen, handles = batch["attention_mask"], [], []
     layers = list(model.model.encoder.layers)
@@ -44,10 +44,10 @@ def zeroed_by_hand(model, batch: dict[str, Tensor]) -> tuple[Tensor, list[Tensor
 @torch.no_grad()
 def test_zero_multiplies_after_every_layer_and_keeps_rows(family: str) -> None:
     model, batch = layered(family, "zero"), zoo.ragged_batch()
-    by_hand, seen = zeroed_by_hand(model, batch)
+    expected_states, seen = zeroed_with_hooks(model, batch)
     with model.dial(dense=True):
         memory = model.get_encoder()(**batch)
-    torch.testing.assert_close(memory.last_hidden_state, by_hand, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(memory.last_hidden_state, expected_states, atol=1e-10, rtol=1e-10)
     assert len(memory.layer_gates) == model.config.encoder_layers
     for gates, expected in zip(memory.layer_gates, seen, strict=True):
         torch.testing.assert_close(gates.values, expected, atol=1e-10, rtol=0)
@@ -57,7 +57,7 @@ def test_zero_multiplies_after_every_layer_and_keeps_rows(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["marian", "bart"])
 @torch.no_grad()
-def test_mask_removes_rows_and_gives_the_tokens_of_masking(family: str) -> None:
+def test_removing_rows_gives_the_same_tokens_as_masking_them(family: str) -> None:
     model, batch = layered(family, "mask"), zoo.ragged_batch()
     lengths = []
     handle = model.model.encoder.layers[-1].register_forward_hook(lambda m, a, out: lengths.append(out.shape[1]))
@@ -72,7 +72,7 @@ def test_mask_removes_rows_and_gives_the_tokens_of_masking(family: str) -> None:
         assert one.values.shape == batch["input_ids"].shape, "gates come back at full length"
         torch.testing.assert_close(one.values, other.values, atol=1e-10, rtol=0)
     inner, last = short.layer_gates
-    assert not bool(((inner.values == 0) & (last.values != 0)).any()), "what is gone stays gone"
+    assert not bool(((inner.values == 0) & (last.values != 0)).any()), "removed rows do not come back"
     assert bool(((inner.values != 0).sum(1) >= 1).all())
 
 
@@ -111,7 +111,7 @@ def test_penalty_is_the_sum_over_layers(gating: str) -> None:
 
 
 def test_open_probabilities_multiply_in_training_too() -> None:
-    """Whatever the samples closed: with constant gates the second's is the product, on every real row."""
+    """With constant gates the second open probability is the product on every real row, whatever was sampled."""
     model, batch = layered("bart", "mask").train(), zoo.ragged_batch()
     for gate, bias in zip((*model.inner_gates, model.gate), (0.0, -0.5), strict=True):
         torch.nn.init.zeros_(gate.weight)
@@ -126,7 +126,7 @@ def test_open_probabilities_multiply_in_training_too() -> None:
 
 
 @pytest.mark.parametrize("gating", ["zero", "mask"])
-def test_sparsity_seen_in_training_is_that_of_the_test_time_gates(gating: str) -> None:
+def test_sparsity_in_training_counts_test_time_gates(gating: str) -> None:
     model, batch = layered("marian", gating), zoo.ragged_batch()
     with torch.no_grad():
         for bias in (0.0, 50.0, -50.0):
@@ -154,7 +154,7 @@ def test_training_reaches_every_gate_with_and_without_checkpointing(gating: str)
 
 
 @torch.no_grad()
-def test_layers_draw_different_noise() -> None:
+def test_layers_use_different_noise() -> None:
     model = layered("bart", "zero").train()
     for gate in (*model.inner_gates, model.gate):
         gate.weight.zero_()
@@ -175,14 +175,14 @@ def test_dial_and_calibration_act_on_the_last_gate() -> None:
     assert kept == [max(1, round(0.2 * n)) for n in batch["attention_mask"].sum(1).tolist()]
     inner = model.inner_gates[0].threshold
     target = float(model(**batch, labels=LABELS).sparsity) + 0.2
-    result = model.calibrate([batch], target=target)
+    result = model.calibrate([batch], target=target, force=True)
     assert result.threshold > inner
     assert model.inner_gates[0].threshold == inner
     assert float(model(**batch, labels=LABELS).sparsity) == pytest.approx(result.after, abs=1e-6)
 
 
 @torch.no_grad()
-def test_calibration_opens_gates_between_layers_where_the_last_one_cannot_bring_rows_back() -> None:
+def test_calibration_opens_gates_between_layers_if_the_last_gate_cannot_reach_the_target() -> None:
     model, batch = layered("marian", "mask", closed=0.5), zoo.ragged_batch()
     gone = float(
         (model(**batch, labels=LABELS).layer_gates[0].values == 0)[batch["attention_mask"].bool()].float().mean()
@@ -190,7 +190,7 @@ def test_calibration_opens_gates_between_layers_where_the_last_one_cannot_bring_
     weights = {name: weight.clone() for name, weight in model.named_parameters()}
     inner = model.inner_gates[0].threshold
     result = model.calibrate([batch], target=gone / 2)
-    assert abs(result.after - gone / 2) < 0.03, "there are 40 tokens, of which each is a jump"
+    assert abs(result.after - gone / 2) < 0.03, "there are only 40 tokens"
     assert result.before > gone - 1e-6
     assert model.inner_gates[0].threshold == pytest.approx(inner + result.inner_moved)
     assert result.inner_moved < 0
@@ -203,20 +203,20 @@ def test_calibration_opens_gates_between_layers_where_the_last_one_cannot_bring_
 
 @pytest.mark.parametrize(("gating", "target"), [("zero", 0.1), ("zero", 0.5), ("mask", 0.5)])
 @torch.no_grad()
-def test_calibration_leaves_gates_between_layers_alone_where_the_last_one_can_do_it(gating: str, target: float) -> None:
+def test_calibration_leaves_gates_between_layers_alone_if_the_last_gate_suffices(gating: str, target: float) -> None:
     model, batch = layered("marian", gating), zoo.ragged_batch()
     inner = model.inner_gates[0].threshold
-    result = model.calibrate([batch], target=target)  # few tokens, so that the share jumps over the target
+    result = model.calibrate([batch], target=target)  # with few tokens, the sparsity jumps over the target
     assert result.inner_moved == 0
     assert model.inner_gates[0].threshold == inner
 
 
 @torch.no_grad()
-def test_calibration_leaves_gates_between_layers_alone_where_they_cannot_help() -> None:
+def test_calibration_leaves_gates_between_layers_alone_if_they_cannot_help() -> None:
     model, batch = layered("marian", "mask", closed=0.5), zoo.ragged_batch()
     for gate in model.inner_gates:
         gate.weight.zero_()
-        gate.bias.fill_(-1e4)  # closed, whatever the threshold
+        gate.bias.fill_(-1e4)  # closed at any threshold
     inner = model.inner_gates[0].threshold
     result = model.calibrate([batch], target=0.3)
     assert not result.met
@@ -225,7 +225,7 @@ def test_calibration_leaves_gates_between_layers_alone_where_they_cannot_help() 
 
 
 @torch.no_grad()
-def test_tokens_always_kept_survive_every_layer() -> None:
+def test_tokens_of_always_keep_survive_every_layer() -> None:
     batch = zoo.ragged_batch()
     token = int(batch["input_ids"][0, 4])
     model = layered("bart", "mask", closed=0.8, always_keep=(token,))
@@ -237,11 +237,11 @@ def test_tokens_always_kept_survive_every_layer() -> None:
         torch.testing.assert_close(model(**batch, labels=LABELS).logits, output.logits, atol=1e-10, rtol=1e-10)
 
 
-def test_what_layerwise_cannot_do_is_refused() -> None:
+def test_unsupported_uses_of_layerwise_are_refused() -> None:
     with pytest.raises(ValueError, match="layerwise: .* not weight"):
         L0DropConfig(gating="weight", layerwise=True)
     with pytest.raises(
-        ValueError, match=r"layerwise: possible with MarianMTModel, BartForConditionalGeneration, not with T5"
+        ValueError, match=r"layerwise: supported for MarianMTModel, BartForConditionalGeneration, not for T5"
     ):
         sparsify(zoo.build("t5"), L0DropConfig(layerwise=True))
     base = zoo.build("marian")

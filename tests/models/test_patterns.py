@@ -1,4 +1,4 @@
-"""The paper's rules: each drops what it says, counted by hand; the same gates in any batch; saved and loaded."""
+"""The paper's rules: each drops the tokens it should, in any batch, and after saving and loading."""
 
 from collections import Counter
 from pathlib import Path
@@ -39,7 +39,7 @@ def frequencies() -> Frequencies:
     return Frequencies.count(counted_tokens(TOKENIZER, TEXTS, TOKENIZER(TEXTS)))
 
 
-def test_pos_drops_what_the_paper_drops() -> None:
+def test_pos_drops_the_tags_of_the_paper() -> None:
     annotator = TextAnnotator(("label",), TOKENIZER)
     rows = annotator(TEXTS, TOKENIZER(TEXTS))["label"]
     count = Counter(LABELS[number] for row in rows for number in row)
@@ -55,7 +55,7 @@ def test_pos_drops_what_the_paper_drops() -> None:
 
 
 def words_by_frequency() -> list[tuple[str, int]]:
-    """Words from the most frequent on with how many tokens they have in all, by the tokenizer's own words."""
+    """Words by decreasing frequency, each with its total number of tokens, as the tokenizer splits words."""
     occurrences: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
     for text in TEXTS:
@@ -86,7 +86,7 @@ def test_frequency_rules_drop_up_to_their_share(gate: type, hint: str, share: fl
     assert not (found & EOS).any()
 
 
-def test_the_papers_shares_are_the_defaults() -> None:
+def test_the_default_shares_are_those_of_the_paper() -> None:
     assert FreqGate().share == 0.463
     assert InvFreqGate().share == 0.4
 
@@ -147,7 +147,7 @@ def test_random_is_random() -> None:
 
 
 @pytest.mark.parametrize("name", ["random", "norm"])
-def test_the_dial_turns_what_has_a_score(name: str) -> None:
+def test_the_dial_works_with_rules_that_have_a_score(name: str) -> None:
     batch = zoo.ragged_batch()
     lengths = batch["attention_mask"].sum(1)
     model = sparsify(zoo.build("bart"), L0DropConfig(gate=name, gate_args={"rate": 0.5}))
@@ -175,7 +175,7 @@ HINTS = {
 
 @pytest.mark.parametrize("gating", ["zero", "mask", "weight"])
 @pytest.mark.parametrize("name", ["pos", "freq", "inv_freq", "group", "random", "norm"])
-def test_short_is_dense_saved_is_loaded(name: str, gating: str, tmp_path: Path) -> None:
+def test_short_equals_dense_before_and_after_saving(name: str, gating: str, tmp_path: Path) -> None:
     hints = {hint: HINTS[hint] for hint in gate_class(name).needs} or None
     batch = zoo.ragged_batch()
     model = sparsify(zoo.build("marian").double(), L0DropConfig(gate=name, gating=gating))  # type: ignore[arg-type]
@@ -227,7 +227,7 @@ def test_missing_hints_are_named() -> None:
     batch = zoo.ragged_batch()
     with pytest.raises(ValueError, match=r"hints: PosGate needs the hint 'label'.*l0drop.load"):
         model.explain(**batch)
-    with pytest.raises(ValueError, match=r"'label' should have shape \(6, 24\), got \(6, 3\)"):
+    with pytest.raises(ValueError, match=r"'label' must have shape \(6, 24\), got \(6, 3\)"):
         model.explain(**batch, hints={"label": HINTS["label"][:, :3]})
     model.gate = RandomGate()
     embeddings = torch.zeros(1, 3, zoo.WIDTH)
@@ -235,7 +235,7 @@ def test_missing_hints_are_named() -> None:
         model.gate(embeddings, torch.ones(1, 3, dtype=torch.bool))
 
 
-def test_the_example_of_the_docs(tmp_path: Path) -> None:
+def test_the_example_in_the_docs_runs(tmp_path: Path) -> None:
     block = python_block("docs/gates.md", "TextAnnotator(")
     base = zoo.build("marian")
     base.resize_token_embeddings(len(TOKENIZER))

@@ -1,21 +1,23 @@
-"""Saving and loading: tokens come back, custom gates are found or missed loudly, the base model can be had back."""
+"""Saving and loading: the same tokens, custom gates, the model card, export of the base model."""
 
 import json
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from l0drop import Gate, Gates, L0DropConfig, register_gate, sparsify
 from l0drop.core.gates import LearnedGate
+from l0drop.data.tokenizer import train_tokenizer
 from l0drop.models.sparsify import sparse_class
 from tests.models import zoo
 
 
 @register_gate("test-short-words")
-class ShortWords(Gate):
-    """Keeps tokens whose id is a multiple of `step`, weighted by a learned scale."""
+class EveryIdMultiple(Gate):
+    """Keeps tokens whose id is a multiple of `step`, with a learned gate value."""
 
     def __init__(self, step: int = 2) -> None:
         super().__init__()
@@ -48,14 +50,14 @@ def test_the_same_tokens_after_saving_and_loading(family: str, tmp_path: Path) -
 def test_a_registered_gate_is_found_again_with_its_arguments(tmp_path: Path) -> None:
     batch = zoo.ragged_batch()
     replaced = sparsify(zoo.build("marian"))
-    replaced.gate = ShortWords(step=3)
+    replaced.gate = EveryIdMultiple(step=3)
     by_config = sparsify(zoo.build("marian"), L0DropConfig(gate="test-short-words", gate_args={"step": 3}))
     for name, model in (("replaced", replaced), ("config", by_config)):
         with torch.no_grad():
             model.gate.scale.fill_(0.25)
         model.save_pretrained(tmp_path / name)
         loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / name)
-        assert isinstance(loaded.gate, ShortWords)
+        assert isinstance(loaded.gate, EveryIdMultiple)
         assert loaded.gate.step == 3
         assert loaded.gate.scale.item() == 0.25
         assert torch.equal(loaded.generate(**batch, max_new_tokens=8), model.generate(**batch, max_new_tokens=8))
@@ -80,7 +82,7 @@ def test_an_unregistered_gate_is_refused_when_saving_and_when_loading(tmp_path: 
 
 def test_gate_arguments_must_be_json(tmp_path: Path) -> None:
     model = sparsify(zoo.build("marian"))
-    model.gate = ShortWords(step=torch.tensor(3))
+    model.gate = EveryIdMultiple(step=torch.tensor(3))
     with pytest.raises(ValueError, match=r"gate_args: .* plain JSON"):
         model.save_pretrained(tmp_path)
 
@@ -141,7 +143,7 @@ def test_layerwise_models_save_their_inner_gates(tmp_path: Path) -> None:
     assert any(len(e.kept) < len(e.gates) for e in model.explain(**batch))
 
 
-def test_a_replaced_learned_gate_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_a_replaced_learned_gate_keeps_its_settings(tmp_path: Path) -> None:
     batch = zoo.ragged_batch()
     for name, model in (
         ("t5", sparsify(zoo.build("t5"))),
@@ -156,8 +158,8 @@ def test_a_replaced_learned_gate_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 @register_gate("test-inside")
-class Inside(Gate):
-    """All of its parameters are in a module inside it."""
+class WithSubmodule(Gate):
+    """A gate whose parameters are in a submodule."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -168,7 +170,7 @@ class Inside(Gate):
         return Gates(torch.sigmoid(self.project(encodings)).squeeze(-1) * mask)
 
 
-def test_a_gate_starts_as_its_constructor_says(tmp_path: Path) -> None:
+def test_a_gate_starts_with_the_values_of_its_constructor(tmp_path: Path) -> None:
     base = zoo.build("marian")
     base.save_pretrained(tmp_path)
     config = L0DropConfig(gate="test-inside")
@@ -180,7 +182,7 @@ def test_a_gate_starts_as_its_constructor_says(tmp_path: Path) -> None:
         assert model.gate.project.bias.item() == 5.0
 
 
-def test_an_override_at_load_changes_what_it_names_and_nothing_else(tmp_path: Path) -> None:
+def test_an_override_at_load_changes_only_the_fields_it_names(tmp_path: Path) -> None:
     config = L0DropConfig(epsilon=0.3, always_keep=(5,), lambda_=0.7)
     sparsify(zoo.build("marian"), config).save_pretrained(tmp_path)
     loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, l0drop={"enabled": False}).config.l0drop
@@ -195,3 +197,65 @@ def test_models_share_weights_and_nothing_else() -> None:
     assert base.generation_config.num_beams != 7
     assert other.config.l0drop.enabled
     assert config.enabled
+
+
+def card_of(folder: Path) -> tuple[dict[str, object], str]:
+    """The header and the text of a model card."""
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    before, header, body = text.split("---\n", 2)
+    assert before == ""
+    return yaml.safe_load(header), body
+
+
+def test_a_model_card_says_what_the_model_is_and_how_to_load_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = train_tokenizer(["a small house", "the house is small ."] * 20, vocab_size=60).source
+    base = zoo.build("marian")
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    base.config.update(ids)
+    base.generation_config.update(**ids, max_new_tokens=4)
+    model = zoo.spread_gates(sparsify(base, L0DropConfig(gating="mask", target_sparsity=0.4)), 0.43)
+    result = model.calibrate([zoo.ragged_batch()])
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    header, body = card_of(tmp_path)
+    assert header == {"library_name": "l0drop", "tags": ["l0drop", "l0drop_marian"]}
+    assert "`MarianMTModel` with a gate" in body
+    assert "| gating | `mask` |\n| gate | `learned` |\n| target sparsity | 40.0% |\n" in body
+    assert f"held-out text | {result.after:.1%} |" in body
+    assert "https://arxiv.org/abs/2004.11854" in body
+    assert "λ" not in body
+    assert "import the module" not in body
+    blocks = [block.split("```")[0] for block in body.split("```python\n")[1:]]
+    namespaces: list[dict[str, object]] = [{}, {}]
+    for block, namespace in zip(blocks, namespaces, strict=True):
+        exec(block.replace("path/to/this/folder", tmp_path.as_posix()), namespace)
+    assert type(namespaces[0]["model"]) is type(model)
+    assert capsys.readouterr().out.count("[") == 1
+
+
+def test_a_model_card_names_lambda_the_hub_and_a_custom_gate(tmp_path: Path) -> None:
+    base = zoo.build("bart")
+    base.config._name_or_path = "Helsinki-NLP/opus-mt-en-de"
+    config = L0DropConfig(lambda_=0.7, gate="test-short-words")
+    sparsify(base, config).save_pretrained(tmp_path)
+    _, body = card_of(tmp_path)
+    assert "([Helsinki-NLP/opus-mt-en-de](https://huggingface.co/Helsinki-NLP/opus-mt-en-de))" in body
+    assert "| weight of the penalty, λ | 0.7 |" in body
+    assert "import the module that registers its gate `test-short-words`" in body
+    assert "%" not in body, "no sparsity was measured"
+
+
+def test_a_model_card_is_never_overwritten_and_names_no_local_folder(tmp_path: Path) -> None:
+    base, folder = zoo.build("marian"), tmp_path / "out" / "model"
+    folder.mkdir(parents=True)
+    base.config._name_or_path = str(folder)
+    model = sparsify(base)
+    model.save_pretrained(folder)
+    assert str(tmp_path) not in (folder / "README.md").read_text(encoding="utf-8")
+    (folder / "README.md").write_text("mine")
+    model.save_pretrained(folder)
+    assert (folder / "README.md").read_text() == "mine"
+    model.save_pretrained(tmp_path / "other", is_main_process=False)
+    assert not (tmp_path / "other" / "README.md").exists()

@@ -1,4 +1,4 @@
-"""It trains: the documented loop and the Trainer bring a small model to its target with the task still solved."""
+"""Training: the documented loop and the Trainer bring a small model to its target, and it still solves the task."""
 
 import copy
 from pathlib import Path
@@ -18,7 +18,7 @@ STEPS = 450
 
 @pytest.fixture(scope="module")
 def solved():  # type: ignore[no-untyped-def]
-    """A model that can do the task, without a gate."""
+    """A model without a gate that solves the task."""
     model = task.small_model()
     task.solve(model, 800)
     return model
@@ -57,7 +57,7 @@ def test_the_documented_loop_reaches_the_target(solved, held_out, gating, tmp_pa
         if position not in e.kept
     ]
     words = sum(token >= task.FIRST_WORD for token in dropped)
-    assert words / len(dropped) < 0.1, "what is dropped is what the task does not need: fillers and EOS"
+    assert words / len(dropped) < 0.1, "it drops fillers and EOS, which the task does not need"
 
 
 def test_the_trainer_reaches_the_target(solved, held_out, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -79,8 +79,8 @@ def test_the_trainer_reaches_the_target(solved, held_out, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("gating", ["zero", "mask", "weight"])
-def test_a_dial_in_training_teaches_the_gate_what_to_keep(solved, held_out, gating: str) -> None:  # type: ignore[no-untyped-def]
-    """The gate alone is trained, and nothing asks it to close: that the words come first it learns from being cut."""
+def test_a_gate_learns_from_the_dial_in_training_which_tokens_to_keep(solved, held_out, gating: str) -> None:  # type: ignore[no-untyped-def]
+    """Only the gate is trained, without a penalty: it learns from `keep` alone to rank words first."""
     model = sparsify(copy.deepcopy(solved), L0DropConfig(gating=gating, lambda_=0.0))
 
     def words_lost() -> float:
@@ -90,11 +90,11 @@ def test_a_dial_in_training_teaches_the_gate_what_to_keep(solved, held_out, gati
             with model.dial(keep=0.6):
                 found = model.explain(batch["input_ids"], batch["attention_mask"])
             for ids, explanation in zip(batch["input_ids"].tolist(), found, strict=True):
-                places = {place for place, token in enumerate(ids) if token >= task.FIRST_WORD}
-                lost, words = lost + len(places - {*explanation.kept}), words + len(places)
+                positions = {position for position, token in enumerate(ids) if token >= task.FIRST_WORD}
+                lost, words = lost + len(positions - {*explanation.kept}), words + len(positions)
         return lost / words
 
-    assert words_lost() > 0.3, "all gates are alike, and the first positions are kept"
+    assert words_lost() > 0.3, "all gates are equal, so the first positions are kept"
     optimizer = torch.optim.Adam(model.gate.parameters(), lr=2e-2)
     torch.manual_seed(0)
     for batch in task.batches(120, seed=5):
@@ -118,7 +118,7 @@ def test_a_ramp_moves_lambda_with_the_steps() -> None:
     assert model.lambda_ == pytest.approx(0.2)
 
 
-def test_steer_without_a_value_takes_what_was_seen_since_the_last_step() -> None:
+def test_steer_without_a_value_uses_the_batches_since_the_last_call() -> None:
     model = sparsify(task.small_model(), L0DropConfig(target_sparsity=0.5)).train()
     with torch.no_grad():
         model.gate.weight.normal_(0, 1)
@@ -129,4 +129,4 @@ def test_steer_without_a_value_takes_what_was_seen_since_the_last_step() -> None
     assert min(expected) <= model.schedule.average <= max(expected)
     model.steer()
     assert model.schedule.steps == 2
-    assert min(expected) <= model.schedule.average <= max(expected), "nothing new was seen"
+    assert min(expected) <= model.schedule.average <= max(expected), "there was no new batch"

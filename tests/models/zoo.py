@@ -1,4 +1,4 @@
-"""Tiny models of every supported family, with sharp attention and non-zero biases, so that mistakes show."""
+"""Tiny models of every supported family, with peaked attention and non-zero biases, so that errors become visible."""
 
 import copy
 
@@ -56,16 +56,16 @@ _FAMILIES = {
 }
 FAMILIES = tuple(_FAMILIES)
 BOTH_ATTENTIONS = [(name, kind) for name in FAMILIES for kind in ("sdpa", "eager") if (name, kind) != ("led", "sdpa")]
-"""Every family with the attention implementations it has: LED knows only its own, which counts as eager."""
+"""Every family with its attention implementations. LED has only its own, which counts as eager."""
 
 
 def build(family: str, attention: str | None = None, seed: int = 0) -> hf.PreTrainedModel:
-    """A random model in eval mode whose attention is peaked and whose every bias is non-zero."""
+    """A random model in eval mode with peaked attention and non-zero biases."""
     torch.manual_seed(seed)
     model_class, config = _FAMILIES[family]
     config = copy.deepcopy(config)
     if attention is not None and family != "led":
-        config._attn_implementation = attention  # before the model is built: T5's halves copy it
+        config._attn_implementation = attention  # before building: T5's encoder and decoder copy it
     model = model_class(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -90,9 +90,9 @@ def ragged_batch(lengths: tuple[int, ...] = (24, 17, 9, 20, 24, 3), seed: int = 
 
 @torch.no_grad()
 def spread_gates(model, share_closed: float = 0.5, seed: int = 6, batch=None):  # type: ignore[no-untyped-def]
-    """Give a model's learned gates weights for which about this share of the ragged batch's gates is closed.
+    """Give a model's learned gates weights that close about this share of the ragged batch's gates.
 
-    Random projections of a random model's encodings hardly differ from token to token; these are centred and scaled.
+    Random projections of a random model's encodings hardly differ between tokens, so these are centred and scaled.
     """
     batch = batch or ragged_batch()
     real = batch["attention_mask"].bool()
