@@ -226,7 +226,7 @@ class Calibration:
         if closed < -MOST_CLOSED:
             return (
                 f"the calibration opened {-100 * closed:.1f} points of encodings that training had closed, {moved}. "
-                "This is harmless, but training went well past its target: a longer ramp of λ gives a better model"
+                "This is harmless; to end nearer to the target, train with a longer ramp of λ"
             )
         return None
 
