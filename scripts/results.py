@@ -78,7 +78,8 @@ def speed_tables() -> dict[str, str]:
     found = {"speed": speed.speed_table(shapes, speed.SHORT), "speed-all": speed.speed_table(shapes)}
     found["speed-2-threads"] = speed.threads_table(read("decode-2-threads")["shapes"])
     found |= {f"speed-{shape}": speed.systems_table(shape, result) for shape, result in shapes.items()}
-    found |= dict(zip(("predict", "predict-check"), speed.predict_tables(read("predict")), strict=True))
+    predicted = speed.predict_tables(read("predict"))
+    found |= dict(zip(("predict", "predict-check", "predict-pays"), predicted, strict=True))
     ragged = speed.ragged_tables(read("decode-ragged"), read("decode-even"))
     found |= dict(zip(("ragged", "ragged-ratios"), ragged, strict=True))
     found |= {f"profile-{shape}": speed.profile_table(read(f"profile-{shape}-after")) for shape in PROFILED}

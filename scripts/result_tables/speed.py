@@ -87,8 +87,8 @@ def threads_table(shapes: Mapping[str, Mapping[str, Any]]) -> str:
     return markdown(["speed-up: CPU time, wall time", *SHAPES.values()], rows)
 
 
-def predict_tables(result: Mapping[str, Any]) -> tuple[str, str]:
-    """Predicted speed-ups of the short memory, and a check by measuring other shapes."""
+def predict_tables(result: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Predicted speed-ups of the short memory, measured checks, and the lengths from which it pays."""
     batches = sorted({cell["batch"] for cell in result["table"]})
     cells = {(cell["source"], cell["batch"]): cell["speed_up"] for cell in result["table"]}
     rows = []
@@ -104,7 +104,9 @@ def predict_tables(result: Mapping[str, Any]) -> tuple[str, str]:
         checks.append(row + [times[name] for name in ("dense", "short", "ratio", "encode")])
     head = ["shape", "decode dense, CPU s", "decode short, CPU s", "speed-up, short over dense", "encode, CPU s"]
     sources = ["source tokens", *(f"batch {batch}: decoding, end to end" for batch in batches)]
-    return markdown(sources, rows), markdown(head, checks)
+    pays = [[batch, *(str(one[phase]) for phase in ("decode", "both"))] for batch, one in result["pays_from"].items()]
+    lengths = ["batch", "decoding gains from, source tokens", "end to end gains from, source tokens"]
+    return markdown(sources, rows), markdown(head, checks), markdown(lengths, pays)
 
 
 def systems_table(shape: str, result: Mapping[str, Any]) -> str:

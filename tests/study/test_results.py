@@ -178,7 +178,7 @@ def test_the_summary_has_five_rows_and_says_what_was_not_measured():
     assert len(rows) <= 5
     assert "-0.30 BLEU" in rows[0]
     assert all("not measured" in row for row in rows[2:])
-    assert "Europarl two seeds and one independent baseline" in note
+    assert "Europarl: two seeds, one independent baseline" in note
 
 
 def test_baselines_of_several_lengths_use_the_seeds_of_their_sparse_models(monkeypatch):
