@@ -335,7 +335,8 @@ class Study:
         return self.wanted([learned, chance])
 
     def gather(self) -> None:
-        found = gather(self.runs, self.recipes, WHAT, MARGIN, COMPARED)
+        statistics = self.runs / "statistics.json.gz"
+        found = gather(self.runs, self.recipes, WHAT, MARGIN, COMPARED, statistics)
         write_whole(self.runs / "results.json", json.dumps(found, indent=1) + "\n")
         if "on" in found["systems"]:
             self.console.print(tables(found), highlight=False, markup=False)

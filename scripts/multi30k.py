@@ -123,7 +123,8 @@ def main() -> None:
         if not file.exists():
             curve = dial_curve(arguments.runs / recipe.name, KEEPS, lambda text: None)
             write_whole(file, json.dumps(curve, indent=1) + "\n")
-    found = gather(arguments.runs, [recipe.name for recipe in every], WHAT, MARGIN)
+    names, statistics = [recipe.name for recipe in every], arguments.runs / "statistics.json.gz"
+    found = gather(arguments.runs, names, WHAT, MARGIN, statistics_file=statistics)
     write_whole(arguments.runs / "results.json", json.dumps(found, indent=1) + "\n")
     console.print(tables(found), highlight=False, markup=False)
 

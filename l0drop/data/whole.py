@@ -40,12 +40,12 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(old)
 
 
-def write_whole(file: Path, text: str) -> None:
-    """Write a text file beside its place and put it there when it is complete."""
+def write_whole(file: Path, content: str | bytes) -> None:
+    """Write a file under a temporary name and rename it when it is complete; text is written as UTF-8."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = _beside(file, "partial")
     try:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
         os.replace(partial, file)
     except BaseException:
         partial.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The dial on a trained run: how good its outputs are when more or fewer encodings are kept than it chose."""
+"""The dial on a trained run: scores when it keeps more or fewer encodings than it chose by itself."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -23,9 +23,9 @@ from l0drop.training.settings import decoding, scored
 
 
 def dial_curve(run: Path, keeps: Sequence[float], progress: Callable[[str], None]) -> dict[str, Any]:
-    """Score the run's test text, else its validation text, as trained and at each share kept; nothing is written."""
+    """Score the run's test text, else its validation text, as trained and at each share kept; writes nothing."""
     if not (run / "metrics.json").exists():
-        raise ValueError(f"{run}: no finished run (expected metrics.json and model/ in it)")
+        raise ValueError(f"{run}: not a finished run (expected metrics.json and model/ in it)")
     quiet_libraries()
     recipe = load_recipe(run / "recipe.yaml")
     device = "cuda" if torch.cuda.is_available() else "cpu"

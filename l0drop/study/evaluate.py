@@ -1,14 +1,14 @@
-"""Scores of outputs with their signatures, and against a baseline: differences with a verdict, and tail risk.
+"""Scores of outputs with their signatures, the difference to a baseline with a verdict, and tail risk.
 
-evaluation/  metrics.json  hypotheses.txt  baseline.txt (if there is one)  examples.json
+evaluation/  metrics.json  statistics.json.gz  hypotheses.txt  baseline.txt (if there is one)  examples.json
 
-Several systems, each with a baseline of its own seed, make files with numbers (hypotheses-1.txt) and a verdict over
-all seeds.
+Several systems, each with its own baseline, give numbered files (hypotheses-1.txt) and one verdict over all of them.
+Text without references is scored against a dense model's outputs (dense.txt): that measures agreement, not quality.
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,25 +25,36 @@ from l0drop.recipe import load_recipe
 from l0drop.runs.provenance import provenance
 from l0drop.study import significance
 from l0drop.study.examples import chosen, segments
-from l0drop.study.significance import METRICS, MetricName, Statistics, statistics
+from l0drop.study.sentence_statistics import (
+    METRICS,
+    STATISTICS_FILE,
+    MetricName,
+    SentenceStatistics,
+    Statistics,
+    named_scores,
+    sentence_chrf,
+    statistics,
+)
 from l0drop.study.systems import Outputs, Progress, System, outputs_of
 from l0drop.study.tail import tail_risk
+from l0drop.study.verdict import verdict
 
 Scorer = Callable[[Sequence[str], Sequence[str]], Score]
-
+Files = dict[str, str | bytes]
 
 METRICS_FILE = "metrics.json"
+AGREEMENT = "scores against a dense model's outputs measure agreement with that model, not quality"
 
 
 @dataclass(frozen=True)
 class Judging:
-    """How outputs are judged; the differences are tested with `metric` first of all."""
+    """How outputs are scored and compared; the verdict uses `metric`."""
 
     metric: MetricName = "bleu"
     tokenize: BleuTokenizer = "13a"
     margin: float = 0.5
     documents: bool = False
-    """Draw whole documents in the bootstrap; blank lines end them."""
+    """Resample whole documents, which end at blank lines."""
     languages: tuple[str, str] | None = None
     controls: bool = False
     resamples: int = significance.RESAMPLES
@@ -55,30 +66,37 @@ class Judging:
 
 @dataclass(frozen=True)
 class EvaluationText:
-    """Sources and references; lines that are blank on both sides are not scored, and end documents."""
+    """Sources and references. Lines that are blank on both sides are not scored; they end documents.
+
+    references: None for source text alone, until `with_dense_outputs` fills them in. dense: the model whose outputs
+    they are then, as JSON.
+    """
 
     sources: list[str]
-    references: list[str]
+    references: list[str] | None
     scored: list[int]
     """Lines, counted from 0."""
     documents: list[int]
     """Of each scored line."""
     one_sided: int
     inputs: list[dict[str, Any]]
+    dense: dict[str, Any] | None = None
 
-    def of_scored(self, texts: Sequence[str]) -> list[str]:
+    def of_scored(self, texts: Sequence[str] | None) -> list[str]:
+        assert texts is not None, "with_dense_outputs was not called"
         return [texts[line] for line in self.scored]
 
 
 def read_text(pairs: Iterable[Pair], name: str, inputs: list[dict[str, Any]]) -> EvaluationText:
-    """All of a parallel text; `name` stands for it in errors, `inputs` say what it was read from."""
-    sources, references, scored, documents = [], [], [], []
+    """A whole parallel text, or source text; `name` stands for it in errors, `inputs` says where it was read from."""
+    sources: list[str] = []
+    references: list[str] = []
+    scored, documents = [], []
     one_sided, document, ended = 0, -1, True
     for line, pair in enumerate(pairs):
-        if pair.target is None:
-            raise CorpusError(f"{name}: there is no reference to compare with")
         sources.append(pair.source)
-        references.append(pair.target)
+        if pair.target is not None:
+            references.append(pair.target)
         if pair.is_blank:
             ended = True
             continue
@@ -88,17 +106,17 @@ def read_text(pairs: Iterable[Pair], name: str, inputs: list[dict[str, Any]]) ->
         one_sided += pair.is_one_sided
     if not scored:
         raise CorpusError(f"{name}: all of its {len(sources)} lines are blank")
-    return EvaluationText(sources, references, scored, documents, one_sided, inputs)
+    return EvaluationText(sources, references or None, scored, documents, one_sided, inputs)
 
 
-def read_files(source: Path, reference: Path) -> EvaluationText:
-    """Two files of equally many lines."""
+def read_files(source: Path, reference: Path | None) -> EvaluationText:
+    """Two files with the same number of lines, or source text alone."""
     text = TextFiles(source, reference)
-    return read_text(text, str(reference), text.inputs())
+    return read_text(text, str(source if reference is None else reference), text.inputs())
 
 
 def read_test_text(run: Path) -> EvaluationText:
-    """The test text of a run's recipe, cut into examples as the run was trained on them."""
+    """The test text of a run's recipe, cut into examples as in training."""
     recipe = load_recipe(run / "recipe.yaml")
     if recipe.data.test is None:
         raise CorpusError(f"{run / 'recipe.yaml'}: data.test is missing; name --source and --reference")
@@ -108,9 +126,26 @@ def read_test_text(run: Path) -> EvaluationText:
         limits = {"max_source": recipe.data.max_source, "max_target": recipe.data.max_target}
         joined = usable_pairs(
             open_text(recipe.data.test, prefix), load_tokenizers(run), **limits, documents=True
-        )  # as many lines as there is room for beside the prefix, which the model puts there by itself
+        )  # the prefix takes room when lines are joined; the model adds it again by itself
         pairs = (pair._replace(source=pair.source.removeprefix(prefix)) for pair in joined)
     return read_text(pairs, f"{run / 'recipe.yaml'}: data.test", text.inputs())
+
+
+def with_dense_outputs(
+    text: EvaluationText,
+    dense: System,
+    generation: dict[str, Any],
+    *,
+    device: str | None = None,
+    progress: Callable[[System], Progress] | None = None,
+) -> EvaluationText:
+    """Source text with a dense model's outputs as references."""
+    shown = progress(dense) if progress and dense.is_model else None
+    outputs = outputs_of(dense, text.sources, generation, device=device, progress=shown)
+    if outputs.pieces is not None:
+        raise ValueError(f"{dense.path}: this model has gates; without references, scores need a dense model's outputs")
+    described = {**dense.as_json(), **({} if outputs.decoding is None else {"decoding": outputs.decoding})}
+    return replace(text, references=outputs.texts, dense=described)
 
 
 @dataclass(frozen=True)
@@ -141,24 +176,28 @@ def evaluate(
     judging: Judging,
     generation: dict[str, Any],
     *,
+    starts: Sequence[str] | None = None,
     device: str | None = None,
     progress: Callable[[System], Progress] | None = None,
     known: dict[System, Judged] | None = None,
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """What metrics.json says, and the other files by their names.
+) -> tuple[dict[str, Any], Files]:
+    """The content of metrics.json, and the other files by name.
 
-    Without baselines there are scores alone; otherwise each system has one. `known` are those judged by an earlier
-    call with the same text; it is added to.
+    Without baselines there are only scores; otherwise each system has its own baseline. starts: the model that each
+    pair started from; pairs with the same start are not independent. Default: from the baselines' recipes. known:
+    results of earlier calls with the same text; new results are added to it.
     """
     if baselines and len(baselines) != len(systems):
         raise ValueError(
-            f"{len(systems)} systems but {len(baselines)} baselines: each needs one, the baseline of its own seed "
+            f"{len(systems)} systems but {len(baselines)} baselines: each needs one, the baseline with its seed "
             "(the same one may be named again)"
         )
+    if starts is not None and len(starts) != len(systems):
+        raise ValueError(f"{len(systems)} systems but {len(starts)} starts: name the start of each")
     if judging.documents and text.documents[-1] == 0:
-        raise ValueError("documents: there is one document only; a blank line on both sides ends a document")
+        raise ValueError("documents: there is only one document; a blank line on both sides ends a document")
     known = {} if known is None else known
-    for system in sorted((*systems, *baselines), key=lambda system: system.is_model):  # files are soon found wanting
+    for system in sorted((*systems, *baselines), key=lambda system: system.is_model):  # errors in files come early
         if system not in known:
             outputs = outputs_of(
                 system, text.sources, generation, device=device, empty_source=judging.controls,
@@ -166,16 +205,19 @@ def evaluate(
             )  # fmt: skip
             known[system] = judge(system, outputs, text, judging)
     pairs = [(known[system], known[baseline]) for system, baseline in zip(systems, baselines, strict=False)]
-    runs, files = [], {}
+    runs: list[dict[str, Any]] = []
+    files: Files = {}
     for number, system in enumerate(systems, 1):
         ours = known[system]
         ending = f"-{number}" if len(systems) > 1 else ""
-        files[f"hypotheses{ending}.txt"] = "".join(line + "\n" for line in ours.outputs.texts)
+        files[f"hypotheses{ending}.txt"] = _lines(ours.outputs.texts)
         run: dict[str, Any] = {"hypotheses": f"hypotheses{ending}.txt", "system": ours.as_json()}
         if pairs:
             theirs = pairs[number - 1][1]
-            files[f"baseline{ending}.txt"] = "".join(line + "\n" for line in theirs.outputs.texts)
+            files[f"baseline{ending}.txt"] = _lines(theirs.outputs.texts)
             run |= {"baseline": theirs.as_json(), **against(ours, theirs, text, judging)}
+        if text.dense is not None:
+            run["agreement"] = agreement(ours, text, judging)
         runs.append(run)
         if number == 1:
             shown = examples(ours, pairs[0][1] if pairs else None, text, run.get("tail"), judging.seed)
@@ -189,11 +231,38 @@ def evaluate(
         "documents": text.documents[-1] + 1,
         "judging": asdict(judging),
         "generation": generation,
+        "statistics": STATISTICS_FILE,
         "runs": runs,
     }
+    if text.dense is not None:
+        assert text.references is not None
+        metrics |= {"references": f"outputs of {text.dense['name']}", "meaning": AGREEMENT, "dense": text.dense}
+        files["dense.txt"] = _lines(text.references)
     if len(pairs) > 1:
-        metrics["over_seeds"] = over_seeds(pairs, text, judging)
+        starts = [baseline.start for baseline in baselines] if starts is None else starts
+        metrics["over_seeds"] = over_baselines(pairs, starts, text, judging)
+    if pairs:
+        metrics["verdict"] = verdict(main_difference(metrics), score_name(metrics)).sentence
+    files[STATISTICS_FILE] = sentence_statistics([known[system] for system in systems], pairs, text).as_bytes()
     return metrics | provenance(), files
+
+
+def _lines(texts: Sequence[str]) -> str:
+    return "".join(line + "\n" for line in texts)
+
+
+def main_difference(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The difference that the verdict is about: over all pairs, or of the only one."""
+    metric = metrics["judging"]["metric"]
+    found: Mapping[str, Any] = metrics["over_seeds"] if "over_seeds" in metrics else metrics["runs"][0]["differences"]
+    entry: Mapping[str, Any] = found[metric]
+    return entry
+
+
+def score_name(metrics: Mapping[str, Any]) -> str:
+    """The name of the verdict's metric, such as BLEU; against a dense model's outputs, "BLEU agreement"."""
+    name = metrics["runs"][0]["system"]["scores"][metrics["judging"]["metric"]]["name"]
+    return f"{name} agreement" if "references" in metrics else str(name)
 
 
 def judge(system: System, outputs: Outputs, text: EvaluationText, judging: Judging) -> Judged:
@@ -225,18 +294,18 @@ def scorer(metric: MetricName, tokenize: BleuTokenizer = "13a") -> Scorer:
 def control_scores(
     hyps: Sequence[str], refs: Sequence[str], without_source: str | None, score: Scorer = bleu, seed: int = 1
 ) -> dict[str, Score]:
-    """What the model scores without the right source: as much as it does not need its encoder for.
+    """The model's scores without the right source: what it can do without its encoder.
 
-    `shuffled_source`: each reference against the output for another source, none for its own; as decoding is a
-    function of the source, outputs are shuffled. `no_source`: every reference against the output for an empty source;
-    left out where that is not known.
+    `shuffled_source`: each reference with the output for another source, never its own; decoding depends on the source
+    alone, so outputs are shuffled. `no_source`: every reference with the output for an empty source; omitted if that is
+    not known.
     """
     if len(hyps) < 2:
-        raise ValueError(f"{len(hyps)} outputs: from two on, each can be compared with another's reference")
+        raise ValueError(f"{len(hyps)} outputs: controls need at least two, to compare each with another's reference")
     order = np.random.default_rng(seed).permutation(len(hyps))
     shuffled = [""] * len(hyps)
-    for place, other in zip(order, np.roll(order, 1), strict=True):
-        shuffled[place] = hyps[other]
+    for index, other in zip(order, np.roll(order, 1), strict=True):
+        shuffled[index] = hyps[other]
     scores = {"shuffled_source": score(shuffled, refs)}
     if without_source is not None:
         scores["no_source"] = score([without_source] * len(refs), refs)
@@ -244,36 +313,111 @@ def control_scores(
 
 
 def against(ours: Judged, theirs: Judged, text: EvaluationText, judging: Judging) -> dict[str, Any]:
-    """Differences with their verdicts, equal outputs, and the tail risk, of one system and its baseline."""
+    """Differences, equal outputs and tail risk of one system and its baseline."""
     outputs, outputs_baseline = text.of_scored(ours.outputs.texts), text.of_scored(theirs.outputs.texts)
     differences = {
         metric: significance.compare(
-            *_units((ours.statistics[metric], theirs.statistics[metric]), text, judging), judging.margin,
-            **_drawing(judging),
+            *_resampled_units((ours.statistics[metric], theirs.statistics[metric]), text, judging), judging.margin,
+            **_resampling(judging),
         ).as_json()
         for metric in METRICS
     }  # fmt: skip
-    sentences, sentences_baseline = (significance.sentence_chrf(judged.statistics["chrf"]) for judged in (ours, theirs))
+    tail = _tail(ours, outputs_baseline, sentence_chrf(theirs.statistics["chrf"]), text, judging)
+    return {"differences": differences, "same_outputs": _same(outputs, outputs_baseline), "tail": tail}
+
+
+def agreement(ours: Judged, text: EvaluationText, judging: Judging) -> dict[str, Any]:
+    """How far a system's outputs agree with the dense outputs that stand in for references.
+
+    In `tail`, baseline and reference are these outputs, and `losing` is the share of sentences below 100 - 20 chrF.
+    """
+    dense = text.of_scored(text.references)
+    perfect = np.full(len(dense), 100.0)
+    return {
+        "same_outputs": _same(text.of_scored(ours.outputs.texts), dense),
+        "tail": _tail(ours, dense, perfect, text, judging),
+    }
+
+
+def _same(outputs: Sequence[str], others: Sequence[str]) -> int:
+    return sum(mine == other for mine, other in zip(outputs, others, strict=True))
+
+
+def _tail(
+    ours: Judged, others: Sequence[str], chrf_others: np.ndarray, text: EvaluationText, judging: Judging
+) -> dict[str, Any]:
     tail = tail_risk(
-        text.of_scored(text.sources), text.of_scored(text.references), outputs, outputs_baseline, sentences,
-        sentences_baseline, judging.languages,
+        text.of_scored(text.sources), text.of_scored(text.references), text.of_scored(ours.outputs.texts), others,
+        sentence_chrf(ours.statistics["chrf"]), chrf_others, judging.languages,
     )  # fmt: skip
     for entry in tail["chrf"]["worst"]:
-        entry["line"] = text.scored[entry.pop("place")] + 1
-    same = sum(mine == other for mine, other in zip(outputs, outputs_baseline, strict=True))
-    return {"differences": differences, "same_outputs": same, "tail": tail}
+        entry["line"] = text.scored[entry.pop("index")] + 1
+    return tail
 
 
-def over_seeds(pairs: Sequence[tuple[Judged, Judged]], text: EvaluationText, judging: Judging) -> dict[str, Any]:
-    """The verdict over all pairs of runs, per metric."""
+def over_baselines(
+    pairs: Sequence[tuple[Judged, Judged]], starts: Sequence[str], text: EvaluationText, judging: Judging
+) -> dict[str, Any]:
+    """The difference over all pairs of runs, per metric; pairs with the same start count as one."""
     found: dict[str, Any] = {}
     for metric in METRICS:
-        both = [_units((ours.statistics[metric], theirs.statistics[metric]), text, judging) for ours, theirs in pairs]
-        found[metric] = significance.compare_over_seeds(both, judging.margin, **_drawing(judging)).as_json()
+        both = [
+            _resampled_units((ours.statistics[metric], theirs.statistics[metric]), text, judging)
+            for ours, theirs in pairs
+        ]
+        compared = significance.compare_over_baselines(both, starts, judging.margin, **_resampling(judging))
+        found[metric] = compared.as_json()
     return found
 
 
-def _units(
+def sentence_statistics(
+    systems: Sequence[Judged], pairs: Sequence[tuple[Judged, Judged]], text: EvaluationText
+) -> SentenceStatistics:
+    """The statistics of all systems and baselines, as `system-1`, `baseline-1` and so on."""
+    labelled = {f"system-{number}": judged.statistics for number, judged in enumerate(systems, 1)}
+    labelled |= {f"baseline-{number}": theirs.statistics for number, (_, theirs) in enumerate(pairs, 1)}
+    lines = [line + 1 for line in text.scored]
+    return SentenceStatistics(labelled, named_scores(systems[0].scores), lines, list(text.documents))
+
+
+def recomputed(folder: Path) -> dict[str, Any]:
+    """The scores, differences and intervals of an evaluation, from its statistics file alone.
+
+    Settings, such as the margin and which pairs share a start, are read from metrics.json; its numbers are not.
+    """
+    metrics = json.loads((folder / METRICS_FILE).read_text(encoding="utf-8"))
+    judging = Judging(**{**metrics["judging"], "languages": None})
+    found = SentenceStatistics.read(folder / metrics["statistics"])
+    result: dict[str, Any] = {
+        "scores": {
+            label: {metric: one.score for metric, one in by_metric.items()}
+            for label, by_metric in found.systems.items()
+        }
+    }
+    numbers = range(1, 1 + sum(label.startswith("baseline-") for label in found.systems))
+
+    def units(metric: MetricName, number: int) -> tuple[Statistics, Statistics]:
+        ours, theirs = (found.systems[f"{side}-{number}"][metric] for side in ("system", "baseline"))
+        if not judging.documents:
+            return ours, theirs
+        return ours.by_document(found.documents), theirs.by_document(found.documents)
+
+    result["differences"] = [
+        {m: significance.compare(*units(m, n), judging.margin, **_resampling(judging)).as_json() for m in METRICS}
+        for n in numbers
+    ]
+    if "over_seeds" in metrics:
+        result["over_seeds"] = {
+            m: significance.compare_over_baselines(
+                [units(m, n) for n in numbers], metrics["over_seeds"][m]["baseline_of"], judging.margin,
+                **_resampling(judging),
+            ).as_json()
+            for m in METRICS
+        }  # fmt: skip
+    return result
+
+
+def _resampled_units(
     pair: tuple[Statistics, Statistics], text: EvaluationText, judging: Judging
 ) -> tuple[Statistics, Statistics]:
     if not judging.documents:
@@ -281,7 +425,7 @@ def _units(
     return pair[0].by_document(text.documents), pair[1].by_document(text.documents)
 
 
-def _drawing(judging: Judging) -> dict[str, Any]:
+def _resampling(judging: Judging) -> dict[str, Any]:
     unit = "document" if judging.documents else "sentence"
     return {"unit": unit, "resamples": judging.resamples, "seed": judging.seed}
 
@@ -289,9 +433,10 @@ def _drawing(judging: Judging) -> dict[str, Any]:
 def examples(
     ours: Judged, theirs: Judged | None, text: EvaluationText, tail: dict[str, Any] | None, seed: int
 ) -> list[dict[str, Any]]:
-    """Sentences to look at, with what was dropped of their sources."""
+    """Sentences to look at, with the dropped parts of their sources."""
     worst = [entry["line"] - 1 for entry in tail["chrf"]["worst"]] if tail else []
     pieces = ours.outputs.pieces
+    assert text.references is not None
     return [
         {
             "line": line + 1,
@@ -306,27 +451,28 @@ def examples(
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse to put an evaluation where something else is."""
+    """Refuse a folder that holds something other than an evaluation."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--output {folder}: is a file; name a folder")
     if (folder / "recipe.yaml").exists():
-        raise ValueError(f"--output {folder}: is a run, whose {METRICS_FILE} is its training's; name another folder")
+        raise ValueError(f"--output {folder}: is a run, whose {METRICS_FILE} comes from training; name another folder")
     if (file := folder / METRICS_FILE).exists():
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
         except ValueError:
             found = None
         if not isinstance(found, dict) or found.get("what") != "evaluation":
-            raise ValueError(f"--output {folder}: its {METRICS_FILE} is of no evaluation; name another folder")
+            raise ValueError(f"--output {folder}: its {METRICS_FILE} is not from an evaluation; name another folder")
 
 
-def write(folder: Path, metrics: dict[str, Any], files: dict[str, str]) -> None:
-    """Put an evaluation into its folder; metrics.json comes last, so that where it is, all is."""
+def write(folder: Path, metrics: dict[str, Any], files: Files) -> None:
+    """Write an evaluation; metrics.json comes last, so if it exists, all files do."""
     check_folder(folder)
     if (folder / METRICS_FILE).exists():
-        former = {*folder.glob("hypotheses*.txt"), *folder.glob("baseline*.txt")}
-        for file in (folder / METRICS_FILE, *(file for file in former if file.name not in files)):
-            file.unlink()
+        earlier = {*folder.glob("hypotheses*.txt"), *folder.glob("baseline*.txt"), folder / "dense.txt"}
+        earlier.add(folder / STATISTICS_FILE)
+        for file in (folder / METRICS_FILE, *(file for file in earlier if file.name not in files)):
+            file.unlink(missing_ok=True)
     for name, content in files.items():
         write_whole(folder / name, content)
     write_whole(folder / METRICS_FILE, json.dumps(metrics, indent=1, ensure_ascii=False) + "\n")

@@ -1,4 +1,4 @@
-"""Twenty sentences to look at: what was dropped, and what came out, beside the baseline and the reference."""
+"""Twenty sentences to look at: dropped tokens, and the outputs of system, baseline and reference."""
 
 import random
 from collections.abc import Sequence
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from l0drop.study.systems import SourcePiece
 
 DRAWN, WORST = 14, 6
-"""So many at random, and so many that lost most against the baseline; all at random where there is none."""
+"""The number drawn at random, and the number that lost most against the baseline; without one, all are random."""
 
 Segment = tuple[str, str]
-"""Text, and what became of it: kept, dropped, cut (beyond the longest source), or nothing for space between tokens."""
+"""Text and its state: kept, dropped, cut (beyond the longest source), or empty for space between tokens."""
 
 
 def chosen(lines: Sequence[int], worst: Sequence[int], seed: int) -> list[tuple[int, str]]:
-    """Lines to show, and why each is there; in the order of the text."""
+    """Lines to show with the reason for each, in the order of the text."""
     lost = list(worst[:WORST])
     rest = [line for line in lines if line not in set(lost)]
     drawn = random.Random(seed).sample(rest, min(len(rest), DRAWN + WORST - len(lost)))
@@ -21,9 +21,9 @@ def chosen(lines: Sequence[int], worst: Sequence[int], seed: int) -> list[tuple[
 
 
 def segments(source: str, pieces: Sequence[SourcePiece]) -> list[Segment]:
-    """The source from its first to its last sign, cut where something else became of it.
+    """The whole source, split wherever the state changes.
 
-    Tokens that were added before or behind the text, such as EOS, stand there, set off by spaces.
+    Tokens that the tokenizer added before or after the text, such as EOS, are included, separated by spaces.
     """
     found: list[Segment] = []
 
@@ -33,23 +33,23 @@ def segments(source: str, pieces: Sequence[SourcePiece]) -> list[Segment]:
         elif text:
             found.append((text, state))
 
-    def became(piece: SourcePiece) -> str:
+    def state_of(piece: SourcePiece) -> str:
         return "kept" if piece.kept else "dropped"
 
     in_text = [number for number, piece in enumerate(pieces) if piece.end > piece.start]
     first, last = (in_text[0], in_text[-1]) if in_text else (0, -1)
     for piece in pieces[:first]:
-        add(piece.text, became(piece))
+        add(piece.text, state_of(piece))
         add(" ", "")
-    place = 0
+    position = 0
     for piece in sorted((pieces[number] for number in in_text), key=lambda piece: piece.start):
-        text = source[max(piece.start, place) : piece.end]
+        text = source[max(piece.start, position) : piece.end]
         word = text.lstrip()
-        add(source[place : piece.start] + text[: len(text) - len(word)], "")
-        add(word, became(piece))
-        place = max(place, piece.end)
-    add(source[place:], "cut" if source[place:].strip() else "")
+        add(source[position : piece.start] + text[: len(text) - len(word)], "")
+        add(word, state_of(piece))
+        position = max(position, piece.end)
+    add(source[position:], "cut" if source[position:].strip() else "")
     for piece in pieces[last + 1 :]:
         add(" ", "")
-        add(piece.text, became(piece))
+        add(piece.text, state_of(piece))
     return found

@@ -1,7 +1,7 @@
-"""Several systems, each trained with several seeds: run them side by side, gather what they say, compare.
+"""A study of several systems, each trained with several seeds: train them in parallel, gather results, compare.
 
-Every run is an ordinary one, named SYSTEM-sSEED. Each system is compared with the one called `on`, the baseline trained
-on, seed by seed, with intervals over seeds and sentences.
+Every run is an ordinary one, named SYSTEM-sSEED. Each system is compared with the continued baseline, which is called
+`on` in run and result files, seed by seed; intervals cover other baselines and other sentences.
 """
 
 import hashlib
@@ -14,27 +14,30 @@ from typing import Any, Self
 import yaml
 from rich.console import Console
 
+from l0drop.data.metrics import bleu
+from l0drop.data.whole import write_whole
 from l0drop.recipe import Recipe, TextCorpus, load_recipe
 from l0drop.study.parallel import train_in_parallel
-from l0drop.study.significance import compare, compare_over_seeds
-from l0drop.study.significance import statistics as statistics_of
+from l0drop.study.sentence_statistics import MetricName, SentenceStatistics, Statistics, named_scores
+from l0drop.study.sentence_statistics import statistics as statistics_of
+from l0drop.study.significance import compare, compare_over_baselines
 from l0drop.study.sweep import is_finished
 from l0drop.training.assemble import build_tokenizers, references
 from l0drop.training.run import open_run, prepare
 
 ON = "on"
-"""The baseline trained on: what every system is compared with."""
+"""The continued baseline, with which every system is compared."""
 SAID = ("steps", "lambda", "calibration", "valid", "test")
-"""Taken over from a run's `metrics.json`."""
+"""Keys copied from a run's `metrics.json`."""
 ONE_SEED = "one_seed"
-"""Where a system of one seed has its comparisons, by the system it is compared with."""
+"""The key of a one-seed system's comparisons, by the other system."""
 Then = Mapping[tuple[str, ...], Callable[[], None]]
-"""What to do once the runs of these names are there."""
+"""Tasks to start once the runs of these names are finished."""
 PROVENANCE = ("commit", "device", "torch", "transformers", "python", "threads")
 
 
 def text_in(folder: Path, source: str, target: str) -> list[str]:
-    """Overrides that put a recipe's corpora into a folder: train, valid and test, ending in the two languages."""
+    """Overrides that read a recipe's corpora from a folder: train, valid and test, with the languages as endings."""
     values = []
     for split in ("train", "valid", "test"):
         for side, ending in (("source", source), ("target", target)):
@@ -54,48 +57,49 @@ def train_all(
     then: Then | None = None,
     more: Mapping[str, Callable[[], Sequence[Recipe]]] | None = None,
 ) -> None:
-    """Train what is missing of these, so many at a time, each as soon as the runs that it builds on are there.
+    """Train the missing runs, `parallel` at a time, each as soon as the runs that it depends on are finished.
 
-    Text is prepared before, once for all that share it. then: what to do beside the others once some runs are there,
-    such as to translate text that others wait for, one after the other. more: recipes that can only be written once a
-    run is there, and start from another one.
+    Text is prepared first, once for all runs that share it. then: tasks that run in the background once some runs are
+    finished, one after the other, such as decoding text that other runs need. more: recipes that can only be written
+    once the run of this name is finished.
     """
-    to_come = dict(more or {})
+    pending = dict(more or {})
 
     def missing_of(wanted: Iterable[Recipe]) -> list[Recipe]:
         return [recipe for recipe in wanted if not is_finished(runs, open_run(recipe, runs).name)]
 
-    def brought_by(name: str) -> list[Recipe]:
-        return missing_of(to_come.pop(name)()) if name in to_come else []
+    def follow_ups(name: str) -> list[Recipe]:
+        return missing_of(pending.pop(name)()) if name in pending else []
 
     missing = missing_of(recipes)
-    missing += [recipe for name in list(to_come) if is_finished(runs, name) for recipe in brought_by(name)]
-    followed = {name for names in then or {} for name in names} | {*to_come}
-    _check_nothing_is_waited_for_in_vain(missing, runs, followed)
+    missing += [recipe for name in list(pending) if is_finished(runs, name) for recipe in follow_ups(name)]
+    followed = {name for names in then or {} for name in names} | {*pending}
+    _check_dependencies(missing, runs, followed)
     first: dict[str, Recipe] = {}
     for recipe in missing:
-        if recipe.model.init is None:  # what starts from another run reads that run's text
+        if recipe.model.init is None:  # other runs read the text of the run they start from
             leader = first.setdefault(_text_of(recipe), recipe)
             if leader is recipe:
                 prepare(recipe, runs, console)
             else:
                 _share(runs / leader.name, runs / recipe.name)
-    with _Beside(runs, then or {}) as beside:
+    with _Background(runs, then or {}) as background:
         for name in train_in_parallel(
-            missing, runs, parallel, threads, console, lambda name, seconds: None, beside.ready, brought_by, beside.busy
-        ):
+            missing, runs, parallel, threads, console, lambda name, seconds: None,
+            ready=background.ready, more=follow_ups, busy=background.busy,
+        ):  # fmt: skip
             console.print(f"{name} is done")
-            beside.begin()
+            background.begin()
 
 
-class _Beside:
-    """What is done beside training once some runs are there, in a thread; and which recipes can start.
+class _Background:
+    """A thread for tasks that start once some runs are finished; it knows which recipes can start.
 
-    runs: the folder of all of them. then: what to do, by the names of the runs.
+    runs: the folder of all runs. then: the tasks, by the names of these runs.
     """
 
     def __init__(self, runs: Path, then: Then) -> None:
-        self.runs, self.to_come = runs, dict(then)
+        self.runs, self.pending = runs, dict(then)
         self.begun: list[Future[None]] = []
         self.thread = ThreadPoolExecutor(max_workers=1)
 
@@ -106,55 +110,56 @@ class _Beside:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self.thread.shutdown(cancel_futures=kind is not None)
         if kind is None:
-            self.raise_what_failed()
+            self.raise_errors()
 
     def begin(self) -> None:
-        """Take on what waited for runs that are there."""
-        for names in [names for names in self.to_come if all(is_finished(self.runs, name) for name in names)]:
-            self.begun.append(self.thread.submit(self.to_come.pop(names)))
+        """Start the tasks whose runs are finished."""
+        for names in [names for names in self.pending if all(is_finished(self.runs, name) for name in names)]:
+            self.begun.append(self.thread.submit(self.pending.pop(names)))
 
     def busy(self) -> bool:
         return not all(task.done() for task in self.begun)
 
-    def raise_what_failed(self) -> None:
+    def raise_errors(self) -> None:
         for task in self.begun:
             if task.done():
                 task.result()
 
     def ready(self, recipe: Recipe) -> bool:
-        """Whether all it builds on is there; what is not may still be written by what is done beside.
+        """Whether the runs and files that a recipe depends on exist; a background task may still write files.
 
-        Where that failed, its error ends all: the recipe would wait for ever. If nobody waits, it comes at the end.
+        If a task failed, its error is raised here, because the recipe would wait for ever. If no recipe waits for it,
+        the error is raised at the end.
         """
         if not all(is_finished(self.runs, name) for name in builds_on(recipe, self.runs)):
             return False
         if all(Path(path).exists() for path in _reads(recipe)):
             return True
-        self.raise_what_failed()
-        return not self.to_come and not self.busy()
+        self.raise_errors()
+        return not self.pending and not self.busy()
 
 
 def builds_on(recipe: Recipe, runs: Path) -> list[str]:
-    """The runs of this folder that it starts from or is taught by."""
+    """The runs of this folder that a recipe starts from or is distilled from."""
     teacher = recipe.train.teacher
     models = [recipe.model.init, None if teacher is None or teacher.model == "init" else teacher.model]
     return [Path(model).name for model in models if model is not None and Path(model).parent == runs]
 
 
 def _reads(recipe: Recipe) -> list[str]:
-    """The files and folders it cannot start without: its training text, and the model it starts from."""
+    """The files and folders that a recipe needs: its training text, and the model it starts from."""
     text = recipe.data.train
     files = (text.source, text.target) if isinstance(text, TextCorpus) else ()
     return [path for path in (*files, recipe.model.init) if path is not None]
 
 
-def _check_nothing_is_waited_for_in_vain(missing: Sequence[Recipe], runs: Path, followed: Collection[str]) -> None:
+def _check_dependencies(missing: Sequence[Recipe], runs: Path, followed: Collection[str]) -> None:
     trained = {recipe.name for recipe in missing}
-    waited = dict.fromkeys(followed, "what follows it")
+    waited = dict.fromkeys(followed, "a background task")
     waited |= {name: recipe.name for recipe in missing for name in builds_on(recipe, runs)}
     for name, by in waited.items():
         if name not in trained and not is_finished(runs, name):
-            raise ValueError(f"{runs / name}: {by} waits for it, and it is neither there nor to be trained")
+            raise ValueError(f"{runs / name}: {by} needs it, but it does not exist and is not to be trained")
 
 
 def _text_of(recipe: Recipe) -> str:
@@ -162,21 +167,28 @@ def _text_of(recipe: Recipe) -> str:
 
 
 def _share(leader: Path, follower: Path) -> None:
-    for part in ("tokenizer_target", "tokenizer", "data"):  # the first only where vocabularies are separate
+    for part in ("tokenizer_target", "tokenizer", "data"):  # the first exists only with separate vocabularies
         if (leader / part).exists() and not (follower / part).exists():
             (follower / part).symlink_to(Path("..", leader.name, part), target_is_directory=True)
 
 
 def gather(
-    runs: Path, names: Iterable[str], what: str, margin: float, beside: Mapping[str, str] | None = None
+    runs: Path,
+    names: Iterable[str],
+    what: str,
+    margin: float,
+    also: Mapping[str, str] | None = None,
+    statistics_file: Path | None = None,
 ) -> dict[str, Any]:
-    """What the finished ones of these runs say, by system, and how each differs from the baseline trained on.
+    """The results of the finished runs, by system, and each system's difference to the continued baseline.
 
-    margin: the loss of BLEU that is small enough to accept. beside: which other system one is compared with as well.
-    A system of one seed is compared over sentences alone (`one_seed`). No text of the data is in it.
+    margin: the acceptable loss of BLEU. also: for some systems, another one to compare with. A system of one seed is
+    compared over sentences only (`one_seed`). The result contains no text of the data. statistics_file: where to write
+    the per-sentence statistics of all test outputs, so that others can recompute scores and intervals; the result then
+    names the file.
     """
     systems: dict[str, dict[str, Any]] = {}
-    outputs: dict[str, list[Any]] = {}
+    outputs: dict[str, list[tuple[int, str, Statistics]]] = {}
     truth: list[str] = []
     for name in (name for name in names if is_finished(runs, name)):
         folder, system = runs / name, name.rpartition("-s")[0]
@@ -187,35 +199,54 @@ def gather(
             truth = references(read, build_tokenizers(read, folder, lambda text: None), "test")
         about = {key: recipe.pop(key) for key in ("name", "seed", "about")}
         provenance = {key: metrics[key] for key in PROVENANCE}
-        # of one seed: the others differ in seed, name and model.init
+        # the recipe of one seed; the others differ in seed, name and model.init
         entry = systems.setdefault(system, {"recipe": recipe, "provenance": provenance, "runs": []})
         log = map(json.loads, (folder / "log.jsonl").read_text(encoding="utf-8").splitlines())
-        # several where it was stopped in between; of a part that was killed nothing is known
+        # several lines if it was stopped and resumed; a killed part leaves none
         run = {"seed": about["seed"], "train_seconds": sum(line.get("train_runtime", 0.0) for line in log)}
         run |= {key: metrics[key] for key in SAID if key in metrics}
         if (folder / "dial.json").exists():
             run["dial"] = json.loads((folder / "dial.json").read_text(encoding="utf-8"))["rows"]
         entry["runs"].append(run)
         text = (folder / "outputs" / "test.txt").read_bytes()
-        run["outputs_sha256"] = hashlib.sha256(text).hexdigest()  # whether a run that is repeated is the same
+        run["outputs_sha256"] = hashlib.sha256(text).hexdigest()  # shows whether a repeated run is identical
         lines = text.decode("utf-8").splitlines()
-        outputs.setdefault(system, []).append((about["seed"], statistics_of("bleu", lines, truth)))
+        start = Path((recipe.get("model") or {}).get("init") or name).name
+        outputs.setdefault(system, []).append((about["seed"], start, statistics_of("bleu", lines, truth)))
     for system, found in outputs.items():
-        others = {ON: reference_of(system, outputs)} if system != ON else {}
-        if beside and system in beside:
-            others[beside[system]] = beside[system]
+        others = {ON: continued_of(system, outputs)} if system != ON else {}
+        if also and system in also:
+            others[also[system]] = also[system]
         for name, other in others.items():
-            theirs = dict(outputs.get(other, []))
-            pairs = [(ours, theirs[seed]) for seed, ours in found if seed in theirs]
+            theirs = {seed: (start, one) for seed, start, one in outputs.get(other, [])}
+            pairs = [(ours, theirs[seed][1]) for seed, _, ours in found if seed in theirs]
+            starts = [theirs[seed][0] for seed, _, _ in found if seed in theirs]
             if len(pairs) == 1 and len(found) == 1:
                 systems[system].setdefault(ONE_SEED, {})[name] = compare(*pairs[0], margin).as_json()
             elif len(pairs) > 1 and name == ON:
-                systems[system]["against_on"] = compare_over_seeds(pairs, margin).as_json()
-    return {"what": what, "systems": systems}
+                systems[system]["against_on"] = compare_over_baselines(pairs, starts, margin).as_json()
+    result: dict[str, Any] = {"what": what, "systems": systems}
+    if statistics_file is not None and truth:
+        result["statistics"] = _write_statistics(statistics_file, outputs, truth)
+    return result
 
 
-def reference_of(system: str, systems: Collection[str]) -> str:
-    """The baseline trained on that a system is compared with: the one trained on in its way, such as `on-long` for
-    `zero-0.5-long`, where there is one."""
+def _write_statistics(
+    file: Path, outputs: Mapping[str, Sequence[tuple[int, str, Statistics]]], truth: Sequence[str]
+) -> dict[str, str]:
+    """Write the BLEU statistics of all runs, by name; returns the file's name and hash."""
+    by_run: dict[str, dict[MetricName, Statistics]] = {
+        f"{system}-s{seed}": {"bleu": one} for system, found in outputs.items() for seed, _, one in found
+    }
+    scores = named_scores({"bleu": bleu(truth, truth)})
+    count = len(truth)
+    content = SentenceStatistics(by_run, scores, [*range(1, count + 1)], [*range(count)]).as_bytes()
+    write_whole(file, content)
+    return {"file": file.name, "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def continued_of(system: str, systems: Collection[str]) -> str:
+    """The continued baseline that a system is compared with: one trained in the same way if there is one, such as
+    `on-long` for `zero-0.5-long`."""
     own = f"{ON}-{system.rpartition('-')[2]}"
     return own if own in systems and own != system else ON

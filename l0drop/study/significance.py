@@ -1,105 +1,37 @@
-"""Whether a system is as good as its baseline: paired bootstrap, by sentence or document, and over seeds.
+"""Intervals for the difference between a system and its baseline.
 
-Corpus scores are not means of sentence scores, so what is drawn are the statistics they are computed from: n-gram
-counts per sentence for BLEU and chrF, F-measures for ROUGE. Those of a resampled corpus are sums of them.
+`compare` takes one pair of models and resamples the text: it speaks for this pair only. `compare_over_baselines` takes
+pairs that start from several independently trained baselines: it speaks for other baselines too.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from functools import lru_cache
+from statistics import NormalDist
+from typing import Any
 
 import numpy as np
-from sacrebleu.metrics import BLEU, CHRF
 
-from l0drop.data.metrics import BleuTokenizer, compound_split, rouge_of_texts
+from l0drop.study.sentence_statistics import MetricName, Statistics
 
-MetricName = Literal["bleu", "bleu_paper", "chrf", "rouge"]
-METRICS: tuple[MetricName, ...] = get_args(MetricName)
 RESAMPLES = 2000
 SEED = 12345
-"""sacreBLEU's own, with which the draws are those of its paired bootstrap."""
+"""sacreBLEU's default; with it, the draws are those of its paired bootstrap."""
 LEVEL = 0.05
-"""Of the one-sided test."""
+"""Of one-sided bounds; intervals are two-sided and have the same level."""
+FEWEST_BASELINES, ENOUGH_BASELINES = 3, 5
+"""With fewer baselines than the first number there is no verdict; with fewer than the second it is preliminary."""
 _AT_ONCE = 1 << 20  # entries of the matrix of draws
-_FEW_SEEDS = 5
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """What the score of a corpus is computed from: one row per sentence or document, and the score of summed rows."""
-
-    metric: MetricName
-    rows: np.ndarray
-    score_of: Callable[[np.ndarray], float]
-
-    @property
-    def score(self) -> float:
-        return self.score_of(self.rows.sum(0))
-
-    def by_document(self, documents: Sequence[int]) -> "Statistics":
-        """One row per document; `documents` numbers each sentence's from 0."""
-        rows = np.zeros((max(documents) + 1, self.rows.shape[1]))
-        np.add.at(rows, np.asarray(documents), self.rows)
-        return Statistics(self.metric, rows, self.score_of)
-
-
-def statistics(
-    metric: MetricName, hyps: Sequence[str], refs: Sequence[str], tokenize: BleuTokenizer = "13a"
-) -> Statistics:
-    """Per sentence; summed over all of them, they give what the function of that name in `data.metrics` gives."""
-    match metric:
-        case "bleu":
-            return _of_sacrebleu(metric, BLEU(tokenize=tokenize, force=True), hyps, refs)
-        case "bleu_paper":
-            scorer = BLEU(tokenize="none", smooth_method="none", force=True)
-            return _of_sacrebleu(metric, scorer, *([compound_split(text) for text in side] for side in (hyps, refs)))
-        case "chrf":
-            return _of_sacrebleu(metric, CHRF(), hyps, refs)
-        case "rouge":
-            f = np.array(rouge_of_texts(hyps, refs)["rougeLsum"])
-            return Statistics(metric, np.stack([f, np.ones_like(f)], 1), lambda sums: 100 * float(sums[0] / sums[1]))
-
-
-def sentence_chrf(chrf: Statistics) -> np.ndarray:
-    """The chrF of each sentence by itself."""
-    return np.array([chrf.score_of(row) for row in chrf.rows])
-
-
-def _of_sacrebleu(metric: MetricName, scorer: BLEU | CHRF, hyps: Sequence[str], refs: Sequence[str]) -> Statistics:
-    # sacreBLEU's own bootstrap is built on these two methods; it offers no public ones.
-    rows = np.array(scorer._extract_corpus_statistics(list(hyps), [list(refs)]), dtype=np.float64)
-    return Statistics(metric, rows, lambda sums: float(scorer._compute_score_from_stats(sums.tolist()).score))
-
-
-def resampled(systems: Sequence[Statistics], resamples: int = RESAMPLES, seed: int = SEED) -> np.ndarray:
-    """Scores [systems, resamples] on corpora drawn with replacement, the same draws for all systems."""
-    scores = np.empty((len(systems), resamples))
-    start = 0
-    for times_RU in _draws(len(systems[0].rows), resamples, seed):
-        for number, system in enumerate(systems):
-            sums = times_RU @ system.rows  # counts are whole numbers below 2^53, so their sums are exact in any order
-            scores[number, start : start + len(sums)] = [system.score_of(row) for row in sums]
-        start += len(times_RU)
-    return scores
-
-
-def _draws(units: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
-    """How often each unit is in each resample, [R, units], a part of the resamples at a time."""
-    random = np.random.default_rng(seed)
-    step = max(1, _AT_ONCE // units)
-    for start in range(0, resamples, step):
-        drawn = random.integers(0, units, (min(step, resamples - start), units))
-        places = drawn + units * np.arange(len(drawn))[:, None]
-        yield np.bincount(places.ravel(), minlength=drawn.size).reshape(drawn.shape).astype(np.float64)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A system against its baseline, and what the bootstrap says about the difference.
+    """One system minus its baseline, with a bootstrap over texts.
 
-    `lower` bounds the difference from below with one-sided 95% confidence. The system is non-inferior if that is
-    above -margin; `p` is the probability of the resamples at or below -margin, and non-inferior is p ≤ 0.05.
+    lower, upper: one-sided 95% bounds. interval: two-sided, 95%. p: the share of resamples at or below -margin; the
+    system is non-inferior if p ≤ 0.05, which is lower > -margin. units: the number of resampled texts; unit: sentence
+    or document. It covers other texts for these two models, not other training runs.
     """
 
     metric: MetricName
@@ -107,11 +39,44 @@ class Difference:
     baseline: float
     difference: float
     lower: float
+    upper: float
     interval: tuple[float, float]
-    """Two-sided, 95%."""
     margin: float
     p: float
     non_inferior: bool
+    units: int
+    unit: str
+    resamples: int
+    seed: int
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class DifferenceOverBaselines:
+    """The mean difference over independent baselines, with bounds that cover other baselines and other texts.
+
+    differences: of each pair. of_baselines: of each baseline, the mean of its pairs; difference: the mean of these.
+    baseline_of: for each pair, the index of its baseline in of_baselines. spread: the standard deviation of
+    of_baselines; None for one baseline, where the bounds cover texts only. non_inferior: None with fewer than three
+    baselines. units, unit: the resampled texts. seeds: the number of pairs. few_seeds: fewer than five baselines.
+    """
+
+    metric: MetricName
+    differences: tuple[float, ...]
+    baseline_of: tuple[int, ...]
+    of_baselines: tuple[float, ...]
+    difference: float
+    lower: float
+    upper: float
+    interval: tuple[float, float]
+    margin: float
+    non_inferior: bool | None
+    baselines: int
+    seeds: int
+    few_seeds: bool
+    spread: float | None
     units: int
     unit: str
     resamples: int
@@ -133,84 +98,162 @@ def compare(
     """Paired bootstrap: both systems on the same resampled corpora (Koehn, 2004)."""
     _check(system, baseline, margin)
     ours, theirs = resampled([system, baseline], resamples, seed)
-    tested = _test(ours - theirs, margin)
+    differences = ours - theirs
+    # A p-value from counts, so that p ≤ 0.05 and lower > -margin always agree.
+    p = (1 + int((differences <= -margin).sum())) / (resamples + 1)
+    lower, upper = quantiles(differences, LEVEL)
     return Difference(
-        system.metric, system.score, baseline.score, system.score - baseline.score, margin=margin,
-        units=len(system.rows), unit=unit, resamples=resamples, seed=seed, **tested,
+        system.metric, system.score, baseline.score, system.score - baseline.score, lower=lower, upper=upper,
+        interval=quantiles(differences, LEVEL / 2), margin=margin, p=p, non_inferior=p <= LEVEL,
+        units=len(system.rows), unit=unit, resamples=resamples, seed=seed,
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class DifferenceOverSeeds:
-    """The mean difference of several runs to their own baselines, as `Difference` has it for one.
-
-    It answers for other seeds and other sentences. Few seeds say little about other seeds: below five the bound is
-    too hopeful, as a bootstrap of so few cannot show how far apart seeds are.
-    """
-
-    metric: MetricName
-    differences: tuple[float, ...]
-    """Of each pair of runs."""
-    difference: float
-    lower: float
-    interval: tuple[float, float]
-    margin: float
-    p: float
-    non_inferior: bool
-    seeds: int
-    few_seeds: bool
-    units: int
-    unit: str
-    resamples: int
-    seed: int
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def compare_over_seeds(
+def compare_over_baselines(
     pairs: Sequence[tuple[Statistics, Statistics]],
+    starts: Sequence[Hashable],
     margin: float,
     *,
     unit: str = "sentence",
     resamples: int = RESAMPLES,
     seed: int = SEED,
-) -> DifferenceOverSeeds:
-    """Hierarchical bootstrap: draw pairs of runs, and once for all of them the sentences.
+) -> DifferenceOverBaselines:
+    """The mean difference over independent baselines; `starts` names the baseline that each pair starts from.
 
-    All runs are scored on the same sentences. Drawing sentences anew for each run would average their chance away.
+    The unit is the baseline: pairs that share one are not independent, so they are averaged first. With d_j the mean
+    difference of baseline j, J baselines, and d their mean, two errors matter. Baselines differ: d moves with the
+    sample of baselines, with standard error s/√J, s being the standard deviation of the d_j. Texts differ: all
+    baselines are scored on the same texts, so this error does not shrink with J; it is the bootstrap distribution of d
+    with one draw of texts for all. Each has its own confidence limit for d, t·s/√J with Student's t for J - 1 degrees
+    of freedom, and w·(d - q) with the bootstrap quantile q; w, see `widening`, is above 1 for few texts. The distances
+    are combined in quadrature:
+
+        d - lower = √((t·s/√J)² + w²·(d - q)²)
+
+    If texts do not matter this is the t interval over baselines; if baselines agree it is the bootstrap over texts. In
+    between it covers a little more than 95%. The t quantile of the summed variances would hold too, but with three
+    baselines it would be 1.8 times as wide as needed where texts dominate. One part is counted twice, which is
+    conservative: how much a baseline gains on particular texts is both in s and in the bootstrap.
     """
-    if len(pairs) < 2:
-        raise ValueError(f"pairs: {len(pairs)} of system and baseline; seeds are compared from two on")
+    if len(pairs) != len(starts):
+        raise ValueError(f"starts: {len(starts)} for {len(pairs)} pairs; each pair needs one")
+    if not pairs:
+        raise ValueError("pairs: there is nothing to compare")
     for system, baseline in pairs:
         _check(system, baseline, margin)
+    names = list(dict.fromkeys(starts))
+    baseline_of = [names.index(start) for start in starts]
+    observed_S = np.array([system.score - baseline.score for system, baseline in pairs])
     scores = resampled([side for pair in pairs for side in pair], resamples, seed)
-    differences_SR = scores[0::2] - scores[1::2]
-    drawn_RS = np.random.default_rng([seed, len(pairs)]).integers(0, len(pairs), (resamples, len(pairs)))
-    tested = _test(np.take_along_axis(differences_SR.T, drawn_RS, 1).mean(1), margin)
-    observed = tuple(system.score - baseline.score for system, baseline in pairs)
-    return DifferenceOverSeeds(
-        pairs[0][0].metric, observed, float(np.mean(observed)), margin=margin, seeds=len(pairs),
-        few_seeds=len(pairs) < _FEW_SEEDS, units=len(pairs[0][0].rows), unit=unit, resamples=resamples, seed=seed,
-        **tested,
-    )  # fmt: skip
+    observed_J = _means(observed_S[:, None], baseline_of)[:, 0]
+    drawn_R = _means(scores[0::2] - scores[1::2], baseline_of).mean(0)
+    count, difference = len(names), float(observed_J.mean())
+    spread = float(observed_J.std(ddof=1)) if count > 1 else None
+
+    def limits(level: float) -> tuple[float, float]:
+        over_baselines = 0.0 if spread is None else t_quantile(1 - level, count - 1) * spread / math.sqrt(count)
+        low, high = quantiles(drawn_R, level)
+        wider = widening(len(pairs[0][0].rows), level)
+        return (
+            difference - math.hypot(over_baselines, wider * max(0.0, difference - low)),
+            difference + math.hypot(over_baselines, wider * max(0.0, high - difference)),
+        )
+
+    lower, upper = limits(LEVEL)
+    return DifferenceOverBaselines(
+        metric=pairs[0][0].metric,
+        differences=tuple(observed_S.tolist()),
+        baseline_of=tuple(baseline_of),
+        of_baselines=tuple(observed_J.tolist()),
+        difference=difference,
+        lower=lower,
+        upper=upper,
+        interval=limits(LEVEL / 2),
+        margin=margin,
+        non_inferior=None if count < FEWEST_BASELINES else lower > -margin,
+        baselines=count,
+        seeds=len(pairs),
+        few_seeds=count < ENOUGH_BASELINES,
+        spread=spread,
+        units=len(pairs[0][0].rows),
+        unit=unit,
+        resamples=resamples,
+        seed=seed,
+    )
 
 
-def _test(differences: np.ndarray, margin: float) -> dict[str, Any]:
-    """Bound, interval and verdict from the resampled differences; bound and p say the same by their definitions."""
-    ordered, number = np.sort(differences), len(differences)
+def _means(values_SR: np.ndarray, baseline_of: Sequence[int]) -> np.ndarray:
+    """[J, R], the means of the pairs of each baseline."""
+    groups = np.asarray(baseline_of)
+    return np.stack([values_SR[groups == number].mean(0) for number in range(groups.max() + 1)])
 
-    def ends(level: float) -> tuple[float, float]:
-        place = max(0, int(level * (number + 1)) - 1)
-        return float(ordered[place]), float(ordered[-1 - place])
 
-    p = (1 + int((differences <= -margin).sum())) / (number + 1)
-    return {"lower": ends(LEVEL)[0], "interval": ends(LEVEL / 2), "p": p, "non_inferior": p <= LEVEL}
+def resampled(systems: Sequence[Statistics], resamples: int = RESAMPLES, seed: int = SEED) -> np.ndarray:
+    """Scores [systems, resamples] on corpora drawn with replacement, the same draws for all systems."""
+    scores = np.empty((len(systems), resamples))
+    start = 0
+    for times_RU in _draws(len(systems[0].rows), resamples, seed):
+        for number, system in enumerate(systems):
+            sums = times_RU @ system.rows  # counts are whole numbers below 2^53, so their sums are exact in any order
+            scores[number, start : start + len(sums)] = [system.score_of(row) for row in sums]
+        start += len(times_RU)
+    return scores
+
+
+def _draws(units: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
+    """How often each unit is in each resample, [R, units], a part of the resamples at a time."""
+    random = np.random.default_rng(seed)
+    step = max(1, _AT_ONCE // units)
+    for start in range(0, resamples, step):
+        drawn = random.integers(0, units, (min(step, resamples - start), units))
+        cells = drawn + units * np.arange(len(drawn))[:, None]
+        yield np.bincount(cells.ravel(), minlength=drawn.size).reshape(drawn.shape).astype(np.float64)
+
+
+def quantiles(values: np.ndarray, level: float) -> tuple[float, float]:
+    """The values that a share `level` of the resamples lies at or below, and at or above."""
+    ordered = np.sort(values)
+    index = max(0, int(level * (len(values) + 1)) - 1)
+    return float(ordered[index]), float(ordered[-1 - index])
+
+
+def widening(texts: int, level: float) -> float:
+    """How much too narrow a percentile bootstrap over so few texts is: √(n/(n-1)) · t / z (Hesterberg, 2015)."""
+    return math.sqrt(texts / (texts - 1)) * t_quantile(1 - level, texts - 1) / NormalDist().inv_cdf(1 - level)
+
+
+@lru_cache
+def t_quantile(probability: float, freedom: int) -> float:
+    """The quantile of Student's t with a whole number of degrees of freedom, by bisection of its closed-form CDF."""
+    if not 0 < probability < 1 or freedom < 1:
+        raise ValueError(f"t_quantile({probability}, {freedom}): needs 0 < probability < 1 and freedom ≥ 1")
+    if probability < 0.5:
+        return -t_quantile(1 - probability, freedom)
+    low, high = 0.0, 1.0
+    while t_cdf(high, freedom) < probability:
+        high *= 2
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_cdf(middle, freedom) < probability else (low, middle)
+    return high
+
+
+def t_cdf(t: float, freedom: int) -> float:
+    """P(T ≤ t) for a whole number of degrees of freedom: Abramowitz and Stegun, 26.7.3 and 26.7.4."""
+    angle = math.atan(t / math.sqrt(freedom))
+    cos, sin = math.cos(angle), math.sin(angle)
+    odd = freedom % 2
+    term, total = (cos, 0.0) if odd else (1.0, 0.0)
+    for k in range(1 + odd, freedom, 2):
+        total += term
+        term *= cos * cos * k / (k + 1)
+    within = 2 / math.pi * (angle + sin * total) if odd else sin * total
+    return 0.5 + within / 2
 
 
 def check_margin(margin: float) -> None:
     if not 0 < margin < math.inf:
-        raise ValueError(f"margin={margin:g}: should be above 0 and finite, the loss that is small enough to accept")
+        raise ValueError(f"margin={margin:g}: the acceptable loss should be finite and above 0")
 
 
 def _check(system: Statistics, baseline: Statistics, margin: float) -> None:
@@ -218,4 +261,4 @@ def _check(system: Statistics, baseline: Statistics, margin: float) -> None:
     if len(system.rows) != len(baseline.rows):
         raise ValueError(f"the system has {len(system.rows)} outputs but its baseline {len(baseline.rows)}")
     if len(system.rows) < 2:
-        raise ValueError("there is one sentence or document only, so there is nothing to draw from")
+        raise ValueError("there is only one sentence or document, so there is nothing to resample")

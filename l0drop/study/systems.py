@@ -1,5 +1,6 @@
-"""What is evaluated: a model, which decodes, or a file with the outputs of one."""
+"""Systems to evaluate: a model, which decodes, or a file with a model's outputs."""
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +20,12 @@ from l0drop.runs.provenance import provenance
 
 Progress = Callable[[int], None]
 BATCH_TOKENS = 8000
-"""Padded source tokens decoded at once."""
+"""Padded source tokens per batch."""
 
 
 @dataclass(frozen=True)
 class SourcePiece:
-    """A token of the source: where it stands in the text (start = end for EOS), and whether it was kept."""
+    """A source token: its position in the text (start = end for EOS), and whether it was kept."""
 
     text: str
     start: int
@@ -34,10 +35,10 @@ class SourcePiece:
 
 @dataclass(frozen=True)
 class Outputs:
-    """One text per line of the source, blank for blank, and what the gates did.
+    """One output per source line, blank for a blank line, and the gates' decisions.
 
-    pieces: of each source; None without gates. cut: how many sources were too long for the model. without_source: what
-    it says to an empty source, if it was asked. decoding: what it takes to repeat the outputs.
+    pieces: the tokens of each source; None without gates. cut: the number of sources that were too long for the model.
+    without_source: the output for an empty source, if requested. decoding: the settings that reproduce the outputs.
     """
 
     texts: list[str]
@@ -61,7 +62,7 @@ class Outputs:
 class System:
     """A run folder, a model folder, a name on the Hugging Face hub, or a text file of outputs.
 
-    dtype: what a model decodes in, as in `load`; left out, that of its weights.
+    dtype: the data type for decoding, as in `load`. Default: that of the weights.
     """
 
     path: Path
@@ -69,11 +70,11 @@ class System:
 
     def __post_init__(self) -> None:
         if self.dtype is not None and not self.is_model:
-            raise ValueError(f"dtype: {self.path} is a file of outputs, nothing is decoded")
+            raise ValueError(f"dtype: {self.path} is a file of outputs; nothing is decoded")
         if not self.path.exists() and self.path.parent != Path() and self.path.parent.is_dir():
-            raise CorpusError(f"{self.path}: there is no model folder and no file of outputs")
+            raise CorpusError(f"{self.path}: no model folder and no file of outputs here")
         if self.is_model:
-            places(str(self.path))  # raises where there is none
+            places(str(self.path))  # raises if there is no model
 
     @property
     def is_model(self) -> bool:
@@ -81,20 +82,39 @@ class System:
 
     @property
     def folder(self) -> Path:
-        """Of the model; a name on the hub is its own."""
+        """The model's folder; a name on the hub stands for itself."""
         return places(str(self.path))[0] or self.path
 
     @property
     def run(self) -> Path | None:
-        """The run that the model belongs to."""
+        """The run that the model belongs to, if any."""
         return places(str(self.path))[1] if self.is_model else None
 
     @property
     def recipe(self) -> Recipe | None:
         return None if self.run is None else load_recipe(self.run / "recipe.yaml")
 
+    @property
+    def start(self) -> str:
+        """Identifies the dense model at the start of its fine-tuning: a hash of the weights, or a name on the hub.
+
+        Runs with the same start are not independent. A run trained from scratch, a model without a recipe and a file
+        of outputs are their own start.
+        """
+        start, seen = self, {self.path}
+        while start.recipe is not None:
+            name = start.recipe.model.init or start.recipe.model.pretrained
+            if name is None or Path(name) in seen:
+                break
+            if start.recipe.model.init is not None and not Path(name).exists():
+                return name
+            start = System(Path(name))
+            seen.add(start.path)
+        stamps = [stamp["sha256"] for stamp in start.as_json()["files"]]
+        return hashlib.sha256(" ".join(stamps).encode()).hexdigest() if stamps else str(start.path)
+
     def as_json(self) -> dict[str, Any]:
-        """What tells it from another one under the same name."""
+        """Its name, and hashes of its files."""
         files = sorted(self.folder.glob("*.safetensors")) if self.is_model else [self.path]
         return {
             "name": str(self.path),
@@ -112,20 +132,20 @@ def outputs_of(
     empty_source: bool = False,
     progress: Progress | None = None,
 ) -> Outputs:
-    """Decode, or read the file; with `empty_source` also what the model says when it gets nothing to read.
+    """Decode, or read the file; with `empty_source` also decode an empty source.
 
-    `generation` is what `TextModel.generate` takes: settings, and `source_lang` and `target_lang`.
+    generation: arguments of `TextModel.generate`: settings, `source_lang` and `target_lang`.
     """
     if system.is_model:
         return _decode(system, sources, generation, device, empty_source, progress)
     texts = list(read_lines(system.path))
     if len(texts) != len(sources):
-        raise CorpusError(f"{system.path} has {len(texts)} lines but the source and its reference have {len(sources)}")
+        raise CorpusError(f"{system.path} has {len(texts)} lines but the source has {len(sources)}")
     return Outputs(texts)
 
 
 def one_line(text: str) -> str:
-    """An output as it stands in a file with one output per line."""
+    """An output without line breaks, for a file with one output per line."""
     return re.sub(r"[\r\n]+", " ", text).strip()
 
 
@@ -139,33 +159,33 @@ def _decode(
 ) -> Outputs:
     model = load(system.path, device, system.dtype)
     weights = fingerprint(model.name, model.model)
-    spoken = {name: generation[name] for name in ("source_lang", "target_lang") if name in generation}
-    given = {name: value for name, value in generation.items() if name not in spoken}
-    settings = model.settings(spoken.get("target_lang"), given)
-    encoded = model.encode(sources, source_lang=spoken.get("source_lang"))
+    languages = {name: generation[name] for name in ("source_lang", "target_lang") if name in generation}
+    given = {name: value for name, value in generation.items() if name not in languages}
+    settings = model.settings(languages.get("target_lang"), given)
+    encoded = model.encode(sources, source_lang=languages.get("source_lang"))
     texts = [""] * len(sources)
     pieces: list[list[SourcePiece]] = [[] for _ in sources]
     if progress:
         progress(sum(source.is_blank for source in encoded))
     for batch in batches(encoded, BATCH_TOKENS):
-        for place, result in zip(batch, model.decode([encoded[i] for i in batch], settings), strict=True):
-            texts[place] = one_line(result.text)
-            tokens = model.tokenizers.source.convert_ids_to_tokens(list(encoded[place].ids))
-            pieces[place] = _pieces(tokens, encoded[place].spans, result.kept)
+        for line, result in zip(batch, model.decode([encoded[i] for i in batch], settings), strict=True):
+            texts[line] = one_line(result.text)
+            tokens = model.tokenizers.source.convert_ids_to_tokens(list(encoded[line].ids))
+            pieces[line] = _pieces(tokens, encoded[line].spans, result.kept)
         if progress:
             progress(len(batch))
-    nothing = [_nothing(model, spoken.get("source_lang"))] if empty_source else []
+    empty = [_empty_source(model, languages.get("source_lang"))] if empty_source else []
     return Outputs(
         texts,
         pieces if model.is_gated else None,
         sum(source.cut > 0 for source in encoded),
-        one_line(model.decode(nothing, settings)[0].text) if nothing else None,
-        {**settings, **spoken, "dtype": model.dtype, "weights": weights, **provenance(model.model.device)},
+        one_line(model.decode(empty, settings)[0].text) if empty else None,
+        {**settings, **languages, "dtype": model.dtype, "weights": weights, **provenance(model.model.device)},
     )
 
 
 def _pieces(tokens: Sequence[str], spans: Sequence[Span], kept: Sequence[SourceToken]) -> list[SourcePiece]:
-    """All tokens of a source; those kept stand among them in the same order."""
+    """All tokens of a source, marked as kept or dropped; kept tokens are in the same order."""
     found, left = [], list(kept[::-1])
     for token, span in zip(tokens, spans, strict=True):
         start, end = span or (None, None)
@@ -177,13 +197,13 @@ def _pieces(tokens: Sequence[str], spans: Sequence[Span], kept: Sequence[SourceT
     return found
 
 
-def _nothing(model: TextModel, source_lang: str | None) -> Source:
-    """A source without text: what the tokenizer adds to one, and the model's prefix."""
+def _empty_source(model: TextModel, source_lang: str | None) -> Source:
+    """A source without text: only the tokens that the tokenizer adds, and the model's prefix."""
     (full,) = model.encode(["a"], source_lang=source_lang)
-    added = [place for place, span in enumerate(full.spans) if span is None]
+    added = [index for index, span in enumerate(full.spans) if span is None]
     if not added:
         raise ValueError(
-            "controls: this model's tokenizer makes no token of an empty text, so there is no empty source"
+            "controls: this model's tokenizer makes no token from an empty text, so there is no empty source"
         )
-    hints = {name: [values[place] for place in added] for name, values in full.hints.items()}
-    return Source("the empty source", [full.ids[place] for place in added], [None] * len(added), hints)
+    hints = {name: [values[index] for index in added] for name, values in full.hints.items()}
+    return Source("the empty source", [full.ids[index] for index in added], [None] * len(added), hints)

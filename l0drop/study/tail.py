@@ -1,7 +1,7 @@
-"""Tail risk: what a mean hides. Sentences that got much worse; numbers, names and negations that are gone; lengths.
+"""Tail risk, which a mean score hides: sentences that got much worse, missing numbers, names and negations, lengths.
 
-Each figure stands beside the baseline's, and beside the reference's where that means something: a human translator
-leaves numbers out too.
+Each figure is given for the system and the baseline, and for the reference too if that makes sense: a human translator
+also omits numbers.
 """
 
 import re
@@ -20,22 +20,22 @@ NEGATIONS: Mapping[str, str] = {
     "de": r"nein|nicht|nichts|nie|niemals|niemand(?:s|en|em)?|nirgends|nirgendwo|weder|ohne|"
     r"kein(?:e|en|em|er|es|erlei|esfalls|eswegs)?",
 }
-"""By language code, what makes a sentence negated; whole words, in any case."""
+"""Words that negate a sentence, by language code; whole words, in any case."""
 
-# Digits with single marks between them: 1,000.50, 10:30, 1’000; the spaces are those that do not break a line.
+# Digits with single marks between them: 1,000.50, 10:30, 1’000; the spaces are non-breaking.
 _NUMBER = re.compile(r"\d+(?:[.,:'’\u00a0\u202f]\d+)*")
 _WORD = re.compile(r"\w+(?:-\w+)*")
 _SENTENCE_END = frozenset(".!?:…")
 
 
 def numbers(text: str) -> Counter[str]:
-    """The numbers of a text as bare digits: "1,000", "1.000" and "１０００" are one, and so are "07:30" and "7.30"."""
-    found = ("".join(str(unicodedata.digit(sign)) for sign in run if sign.isdigit()) for run in _NUMBER.findall(text))
+    """The numbers in a text as digits: "1,000", "1.000" and "１０００" are equal, and so are "07:30" and "7.30"."""
+    found = ("".join(str(unicodedata.digit(char)) for char in run if char.isdigit()) for run in _NUMBER.findall(text))
     return Counter(digits.lstrip("0") or "0" for digits in found)
 
 
 def capitalised(text: str) -> Counter[str]:
-    """Words of two or more signs, the first an upper-case letter, that do not stand at the start of a sentence.
+    """Words of two or more characters that start with an upper-case letter and are not the first of a sentence.
 
     A sentence starts with the text, and after any of . ! ? : and …
     """
@@ -51,9 +51,9 @@ def capitalised(text: str) -> Counter[str]:
 
 
 def names(source: str, reference: str) -> Counter[str]:
-    """Capitalised words of the source that the reference has too, spelled the same.
+    """Capitalised words of the source that the reference also has, in the same spelling.
 
-    Names that change their spelling are left out by this, and so are the nouns of languages that capitalise them.
+    This excludes names that change their spelling, and the nouns of languages that capitalise nouns.
     """
     return capitalised(source) & words(reference)
 
@@ -63,7 +63,7 @@ def words(text: str) -> Counter[str]:
 
 
 def negations(text: str, language: str) -> Counter[str]:
-    """One, where the text has a word of the language's list."""
+    """One if the text has a word of the language's list."""
     return Counter({"negation": 1} if re.search(rf"\b(?:{NEGATIONS[language]})\b", text, re.IGNORECASE) else {})
 
 
@@ -76,7 +76,7 @@ def tail_risk(
     chrf_baseline: np.ndarray,
     languages: tuple[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Everything of this file for one system against its baseline; `chrf` are scores of single sentences."""
+    """All figures for one system and its baseline; `chrf` holds sentence scores."""
     texts = {"system": outputs, "baseline": baseline, "reference": references}
     found_numbers = {name: [numbers(text) for text in side] for name, side in texts.items()}
     found_words = {name: [words(text) for text in side] for name, side in texts.items()}
@@ -94,21 +94,22 @@ def tail_risk(
 
 
 def _losses(differences: np.ndarray) -> dict[str, Any]:
-    """How many sentences lose or gain more than the threshold: where both are many, it is change, not harm."""
+    """The shares of sentences that lose or gain more than the threshold; if both are large, outputs change but are not
+    worse."""
     order = np.argsort(differences, kind="stable")[:WORST]
     return {
         "threshold": CHRF_LOSS,
         "losing": float((differences < -CHRF_LOSS).mean()),
         "gaining": float((differences > CHRF_LOSS).mean()),
-        "worst": [{"place": int(i), "difference": float(differences[i])} for i in order if differences[i] < 0],
+        "worst": [{"index": int(i), "difference": float(differences[i])} for i in order if differences[i] < 0],
     }
 
 
 def _missing(expected: Sequence[Counter[str]], found: Mapping[str, Sequence[Counter[str]]]) -> dict[str, Any]:
-    """How much of what is expected each text does not have, as a share; None where nothing is expected.
+    """The share of expected items that each text lacks; None if nothing is expected.
 
-    `lost`: what baseline and reference have and the system has not; `gained`: what system and reference have and the
-    baseline has not.
+    lost: items that the baseline and the reference have but the system lacks; gained: items that the system and the
+    reference have but the baseline lacks.
     """
     total = sum(items.total() for items in expected)
 
@@ -130,9 +131,10 @@ def _missing(expected: Sequence[Counter[str]], found: Mapping[str, Sequence[Coun
 def _negations_missing(
     sources: Sequence[str], texts: Mapping[str, Sequence[str]], languages: tuple[str, str] | None
 ) -> dict[str, Any]:
-    """Sentences negated in the source (where its language has no list: in the reference) and not in the output."""
+    """Sentences that are negated in the source (in the reference if the source language has no list) but not in the
+    output."""
     if languages is None:
-        return {"counted": False, "why": "the languages were not given (--languages en-de)"}
+        return {"counted": False, "why": "the languages are not known (give --languages en-de)"}
     source, target = languages
     if target not in NEGATIONS:
         return {"counted": False, "why": f"no word list for {target}; there are lists for {', '.join(NEGATIONS)}"}
@@ -143,7 +145,7 @@ def _negations_missing(
 
 
 def _lengths(outputs: Sequence[str], references: Sequence[str]) -> dict[str, float | int]:
-    """Characters by the reference's, over the corpus and sentence by sentence; and how many outputs are empty."""
+    """Output length / reference length in characters, over the corpus and per sentence; the number of empty outputs."""
     ours = np.array([len(text) for text in outputs])
     theirs = np.array([len(text) for text in references])
     return {

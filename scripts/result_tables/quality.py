@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from l0drop.study.analysis import tables as analysis_tables
-from l0drop.study.seeds import reference_of
+from l0drop.study.seeds import continued_of
 from l0drop.study.sweep import RULES
 from result_tables.files import TOYS, markdown, read
 from result_tables.labels import CONTINUED, SAME_WAY, START, STUDIES, SYSTEMS, label
@@ -138,7 +138,7 @@ def single_table(found: Mapping[str, Any], labels: Mapping[str, str] = SYSTEMS) 
         sparsity = study.dropped(name)
         row = [label(name, labels), f"{sparsity:.1%}" if sparsity else "-"]
         row += [f"{study.score(name, split):.2f}" for split in ("valid", "test")]
-        other = reference_of(name, study.systems)
+        other = continued_of(name, study.systems)
         compared = name != CONTINUED and len(study.differences(name, other)) == 1
         row += [f"{study.difference(name, other, split):+.2f}" if compared else "-" for split in ("valid", "test")]
         row[-1] += interval(system, CONTINUED)

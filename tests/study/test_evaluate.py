@@ -1,4 +1,4 @@
-"""Evaluation of outputs in files: what is scored, compared, controlled and written."""
+"""Evaluation of outputs in files: scores, comparisons, controls, and the files it writes."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from l0drop.data import metrics
 from l0drop.data.text import CorpusError
-from l0drop.study.evaluate import Judging, control_scores, evaluate, read_files, write
+from l0drop.study.evaluate import Judging, control_scores, evaluate, read_files, with_dense_outputs, write
 from l0drop.study.systems import System
 from tests.study.test_significance import BAD, GOOD, REFS
 
@@ -20,7 +20,7 @@ def lines(file: Path, texts: list[str]) -> Path:
 
 
 def spaced(texts: list[str]) -> list[str]:
-    """With blank lines before, between and after documents of 7 lines."""
+    """Adds blank lines before, between and after documents of 7 lines."""
     found = [""]
     for number, text in enumerate(texts, 1):
         found += [text, "", ""] if number % 7 == 0 else [text]
@@ -44,7 +44,7 @@ def test_blank_lines_are_not_scored_but_kept(files: dict[str, Path]) -> None:
     assert "differences" not in found["runs"][0]
 
 
-def test_documents_are_what_stands_between_blank_lines(files: dict[str, Path]) -> None:
+def test_blank_lines_separate_documents(files: dict[str, Path]) -> None:
     text = read_files(files["source"], files["reference"])
     assert text.documents == [number // 7 for number in range(40)]
     systems = [System(files["bad"])], [System(files["good"])]
@@ -80,21 +80,50 @@ def test_the_worst_sentences_are_named_by_their_line(files: dict[str, Path]) -> 
 def test_several_seeds_each_with_its_baseline(files: dict[str, Path], tmp_path: Path) -> None:
     text = read_files(files["source"], files["reference"])
     good, bad = System(files["good"]), System(files["bad"])
-    found, written = evaluate([good, bad, good], [bad, good, bad], text, Judging(), {})
+    found, written = evaluate([good, bad, good], [bad, good, bad], text, Judging(), {}, starts=["a", "b", "c"])
     gain = metrics.bleu(GOOD, REFS).value - metrics.bleu(BAD, REFS).value
     assert found["over_seeds"]["bleu"]["differences"] == pytest.approx([gain, -gain, gain])
     assert found["over_seeds"]["bleu"]["difference"] == pytest.approx(gain / 3)
+    assert found["verdict"].startswith("preliminary: not shown: the loss may exceed 0.5 BLEU, over 3 independent")
+    shared, _ = evaluate([good, bad, good], [bad, good, bad], text, Judging(), {})
+    assert shared["over_seeds"]["bleu"]["baseline_of"] == (0, 1, 0), "two pairs have the same baseline"
+    assert shared["over_seeds"]["bleu"]["difference"] == pytest.approx(0)
+    assert shared["verdict"].startswith("no verdict: 2 independent baselines; three are needed")
+    with pytest.raises(ValueError, match="3 systems but 1 starts"):
+        evaluate([good, bad, good], [bad, good, bad], text, Judging(), {}, starts=["a"])
     assert written["hypotheses-2.txt"].split("\n")[:-1] == spaced(BAD)
     assert written["baseline-2.txt"].split("\n")[:-1] == spaced(GOOD)
     with pytest.raises(ValueError, match="3 systems but 1 baselines"):
         evaluate([good, bad, good], [bad], text, Judging(), {})
 
 
+def test_without_references_scores_measure_agreement_with_dense_outputs(files: dict[str, Path], tmp_path: Path) -> None:
+    bare = read_files(files["source"], None)
+    assert bare.references is None
+    assert bare.scored == read_files(files["source"], files["reference"]).scored
+    dense, bad, good = (System(files[name]) for name in ("reference", "bad", "good"))
+    text = with_dense_outputs(bare, dense, {})
+    found, written = evaluate([bad], [good], text, Judging(), {})
+    assert found["references"] == f"outputs of {files['reference']}"
+    assert "agreement with that model, not quality" in found["meaning"]
+    assert "BLEU agreement, for this pair of models only" in found["verdict"]
+    run = found["runs"][0]
+    assert run["system"]["scores"]["bleu"]["value"] == metrics.bleu(BAD, REFS).value
+    assert run["agreement"]["same_outputs"] == sum(b == r for b, r in zip(BAD, REFS, strict=True))
+    below = sum(metrics.chrf([b], [r]).value < 80 for b, r in zip(BAD, REFS, strict=True))
+    assert run["agreement"]["tail"]["chrf"]["losing"] == pytest.approx(below / 40)
+    assert 0 < below < 40
+    write(tmp_path / "out", found, written)
+    assert (tmp_path / "out" / "dense.txt").read_text() == files["reference"].read_text()
+    write(tmp_path / "out", *evaluate([bad], [], read_files(files["source"], files["reference"]), Judging(), {}))
+    assert not (tmp_path / "out" / "dense.txt").exists()
+
+
 def test_controls_compare_with_other_sources() -> None:
     copies = [f"{number} {number + 1} {number + 2} {number + 3}" for number in range(0, 400, 4)]
     needs = control_scores(copies, copies, without_source="what is it")
     assert metrics.bleu(copies, copies).value == pytest.approx(100)
-    assert needs["shuffled_source"].value == 0, "no output may stand at its own place"
+    assert needs["shuffled_source"].value == 0, "no output may meet its own reference"
     assert needs["no_source"].value == 0
     same = ["always the same four words"] * 10
     needless = control_scores(same, same, same[0])
@@ -104,7 +133,7 @@ def test_controls_compare_with_other_sources() -> None:
         control_scores(["a"], ["a"], "")
 
 
-def test_every_number_can_be_repeated(files: dict[str, Path], tmp_path: Path) -> None:
+def test_metrics_json_says_how_to_repeat_every_number(files: dict[str, Path], tmp_path: Path) -> None:
     text = read_files(files["source"], files["reference"])
     found, written = evaluate([System(files["bad"])], [System(files["good"])], text, Judging(controls=True), {})
     write(tmp_path / "out", found, written)
@@ -118,17 +147,17 @@ def test_every_number_can_be_repeated(files: dict[str, Path], tmp_path: Path) ->
     assert set(stored["runs"][0]["system"]["controls"]) == {"shuffled_source"}
 
 
-def test_text_that_cannot_be_used_is_named(files: dict[str, Path], tmp_path: Path) -> None:
+def test_unusable_text_is_named(files: dict[str, Path], tmp_path: Path) -> None:
     blank = lines(tmp_path / "blank", [""] * 51)
     with pytest.raises(CorpusError, match="all of its 51 lines are blank"):
         read_files(blank, blank)
     text = read_files(files["source"], files["reference"])
     short = lines(tmp_path / "short", GOOD)
-    with pytest.raises(CorpusError, match=r"short has 40 lines but .* have 51"):
+    with pytest.raises(CorpusError, match=r"short has 40 lines but the source has 51"):
         evaluate([System(short)], [], text, Judging(), {})
     sources, references = lines(tmp_path / "s", SOURCES), lines(tmp_path / "r", REFS)
     plain = read_files(sources, references)
-    with pytest.raises(ValueError, match="one document only"):
+    with pytest.raises(ValueError, match="only one document"):
         evaluate([System(short)], [System(short)], plain, Judging(documents=True), {})
     one_sided = read_files(lines(tmp_path / "o", ["", *SOURCES[1:]]), references)
     assert (one_sided.one_sided, len(one_sided.scored)) == (1, 40)

@@ -1,4 +1,4 @@
-"""Runs of several seeds: in which order they start, gathered, compared."""
+"""Studies with several seeds: the order of runs, gathering, comparison."""
 
 import json
 import subprocess
@@ -12,6 +12,8 @@ from rich.console import Console
 from l0drop.data.tokenizer import load_tokenizers
 from l0drop.recipe import parse_recipe
 from l0drop.study import parallel, seeds
+from l0drop.study.sentence_statistics import SentenceStatistics
+from l0drop.study.verdict import verdict
 from tests.training import tiny
 
 
@@ -27,7 +29,7 @@ def run_folder(folder, outputs, seed, sparse):
     )
 
 
-def test_results_gather_runs_by_system_and_compare_them_with_the_baseline_of_their_seed(tmp_path, monkeypatch):
+def test_runs_are_gathered_by_system_and_compared_with_the_baseline_of_their_seed(tmp_path, monkeypatch):
     truth = [f"the small house number {n} stands there" for n in range(30)]
     worse = [line.replace("house", "tree") if n % 3 else line for n, line in enumerate(truth)]
     monkeypatch.setattr(seeds, "load_recipe", lambda path: None)
@@ -41,16 +43,41 @@ def test_results_gather_runs_by_system_and_compare_them_with_the_baseline_of_the
     assert list(found) == ["on", "zero-0.5"]
     assert [run["seed"] for run in found["zero-0.5"]["runs"]] == [1, 2]
     assert found["on"]["recipe"] == {"train": {"steps": 3}}
-    assert [run["train_seconds"] for run in found["on"]["runs"]] == [6.5, 6.5], "both parts of a run that was stopped"
+    assert [run["train_seconds"] for run in found["on"]["runs"]] == [6.5, 6.5], "both parts of a run that was resumed"
     digests = [[run["outputs_sha256"] for run in found[system]["runs"]] for system in ("on", "zero-0.5")]
     assert digests[0][0] == digests[0][1] == digests[1][1] != digests[1][0]
     differences = found["zero-0.5"]["against_on"]["differences"]
     assert differences[0] < -10
     assert differences[1] == 0
     assert "against_on" not in found["on"]
+    assert found["zero-0.5"]["against_on"]["baselines"] == 2, "each run of `on` is its own start here"
 
 
-def test_one_seed_is_compared_over_sentences_also_with_another_system(tmp_path, monkeypatch):
+def test_pairs_that_start_from_one_baseline_are_one_unit(tmp_path, monkeypatch):
+    truth = [f"the small house number {n} stands there" for n in range(30)]
+    monkeypatch.setattr(seeds, "load_recipe", lambda path: None)
+    monkeypatch.setattr(seeds, "build_tokenizers", lambda *arguments: None)
+    monkeypatch.setattr(seeds, "references", lambda recipe, tokenizers, split: truth)
+    for seed in (1, 2, 3, 4):
+        for system in ("on", "zero-0.5"):
+            folder = tmp_path / f"{system}-s{seed}"
+            wrong = [line.replace("house", "tree") if n % (seed + 2) == 0 else line for n, line in enumerate(truth)]
+            run_folder(folder, truth if system == "on" else wrong, seed, sparse=system != "on")
+            start = 1 if seed == 4 else seed
+            text = (folder / "recipe.yaml").read_text() + f"model: {{init: runs/base-s{start}}}\n"
+            (folder / "recipe.yaml").write_text(text)
+    names = [f"{system}-s{seed}" for system in ("on", "zero-0.5") for seed in (1, 2, 3, 4)]
+    result = seeds.gather(tmp_path, names, "a test", 0.5, statistics_file=tmp_path / "statistics.json.gz")
+    against = result["systems"]["zero-0.5"]["against_on"]
+    assert (against["baselines"], against["seeds"], against["baseline_of"]) == (3, 4, (0, 1, 2, 0))
+    assert verdict(against, "BLEU").preliminary
+    found = SentenceStatistics.read(tmp_path / result["statistics"]["file"])
+    assert list(found.systems) == names
+    ours = [found.systems[f"zero-0.5-s{seed}"]["bleu"].score for seed in (1, 2, 3, 4)]
+    assert against["differences"] == pytest.approx([score - 100 for score in ours])
+
+
+def test_one_seed_is_compared_over_sentences_with_other_systems_too(tmp_path, monkeypatch):
     truth = [f"the small house number {n} stands there" for n in range(30)]
     monkeypatch.setattr(seeds, "load_recipe", lambda path: None)
     monkeypatch.setattr(seeds, "build_tokenizers", lambda *arguments: None)
@@ -70,10 +97,14 @@ def test_one_seed_is_compared_over_sentences_also_with_another_system(tmp_path, 
     assert not any(seeds.ONE_SEED in system for system in alone.values())
 
 
-def test_what_was_trained_otherwise_is_compared_with_a_baseline_trained_so():
+def test_a_system_is_compared_with_the_continued_baseline_trained_in_its_way():
     systems = ("on", "on-long", "zero-0.5", "zero-0.5-long", "zero-long", "zero-0.5-text")
-    found = [seeds.reference_of(system, systems) for system in systems]
+    found = [seeds.continued_of(system, systems) for system in systems]
     assert found == ["on", "on", "on", "on-long", "on-long", "on"]
+
+
+
+
 
 
 def test_runs_that_read_the_same_text_prepare_it_once(tmp_path, monkeypatch):
@@ -94,7 +125,7 @@ def test_runs_that_read_the_same_text_prepare_it_once(tmp_path, monkeypatch):
         assert second.resolve() == first.resolve()
 
 
-def test_separate_vocabularies_are_shared_as_two(tmp_path, monkeypatch):
+def test_separate_vocabularies_are_both_shared(tmp_path, monkeypatch):
     separate = tiny.recipe(tmp_path, tokenizer={"vocab_size": 60, "shared": False})
     recipes = [parse_recipe({**separate, "name": f"base-s{seed}", "seed": seed}, "test") for seed in (1, 2)]
     monkeypatch.setattr(seeds, "train_in_parallel", lambda *_: iter(()))
@@ -105,7 +136,7 @@ def test_separate_vocabularies_are_shared_as_two(tmp_path, monkeypatch):
     assert (tmp_path / "runs" / "base-s2" / "tokenizer_target").is_symlink()
 
 
-def test_the_first_that_is_ready_starts_first(tmp_path, monkeypatch):
+def test_the_first_ready_recipe_starts_first(tmp_path, monkeypatch):
     recipes = [parse_recipe({**tiny.recipe(tmp_path), "name": name}, "test") for name in ("later", "now", "next")]
     finished = []
 
@@ -123,7 +154,7 @@ def test_the_first_that_is_ready_starts_first(tmp_path, monkeypatch):
 
 
 class Pool:
-    """Stands in for `train_in_parallel`, two at a time: starts what is ready, and has the oldest finish."""
+    """Replaces `train_in_parallel`, two at a time: starts ready recipes, and finishes the oldest run."""
 
     def __init__(self, runs):
         self.runs, self.order = runs, []
@@ -143,9 +174,9 @@ class Pool:
 
 
 def family(tmp_path):
-    """A baseline, it trained on, one taught by that on its translations, and one apart."""
+    """A baseline, it continued, a sparse model distilled from that on its outputs, and an unrelated run."""
     runs = tmp_path / "runs"
-    taught = {"teacher": {"model": str(runs / "on-s1")}}
+    distilled = {"teacher": {"model": str(runs / "on-s1")}}
 
     def recipe(name, init=None, train=None, target=None):
         values = tiny.recipe(tmp_path) if init is None else tiny.sparse(tmp_path, init, train=train or {})
@@ -155,11 +186,11 @@ def family(tmp_path):
 
     base, on = str(runs / "base-s1"), recipe("on-s1", str(runs / "base-s1"))
     return runs, [
-        recipe("zero-s1", base, taught, runs / "translated"), on, recipe("base-s1"), recipe("apart-s1"),
+        recipe("zero-s1", base, distilled, runs / "translated"), on, recipe("base-s1"), recipe("apart-s1"),
     ]  # fmt: skip
 
 
-def test_runs_start_as_soon_as_what_they_build_on_is_there(tmp_path, monkeypatch):
+def test_runs_start_as_soon_as_their_dependencies_are_finished(tmp_path, monkeypatch):
     runs, recipes = family(tmp_path)
     pool, written = Pool(runs), []
 
@@ -170,15 +201,15 @@ def test_runs_start_as_soon_as_what_they_build_on_is_there(tmp_path, monkeypatch
 
     monkeypatch.setattr(seeds, "train_in_parallel", pool)
     seeds.train_all(recipes, runs, 2, 1, Console(quiet=True), {("on-s1",): translate})
-    assert pool.order[:2] == ["base-s1", "apart-s1"], "nothing that waits takes a place"
+    assert pool.order[:2] == ["base-s1", "apart-s1"], "a waiting recipe occupies no slot"
     assert pool.order[2:] == ["on-s1", "zero-s1"]
     (runs / "zero-s1" / "metrics.json").unlink()
     seeds.train_all(recipes, runs, 2, 1, Console(quiet=True), {("on-s1",): translate})
-    assert pool.order[4:] == ["zero-s1"], "what is there is not trained again"
-    assert written == [1, 1], "what follows a run that was there before is done too"
+    assert pool.order[4:] == ["zero-s1"], "finished runs are not trained again"
+    assert written == [1, 1], "tasks of runs that were finished before start too"
 
 
-def test_a_run_can_bring_others_along(tmp_path, monkeypatch):
+def test_a_finished_run_can_add_recipes(tmp_path, monkeypatch):
     runs, (zero, on, base, apart) = family(tmp_path)
     (tmp_path / "runs").mkdir()
     (runs / "translated").write_text("x\n")
@@ -193,11 +224,11 @@ def test_a_run_can_bring_others_along(tmp_path, monkeypatch):
     assert pool.order == ["base-s1", "on-s1", "zero-s1", "apart-s1"]
     (runs / "zero-s1" / "metrics.json").unlink()
     seeds.train_all([base, on], runs, 1, 1, Console(quiet=True), more={"on-s1": brought})
-    assert pool.order[4:] == ["zero-s1"], "also where the one that brings it was there before"
+    assert pool.order[4:] == ["zero-s1"], "also if the run that adds it was finished before"
     assert asked == [True, True]
 
 
-def test_one_that_fails_does_not_end_the_others(tmp_path, monkeypatch):
+def test_a_failed_run_does_not_end_the_others(tmp_path, monkeypatch):
     names = ("bad", "good", "follower", "last", "brought")
     recipes = {name: parse_recipe({**tiny.recipe(tmp_path), "name": name}, "test") for name in names}
     started = []
@@ -217,10 +248,10 @@ def test_one_that_fails_does_not_end_the_others(tmp_path, monkeypatch):
     )  # fmt: skip
     with pytest.raises(parallel.RunError, match="bad: no room"):
         list(found)
-    assert started == ["bad", "good", "last", "brought"], "and what waits for it does not wait for ever"
+    assert started == ["bad", "good", "last", "brought"], "and a recipe that depends on it does not wait for ever"
 
 
-def test_after_a_failure_what_is_under_way_beside_is_waited_for(tmp_path, monkeypatch):
+def test_after_a_failure_background_tasks_are_still_waited_for(tmp_path, monkeypatch):
     recipes = [parse_recipe({**tiny.recipe(tmp_path), "name": name}, "test") for name in ("bad", "waits")]
     started, looks = [], []
 
@@ -245,7 +276,7 @@ def test_after_a_failure_what_is_under_way_beside_is_waited_for(tmp_path, monkey
     assert started == ["bad", "waits"]
 
 
-def test_an_error_of_an_earlier_execution_is_not_told_again(tmp_path):
+def test_an_error_of_an_earlier_execution_is_not_reported_again(tmp_path):
     (tmp_path / parallel.OUTPUT).write_text("error: of yesterday\nkilled\n")
     process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"])
     process.wait()
@@ -254,12 +285,12 @@ def test_an_error_of_an_earlier_execution_is_not_told_again(tmp_path):
     assert parallel.RunProcess(recipe, tmp_path, process, 0, 0.0).error == "of yesterday killed"
 
 
-def test_a_copy_of_the_start_is_not_waited_for_as_a_teacher(tmp_path):
+def test_a_teacher_that_is_a_copy_of_the_start_is_no_dependency(tmp_path):
     values = tiny.sparse(tmp_path, "base-s1", train={"teacher": {"model": "init"}})
     assert seeds.builds_on(parse_recipe(values, "test"), Path()) == ["base-s1"]
 
 
-def test_what_fails_beside_the_runs_ends_them(tmp_path, monkeypatch):
+def test_a_failed_background_task_ends_the_runs_that_need_it(tmp_path, monkeypatch):
     runs, recipes = family(tmp_path)
 
     def fails():
@@ -272,7 +303,7 @@ def test_what_fails_beside_the_runs_ends_them(tmp_path, monkeypatch):
     assert "zero-s1" not in pool.order
 
 
-def test_what_fails_beside_the_runs_and_nobody_waits_for_is_told_at_the_end(tmp_path, monkeypatch):
+def test_a_failed_background_task_that_no_run_needs_is_reported_at_the_end(tmp_path, monkeypatch):
     runs, recipes = family(tmp_path)
     runs.mkdir()
     (runs / "translated").write_text("x\n")
@@ -287,12 +318,12 @@ def test_what_fails_beside_the_runs_and_nobody_waits_for_is_told_at_the_end(tmp_
     assert set(pool.order) == {recipe.name for recipe in recipes}
 
 
-def test_nothing_is_waited_for_in_vain(tmp_path):
+def test_missing_dependencies_are_named(tmp_path):
     runs, (zero, on, base, _) = family(tmp_path)
     for recipes, then, message in (
-        ([zero, base], {}, "on-s1: zero-s1 waits for it"),
-        ([on], {}, "base-s1: on-s1 waits for it"),
-        ([base], {("base-s1", "on-s1"): print}, "on-s1: what follows it waits for it"),
+        ([zero, base], {}, "on-s1: zero-s1 needs it"),
+        ([on], {}, "base-s1: on-s1 needs it"),
+        ([base], {("base-s1", "on-s1"): print}, "on-s1: a background task needs it"),
     ):
         with pytest.raises(ValueError, match=message):
             seeds.train_all(recipes, runs, 2, 1, Console(quiet=True), then)

@@ -1,4 +1,4 @@
-"""The bootstrap against corpora resampled for real, against sacreBLEU's own, and on cases whose answer is known."""
+"""The bootstrap compared with corpora that are really resampled, with sacreBLEU's, and with known answers."""
 
 import random
 
@@ -9,7 +9,8 @@ from sacrebleu.significance import PairedTest
 
 from l0drop.data import metrics
 from l0drop.study import significance
-from l0drop.study.significance import METRICS, Statistics, compare, compare_over_seeds, resampled, statistics
+from l0drop.study.sentence_statistics import METRICS, Statistics, statistics
+from l0drop.study.significance import compare, compare_over_baselines, resampled, t_cdf, t_quantile, widening
 
 TEXT = "the old well-known house, stands by a river and nobody ever saw 12 people in it; strange, isn't it"
 WORDS = TEXT.split()
@@ -40,7 +41,7 @@ def test_statistics_sum_to_the_score(metric: str) -> None:
     assert statistics(metric, hyps, REFS).score == (pytest.approx(expected) if metric == "rouge" else expected)
 
 
-def test_statistics_know_the_tokenizers_of_bleu() -> None:
+def test_statistics_support_the_tokenizers_of_bleu() -> None:
     hyps, refs = ["今天天气很好 a,b", "我们去公园"], ["今天天气很坏 a,b", "我们去商场"]
     values = {t: statistics("bleu", hyps, refs, t).score for t in ("13a", "zh", "none", "intl")}
     assert values == {t: metrics.bleu(hyps, refs, t).value for t in values}
@@ -49,12 +50,12 @@ def test_statistics_know_the_tokenizers_of_bleu() -> None:
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_scores_are_those_of_resampled_corpora(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(significance, "_AT_ONCE", 3 * len(REFS))  # so that draws come in parts
+    monkeypatch.setattr(significance, "_AT_ONCE", 3 * len(REFS))  # draws come in several parts
     found = resampled([statistics(metric, side, REFS) for side in (GOOD, BAD)], resamples=8, seed=5)
     drawn = np.random.default_rng(5).integers(0, len(REFS), (8, len(REFS)))
-    for number, places in enumerate(drawn):
+    for number, sentences in enumerate(drawn):
         for system, side in enumerate((GOOD, BAD)):
-            expected = scored(metric, [side[i] for i in places], [REFS[i] for i in places])
+            expected = scored(metric, [side[i] for i in sentences], [REFS[i] for i in sentences])
             if metric == "rouge":
                 assert found[system, number] == pytest.approx(expected, abs=1e-9)
             else:
@@ -66,43 +67,46 @@ def test_documents_are_drawn_whole() -> None:
     found = resampled([statistics("bleu", GOOD, REFS).by_document(documents)], resamples=10, seed=5)[0]
     drawn = np.random.default_rng(5).integers(0, 4, (10, 4))
     for number, chosen in enumerate(drawn):
-        places = [i for document in chosen for i in range(len(REFS)) if documents[i] == document]
-        expected = metrics.bleu([GOOD[i] for i in places], [REFS[i] for i in places]).value
+        sentences = [i for document in chosen for i in range(len(REFS)) if documents[i] == document]
+        expected = metrics.bleu([GOOD[i] for i in sentences], [REFS[i] for i in sentences]).value
         assert found[number] == expected
 
 
 @pytest.mark.parametrize(("metric", "scorer"), [("bleu", BLEU), ("chrf", CHRF)])
-def test_it_is_sacrebleu_s_paired_bootstrap(metric: str, scorer: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bootstrap_equals_sacrebleus(
+    metric: str, scorer: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("SACREBLEU_SEED", raising=False)
     names = [("baseline", BAD), ("system", GOOD)]
     _, theirs = PairedTest(names, {"m": scorer()}, [REFS], test_type="bs", n_samples=400)()
     result = next(values[1] for name, values in theirs.items() if name != "System")
     same, baseline = resampled([statistics(metric, side, REFS) for side in (GOOD, BAD)], 400)
-    # With its seed we draw what it draws; it sums in float32.
+    # With its seed the draws are equal; sacreBLEU sums in float32.
     assert same.mean() == pytest.approx(result.mean, rel=1e-5)
     ordered = np.sort(same)
     assert (ordered[-11] - ordered[10]) / 2 == pytest.approx(result.ci, rel=1e-4)
     differences = np.abs(same - baseline)
     extreme = (differences - differences.mean() > abs(scored(metric, GOOD, REFS) - scored(metric, BAD, REFS))).sum()
     assert (extreme + 1) / 401 == pytest.approx(result.p_value, abs=1e-9)
-    # With another seed it is the same distribution.
+    # With another seed the distribution is the same.
     other = resampled([statistics(metric, GOOD, REFS)], 400, seed=1)[0]
     assert other.mean() == pytest.approx(result.mean, abs=4 * other.std() / 20)
     assert other.std() == pytest.approx(same.std(), rel=0.15)
 
 
 def by_mean(values: np.ndarray) -> Statistics:
-    """Of a score that is the mean of sentence scores, for which everything is known in closed form."""
+    """A score that is the mean of sentence scores, whose distribution is known in closed form."""
     rows = np.stack([values, np.ones_like(values)], 1)
     return Statistics("rouge", rows, lambda sums: float(sums[0] / sums[1]))
 
 
-def test_the_bound_of_a_mean_is_the_textbook_s() -> None:
+def test_the_bounds_of_a_mean_are_those_of_the_textbook() -> None:
     differences = np.random.default_rng(3).normal(0.3, 2.0, 2000)
     found = compare(by_mean(differences), by_mean(np.zeros(2000)), margin=0.5)
     error = differences.std() / 2000**0.5
     assert found.difference == pytest.approx(differences.mean())
     assert found.lower == pytest.approx(differences.mean() - 1.645 * error, abs=0.1 * error)
+    assert found.upper == pytest.approx(differences.mean() + 1.645 * error, abs=0.1 * error)
     assert found.interval[0] == pytest.approx(differences.mean() - 1.96 * error, abs=0.15 * error)
     assert found.interval[1] == pytest.approx(differences.mean() + 1.96 * error, abs=0.15 * error)
 
@@ -123,7 +127,7 @@ def test_identical_systems_are_non_inferior_and_a_clearly_worse_one_is_not(metri
     assert compare(bad, good, margin=100).non_inferior, "a margin that accepts everything"
 
 
-def test_bound_and_p_never_contradict_each_other() -> None:
+def test_bound_and_p_always_agree() -> None:
     ours, theirs = (by_mean(np.random.default_rng(seed).normal(0, 1, 60)) for seed in (1, 2))
     verdicts = set()
     for resamples in (100, 1999, 2000):
@@ -134,8 +138,7 @@ def test_bound_and_p_never_contradict_each_other() -> None:
     assert verdicts == {True, False}
 
 
-def test_the_test_errs_as_often_as_it_says() -> None:
-    """Of systems worse by exactly the margin, one in twenty passes."""
+def test_one_in_twenty_systems_that_are_worse_by_the_margin_passes() -> None:
     source = np.random.default_rng(0)
     passed = [
         compare(by_mean(source.normal(-0.5, 1, 100)), by_mean(np.zeros(100)), 0.5, resamples=300, seed=n).non_inferior
@@ -145,62 +148,150 @@ def test_the_test_errs_as_often_as_it_says() -> None:
 
 
 @pytest.mark.parametrize("margin", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_margin_is_a_loss_that_can_be_exceeded(margin: float) -> None:
+def test_a_margin_is_finite_and_above_zero(margin: float) -> None:
     with pytest.raises(ValueError, match="margin="):
         compare(by_mean(np.zeros(4)), by_mean(np.zeros(4)), margin=margin)
 
 
-def test_over_seeds_draws_runs_and_for_all_of_them_the_same_sentences() -> None:
-    source = np.random.default_rng(1)
-    pairs = [(source.normal(s, 1, 30), source.normal(0, 1, 30)) for s in (0.0, 0.2, -0.4)]
-    found = compare_over_seeds([(by_mean(a), by_mean(b)) for a, b in pairs], margin=0.9, resamples=500, seed=4)
-    sentences = np.random.default_rng(4).integers(0, 30, (500, 30))
-    runs = np.random.default_rng([4, 3]).integers(0, 3, (500, 3))
-    slow = []
-    for places, chosen in zip(sentences, runs, strict=True):
-        slow.append(np.mean([np.mean([pairs[run][0][i] - pairs[run][1][i] for i in places]) for run in chosen]))
-    assert found.lower == pytest.approx(sorted(slow)[24])
-    assert found.p == (1 + sum(d <= -0.9 for d in slow)) / 501
-    assert found.difference == pytest.approx(np.mean(found.differences))
-    assert found.differences == pytest.approx([a.mean() - b.mean() for a, b in pairs])
-    assert found.few_seeds
+# --- over baselines ---------------------------------------------------------------------------------------------------
 
 
-def test_over_seeds_counts_the_chance_of_seeds_and_of_sentences() -> None:
+@pytest.mark.parametrize(
+    ("probability", "freedom", "expected"),
+    [
+        (0.95, 1, 6.314), (0.975, 1, 12.706), (0.95, 2, 2.920), (0.975, 2, 4.303), (0.95, 3, 2.353), (0.95, 4, 2.132),
+        (0.975, 4, 2.776), (0.995, 5, 4.032), (0.975, 9, 2.262), (0.95, 30, 1.697), (0.95, 120, 1.658),
+    ],
+)  # fmt: skip
+def test_t_quantiles_are_those_of_the_tables(probability: float, freedom: int, expected: float) -> None:
+    assert t_quantile(probability, freedom) == pytest.approx(expected, abs=6e-4)
+    assert t_quantile(1 - probability, freedom) == pytest.approx(-t_quantile(probability, freedom))
+
+
+def test_t_cdf_agrees_with_draws_and_with_the_normal_distribution() -> None:
+    draws = np.random.default_rng(1).standard_t(4, 400_000)
+    for t in (-2.0, -0.3, 0.0, 0.7, 3.0):
+        assert t_cdf(t, 4) == pytest.approx((draws <= t).mean(), abs=0.003)
+    assert t_cdf(1.6449, 100_000) == pytest.approx(0.95, abs=1e-4)
+    for probability, freedom in ((0.0, 3), (1.0, 3), (0.5, 0)):
+        with pytest.raises(ValueError, match="t_quantile"):
+            t_quantile(probability, freedom)
+
+
+def noisy_pairs(
+    source: np.random.Generator, effects: np.ndarray, text: float, interaction: float, texts: int = 100
+) -> list[tuple[Statistics, Statistics]]:
+    """Pairs with these differences; all share the texts' noise, and each has some noise of its own on each text."""
+    shared = source.normal(0, text, texts)
+    zeros = by_mean(np.zeros(texts))
+    return [(by_mean(effect + shared + source.normal(0, interaction, texts)), zeros) for effect in effects]
+
+
+def coverage(baselines: int, seeds: float, text: float, interaction: float, simulations: int) -> tuple[float, float]:
+    """How often the lower bound is below, and the upper bound above, the true difference, which is 0.
+
+    seeds, text, interaction: standard deviations; that of one text is 10 times as large as that of their mean.
+    """
+    source = np.random.default_rng([baselines, simulations])
+    lower, upper = 0, 0
+    for number in range(simulations):
+        pairs = noisy_pairs(source, source.normal(0, seeds, baselines), 10 * text, 10 * interaction)
+        found = compare_over_baselines(pairs, range(baselines), margin=1, resamples=300, seed=number)
+        lower, upper = lower + (found.lower <= 0), upper + (found.upper >= 0)
+    return lower / simulations, upper / simulations
+
+
+NOISES = [(1.0, 0.1, 0.05), (0.1, 1.0, 0.05), (1.0, 0.6, 0.3)]
+"""Dominated by seeds, dominated by texts, and both."""
+
+
+@pytest.mark.parametrize("baselines", [3, 5])
+@pytest.mark.parametrize("noise", NOISES[:2], ids=["seeds", "texts"])
+def test_bounds_cover_the_truth(baselines: int, noise: tuple[float, float, float]) -> None:
+    """A bootstrap over pairs would cover 0.84 to 0.89 where seeds dominate. The simulation's error is 0.007."""
+    covered = coverage(baselines, *noise, simulations=1000)
+    assert min(covered) > 0.93
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("baselines", [3, 5])
+@pytest.mark.parametrize("noise", NOISES)
+def test_bounds_cover_the_truth_in_many_simulations(baselines: int, noise: tuple[float, float, float]) -> None:
+    covered = coverage(baselines, *noise, simulations=5000)
+    assert min(covered) > 0.94
+    assert max(covered) < 0.99
+
+
+def test_bounds_combine_the_spread_of_baselines_and_of_texts() -> None:
     source = np.random.default_rng(2)
-    sentence = source.normal(0, 3, 400)
+    texts = source.normal(0, 3, 400)
     zeros = by_mean(np.zeros(400))
 
-    def spread(effects: np.ndarray, noise: np.ndarray) -> float:
-        found = compare_over_seeds([(by_mean(noise + e), zeros) for e in effects], margin=1)
-        return (found.interval[1] - found.interval[0]) / (2 * 1.96)
+    def distances(effects: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        found = compare_over_baselines([(by_mean(noise + e), zeros) for e in effects], range(len(effects)), margin=1)
+        return np.array([found.difference - found.lower, found.upper - found.difference])
 
-    # Six runs that agree: all that is left is the chance of the sentences, as large as for one run.
-    assert spread(np.zeros(6), sentence) == pytest.approx(sentence.std() / 20, rel=0.1)
-    # Runs that differ add theirs.
+    # Six baselines that agree: only the texts matter, as much as for one pair.
+    of_texts = distances(np.zeros(6), texts)
+    alone = compare(by_mean(texts), zeros, margin=1)
+    apart = np.array([alone.difference - alone.lower, alone.upper - alone.difference])
+    assert of_texts == pytest.approx(widening(400, 0.05) * apart)
+    assert widening(400, 0.05) == pytest.approx(1, abs=0.005)
+    assert widening(6, 0.05) == pytest.approx((6 / 5) ** 0.5 * 2.015 / 1.645, rel=1e-3)
+    # Texts that agree: the t interval over baselines.
     effects = np.array([-1.0, -0.6, -0.2, 0.2, 0.6, 1.0])
-    assert spread(effects, np.zeros(400)) == pytest.approx(effects.std() / 6**0.5, rel=0.1)
-    assert spread(effects, sentence) == pytest.approx(np.hypot(sentence.std() / 20, effects.std() / 6**0.5), rel=0.1)
+    of_baselines = distances(effects, np.zeros(400))
+    assert of_baselines == pytest.approx(2.015 * effects.std(ddof=1) / 6**0.5, rel=1e-3)
+    assert distances(effects, texts) == pytest.approx(np.hypot(of_texts, of_baselines), rel=1e-6)
 
 
-def test_over_seeds_is_not_sure_where_one_seed_is() -> None:
-    """One good run among bad ones is non-inferior by itself; the seeds together are not."""
-    effects = [0.3, -1.6, -1.2, 0.1, -1.4]
+def test_pairs_that_share_a_baseline_are_averaged() -> None:
+    source = np.random.default_rng(3)
+    pairs = noisy_pairs(source, np.array([0.5, 0.1, -0.4, -0.2]), 1.0, 0.5)
+    found = compare_over_baselines(pairs, ["a", "a", "b", "a"], margin=0.9)
+    each = [system.score - baseline.score for system, baseline in pairs]
+    assert found.differences == pytest.approx(each)
+    assert found.baseline_of == (0, 0, 1, 0)
+    assert found.of_baselines == pytest.approx([np.mean([each[0], each[1], each[3]]), each[2]])
+    assert found.difference == pytest.approx(np.mean(found.of_baselines))
+    assert (found.baselines, found.seeds) == (2, 4)
+    assert found.spread == pytest.approx(np.std(found.of_baselines, ddof=1))
+    whole = [(by_mean(np.mean([pairs[i][0].rows[:, 0] for i in group], 0)), pairs[0][1]) for group in ((0, 1, 3), (2,))]
+    averaged = compare_over_baselines(whole, ["a", "b"], margin=0.9)
+    assert (found.lower, *found.interval) == pytest.approx((averaged.lower, *averaged.interval))
+
+
+def test_no_verdict_with_fewer_than_three_baselines() -> None:
+    pairs = noisy_pairs(np.random.default_rng(4), np.zeros(5), 0.1, 0.05)
+    one = compare_over_baselines(pairs, ["a"] * 5, margin=5)
+    assert (one.baselines, one.non_inferior, one.spread, one.few_seeds) == (1, None, None, True)
+    alone = compare(by_mean(np.mean([system.rows[:, 0] for system, _ in pairs], 0)), pairs[0][1], margin=5)
+    apart = widening(100, 0.05) * np.array([alone.lower - alone.difference, alone.upper - alone.difference])
+    assert (one.lower, one.upper) == pytest.approx(one.difference + apart), "over texts only"
+    two, three, five = (compare_over_baselines(pairs[:n], range(n), margin=5) for n in (2, 3, 5))
+    assert [found.non_inferior for found in (two, three, five)] == [None, True, True]
+    assert [found.few_seeds for found in (two, three, five)] == [True, True, False]
+
+
+def test_one_good_run_among_bad_ones_is_not_enough() -> None:
     pairs = [
-        (by_mean(np.random.default_rng(n).normal(e, 0.3, 500)), by_mean(np.zeros(500))) for n, e in enumerate(effects)
+        (by_mean(np.random.default_rng(n).normal(e, 0.3, 500)), by_mean(np.zeros(500)))
+        for n, e in enumerate([0.3, -1.6, -1.2, 0.1, -1.4])
     ]
     assert compare(*pairs[0], margin=0.5).non_inferior
-    assert not compare_over_seeds(pairs, margin=0.5).non_inferior
-    assert compare_over_seeds([pairs[0]] * 5, margin=0.5).non_inferior
+    assert compare_over_baselines(pairs, range(5), margin=0.5).non_inferior is False
+    assert compare_over_baselines([pairs[0]] * 5, range(5), margin=0.5).non_inferior is True
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_senseless_comparisons_are_refused() -> None:
     one, other = statistics("bleu", GOOD, REFS), statistics("bleu", BAD[:-1], REFS[:-1])
     with pytest.raises(ValueError, match="margin=0"):
         compare(one, one, margin=0)
     with pytest.raises(ValueError, match="40 outputs but its baseline 39"):
         compare(one, other, margin=0.5)
-    with pytest.raises(ValueError, match="nothing to draw from"):
+    with pytest.raises(ValueError, match="nothing to resample"):
         compare(*[statistics("bleu", GOOD[:1], REFS[:1])] * 2, margin=0.5)
-    with pytest.raises(ValueError, match="from two on"):
-        compare_over_seeds([(one, one)], margin=0.5)
+    with pytest.raises(ValueError, match="nothing to compare"):
+        compare_over_baselines([], [], margin=0.5)
+    with pytest.raises(ValueError, match="starts: 1 for 2 pairs"):
+        compare_over_baselines([(one, one)] * 2, ["a"], margin=0.5)

@@ -89,7 +89,7 @@ def test_a_baseline_against_itself_loses_nothing() -> None:
 
 
 def test_languages_without_a_list_are_said_to_have_none() -> None:
-    assert "not given" in risk(None)["negations"]["why"]
+    assert "not known" in risk(None)["negations"]["why"]
     assert risk(("en", "fr"))["negations"] == {
         "counted": False,
         "why": "no word list for fr; there are lists for en, de",
@@ -105,9 +105,9 @@ def test_losses_and_gains_beyond_the_threshold() -> None:
         "losing": 1 / 4,  # 21 points; 20 are not more than 20
         "gaining": 1 / 4,
         "worst": [
-            {"place": 1, "difference": -21.0},
-            {"place": 0, "difference": -20.0},
-            {"place": 3, "difference": -5.0},
+            {"index": 1, "difference": -21.0},
+            {"index": 0, "difference": -20.0},
+            {"index": 3, "difference": -5.0},
         ],
     }
 

@@ -1,0 +1,92 @@
+"""What a comparison shows, in words: the verdict on stored differences, those of older files included.
+
+non-inferior at M       the lower bound is above -M; if the upper bound is below zero, the loss is stated too
+worse by at least X     the upper bound is X below zero, and the lower bound is not above -M
+not shown               neither
+no verdict              fewer than three independent baselines
+
+A comparison of one pair of models speaks for this pair only. With three or four baselines a verdict is preliminary.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from l0drop.study.significance import ENOUGH_BASELINES, FEWEST_BASELINES
+
+Kind = Literal["non-inferior", "worse", "not shown", "no verdict"]
+_WORDS = {3: "three", 5: "five"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """kind: for decisions. label: for table cells. sentence: with the numbers behind it."""
+
+    kind: Kind
+    label: str
+    sentence: str
+    preliminary: bool = False
+
+
+def verdict(found: Mapping[str, Any], metric: str, margin: float | None = None) -> Verdict:
+    """The verdict on an entry of `differences` or `over_seeds` in an evaluation, or of `against_on` in a study.
+
+    metric: the name of the score. margin: replaces the stored one.
+    """
+    margin = found["margin"] if margin is None else margin
+    count = _baselines(found)
+    numbers = _numbers(found, metric)
+    if count is not None and count < FEWEST_BASELINES:
+        plural = "" if count == 1 else "s"
+        label = f"no verdict: {count} independent baseline{plural}; {_WORDS[FEWEST_BASELINES]} are needed"
+        return Verdict("no verdict", label, f"{label}. {numbers}")
+    kind, label = _kind(found, margin)
+    over = "for this pair of models only" if "seeds" not in found else _over(found, count)
+    preliminary = (count is not None and count < ENOUGH_BASELINES) or bool(found.get("few_seeds"))
+    shown = {"not shown": f"not shown: the loss may exceed {margin:g} {metric}"}.get(kind, f"{label} {metric}")
+    start = "preliminary: " if preliminary else ""
+    end = ", preliminary" if preliminary else ""
+    return Verdict(kind, label + end, f"{start}{shown}, {over}. {numbers}", preliminary)
+
+
+def _kind(found: Mapping[str, Any], margin: float) -> tuple[Kind, str]:
+    upper = found["upper"] if "upper" in found else found["interval"][1]  # older files: the two-sided end, a bit higher
+    worse = f"worse by at least {_at_least(-upper)}" if upper < 0 else ""
+    if found["lower"] > -margin:
+        return "non-inferior", f"non-inferior at {margin:g}" + (f", {worse}" if worse else "")
+    return ("worse", worse) if worse else ("not shown", "not shown")
+
+
+def _at_least(loss: float) -> str:
+    """Two decimals, rounded down; more where that would be zero."""
+    if loss >= 0.01:
+        return f"{math.floor(loss * 100) / 100:.2f}"
+    return f"{loss:.1g}"
+
+
+def _baselines(found: Mapping[str, Any]) -> int | None:
+    """How many independent baselines; None for one pair of models and for older files, which do not say."""
+    return found.get("baselines")
+
+
+def _over(found: Mapping[str, Any], count: int | None) -> str:
+    if count is None:
+        return f"over {found['seeds']} pairs (an older file: baselines that pairs share are not known)"
+    return f"over {count} independent baselines"
+
+
+def _numbers(found: Mapping[str, Any], metric: str) -> str:
+    low, high = found["interval"]
+    texts = f"{found['units']:,} {found['unit']}s"
+    mean = "The mean difference" if "seeds" in found else "The difference"
+    count = _baselines(found)
+    if "seeds" not in found:
+        covers = f"interval over {texts}, which does not cover other training runs"
+    elif count == 1:
+        covers = f"interval over {texts} for these models only"
+    elif count is None:
+        covers = f"bootstrap over pairs and {texts}"
+    else:
+        covers = f"interval over {count} baselines and {texts}"
+    return f"{mean} is {found['difference']:+.2f} {metric}, 95% between {low:+.2f} and {high:+.2f} ({covers})."

@@ -1,0 +1,91 @@
+"""The file of per-sentence statistics: scores and intervals are recomputed from it alone, exactly."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from sacrebleu.metrics import BLEU, CHRF
+
+from l0drop.data import metrics
+from l0drop.study.evaluate import Judging, evaluate, read_files, recomputed, write
+from l0drop.study.sentence_statistics import METRICS, STATISTICS_FILE, SentenceStatistics, columns
+from l0drop.study.systems import System
+from tests.study.test_evaluate import SOURCES, lines, spaced
+from tests.study.test_significance import BAD, GOOD, REFS
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """Three systems with their baselines, of which two share a start."""
+    texts = {"source": SOURCES, "reference": REFS, "good": GOOD, "bad": BAD}
+    files = {name: lines(tmp_path / name, spaced(side)) for name, side in texts.items()}
+    text = read_files(files["source"], files["reference"])
+    good, bad = System(files["good"]), System(files["bad"])
+    found = evaluate(
+        [good, bad, good], [bad, good, good], text, Judging(documents=True, languages=("en", "de")), {},
+        starts=["a", "b", "a"],
+    )  # fmt: skip
+    write(tmp_path / "out", *found)
+    return tmp_path / "out"
+
+
+def test_scores_are_sacrebleus(written: Path) -> None:
+    found = SentenceStatistics.read(written / STATISTICS_FILE)
+    for label, outputs in (("system-1", GOOD), ("baseline-1", BAD), ("system-2", BAD)):
+        assert found.systems[label]["bleu"].score == BLEU().corpus_score(outputs, [REFS]).score
+        assert found.systems[label]["chrf"].score == CHRF().corpus_score(outputs, [REFS]).score
+        assert found.systems[label]["bleu_paper"].score == metrics.bleu_paper(outputs, REFS).value
+        assert found.systems[label]["rouge"].score == pytest.approx(metrics.rouge(outputs, REFS).value)
+    assert found.scores["bleu"] == {"name": "BLEU", "signature": metrics.bleu(GOOD, REFS).signature}
+
+
+def test_scores_and_intervals_are_those_of_metrics_json(written: Path) -> None:
+    stored = json.loads((written / "metrics.json").read_text())
+    again = json.loads(json.dumps(recomputed(written)))
+    assert again["over_seeds"] == stored["over_seeds"]
+    assert again["over_seeds"]["bleu"]["baselines"] == 2
+    assert again["differences"] == [run["differences"] for run in stored["runs"]]
+    for number, run in enumerate(stored["runs"], 1):
+        for side in ("system", "baseline"):
+            for metric in METRICS:
+                value = run[side]["scores"][metric]["value"]
+                assert again["scores"][f"{side}-{number}"][metric] == pytest.approx(value)
+
+
+def test_columns_hold_the_counts_of_each_sentence(written: Path) -> None:
+    content = json.loads(gzip.decompress((written / STATISTICS_FILE).read_bytes()))
+    assert content["metrics"]["bleu"]["columns"] == columns("bleu")
+    bleu = dict(zip(columns("bleu"), content["systems"]["system-1"]["bleu"], strict=True))
+    expected = [BLEU().corpus_score([hyp], [[ref]]) for hyp, ref in zip(GOOD, REFS, strict=True)]
+    assert bleu["hypothesis_length"] == [score.sys_len for score in expected]
+    assert bleu["reference_length"] == [score.ref_len for score in expected]
+    assert [list(found) for found in zip(*(bleu[f"matches{n}"] for n in range(1, 5)), strict=True)] == [
+        score.counts for score in expected
+    ]
+    assert bleu["totals2"] == [score.totals[1] for score in expected]
+    chrf = dict(zip(columns("chrf"), content["systems"]["system-1"]["chrf"], strict=True))
+    assert chrf["hypothesis1"] == [len("".join(hyp.split())) for hyp in GOOD]
+    assert chrf["reference2"] == [len("".join(ref.split())) - 1 for ref in REFS]
+    assert content["lines"][0] == 2, "the first line is blank"
+    assert content["documents"] == [number // 7 for number in range(40)]
+
+
+def test_no_text_is_in_the_file(written: Path) -> None:
+    content = gzip.decompress((written / STATISTICS_FILE).read_bytes()).decode()
+    assert not any(word in content for text in (GOOD, REFS, SOURCES) for word in text[0].split() if len(word) > 3)
+
+
+def test_other_files_are_refused_by_name(tmp_path: Path, written: Path) -> None:
+    content = json.loads(gzip.decompress((written / STATISTICS_FILE).read_bytes()))
+    file = tmp_path / "other.json.gz"
+    for damaged in (
+        b"no gzip",
+        gzip.compress(b"no JSON"),
+        gzip.compress(b"{}"),
+        gzip.compress(json.dumps({**content, "format": 2}).encode()),
+        (written / STATISTICS_FILE).read_bytes()[:-20],
+    ):
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"other\.json\.gz: not a file of sentence statistics"):
+            SentenceStatistics.read(file)
