@@ -1,6 +1,6 @@
-"""`l0drop evaluate`: scores, and against a baseline a verdict and the tail risk."""
+"""`l0drop evaluate`: scores; compared with a baseline, also a verdict and tail risk."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -10,11 +10,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from l0drop.app.runs import Dtype, Threads
 
 if TYPE_CHECKING:
+    from l0drop.study.evaluate import EvaluationText
     from l0drop.study.systems import System
 
 console = Console()
@@ -40,47 +41,70 @@ def evaluate(
         list[Path],
         typer.Argument(
             metavar="MODEL...",
-            help="A run, a model folder, or a text file of outputs; several are one system with several seeds. "
-            "A sweep: every point against its reference.",
+            help="A run, a model folder, or a text file of outputs; several are one system trained several times. "
+            "A sweep: every point is compared with its continued baseline.",
         ),
     ],
     source: Annotated[
-        Path | None, typer.Option(help="Source text, one per line; left out, the test text of the run's recipe.")
+        Path | None, typer.Option(help="Source text, one per line. Default: the test text of the run's recipe.")
     ] = None,
-    reference: Annotated[Path | None, typer.Option(help="Reference text, line by line.")] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(
+            help="Reference text, line by line. Without references, outputs are compared with a dense model's: that "
+            "measures agreement, not quality."
+        ),
+    ] = None,
     baseline: Annotated[
         list[Path] | None,
-        typer.Option(help="What to compare with: a run, a model folder or a text file; one for each MODEL."),
+        typer.Option(help="A run, a model folder or a text file to compare with; one for each MODEL."),
+    ] = None,
+    dense: Annotated[
+        Path | None,
+        typer.Option(
+            help="Without references: the dense model (or a file of its outputs) to compare with. Default: the model "
+            "that MODEL was fine-tuned from, else the first --baseline."
+        ),
+    ] = None,
+    start: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="For several MODELs: a name for the dense model that each was fine-tuned from. Pairs with the same "
+            "start count as one. Default: from the recipes; of files, equal baselines have the same start."
+        ),
     ] = None,
     documents: Annotated[
-        bool, typer.Option("--documents", help="Draw documents, not sentences, in the bootstrap; blank lines end them.")
+        bool, typer.Option("--documents", help="Resample documents instead of sentences; blank lines end documents.")
     ] = False,
-    margin: Annotated[float, typer.Option(help="The loss that is small enough to accept, in points.")] = 0.5,
-    metric: Annotated[Metric | None, typer.Option(help="For the verdict; left out, the recipe's, or bleu.")] = None,
+    margin: Annotated[float, typer.Option(help="The acceptable loss, in points of the metric.")] = 0.5,
+    metric: Annotated[Metric | None, typer.Option(help="For the verdict. Default: the recipe's, else bleu.")] = None,
     tokenize: Annotated[
-        Tokenize | None, typer.Option(help="Of bleu; left out, the recipe's, or 13a.", metavar="13a|intl|zh|none")
+        Tokenize | None,
+        typer.Option(help="Tokenization of bleu. Default: the recipe's, else 13a.", metavar="13a|intl|zh|none"),
     ] = None,
     languages: Annotated[
-        str | None, typer.Option(help="Of source and target, for the negations: en-de.", metavar="SOURCE-TARGET")
+        str | None, typer.Option(help="Source and target language, to count negations: en-de.", metavar="SOURCE-TARGET")
     ] = None,
-    beams: Annotated[int | None, typer.Option(help="Left out, the recipe's, or the model's own.", min=1)] = None,
-    length_penalty: Annotated[float | None, typer.Option(help="The same.")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="The same.", min=1)] = None,
-    source_lang: Annotated[str | None, typer.Option(help="For multilingual models, as the tokenizer calls it.")] = None,
-    target_lang: Annotated[str | None, typer.Option(help="For multilingual models, as the tokenizer calls it.")] = None,
+    beams: Annotated[int | None, typer.Option(help="Default: the recipe's, else the model's.", min=1)] = None,
+    length_penalty: Annotated[float | None, typer.Option(help="Default: the recipe's, else the model's.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Default: the recipe's, else the model's.", min=1)] = None,
+    source_lang: Annotated[
+        str | None, typer.Option(help="For multilingual models: the tokenizer's name of the source language.")
+    ] = None,
+    target_lang: Annotated[
+        str | None, typer.Option(help="For multilingual models: the tokenizer's name of the target language.")
+    ] = None,
     controls: Annotated[
-        bool, typer.Option("--controls", help="Also score with shuffled sources, and with none.")
+        bool, typer.Option("--controls", help="Also score with shuffled sources, and with empty ones.")
     ] = False,
-    resamples: Annotated[int, typer.Option(help="Of the bootstrap.", min=100)] = 2000,
+    resamples: Annotated[int, typer.Option(help="Resamples of the bootstrap.", min=100)] = 2000,
     output: Annotated[
-        Path | None, typer.Option(help="The folder to write; left out, evaluation/ in the first MODEL's folder.")
+        Path | None, typer.Option(help="The folder to write. Default: evaluation/ in the first MODEL's folder.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Such as cpu or cuda; left out, a GPU where there is one.")] = None,
+    device: Annotated[str | None, typer.Option(help="Such as cpu or cuda. Default: a GPU if there is one.")] = None,
     dtype: Annotated[
         Dtype | None,
-        typer.Option(
-            help="What MODEL decodes in, and not the baseline: int8 beside the same model shows what it costs."
-        ),
+        typer.Option(help="Data type of MODEL, not of the baseline; int8 against the same model shows its cost."),
     ] = None,
     threads: Threads = None,
 ) -> None:
@@ -89,7 +113,7 @@ def evaluate(
 
     from l0drop.decoding.folder import generation_of
     from l0drop.models.quiet import quiet_libraries
-    from l0drop.study.evaluate import Judged, Judging, read_files, read_test_text, write
+    from l0drop.study.evaluate import Judged, Judging, with_dense_outputs, write
     from l0drop.study.evaluate import evaluate as run_evaluation
     from l0drop.study.sweep import SUMMARY, continued_run
     from l0drop.study.systems import System
@@ -101,22 +125,16 @@ def evaluate(
     if is_sweep:
         if len(models) > 1 or baseline or output is not None:
             raise ValueError(f"{models[0]}: is a sweep; each point is compared with the continued baseline in it")
+        points = _points(models[0] / SUMMARY, dtype)
         continued = System(models[0] / continued_run(models[0]))
-        groups = [([run], [continued]) for run in _points(models[0] / SUMMARY, dtype)]
+        groups = [([point], [continued]) for point in points]
     else:
         groups = [([System(path, dtype) for path in models], [System(path) for path in baseline or ()])]
     first = groups[0][0][0]
     folders = [_output(systems[0], output) for systems, _ in groups]
     if documents and source is None and first.recipe is not None and first.recipe.data.documents:
-        raise ValueError("--documents: the examples of this run are joined lines already, and are drawn as they are")
-    if (source is None) != (reference is None):
-        raise ValueError("--source and --reference: one needs the other")
-    if source is not None and reference is not None:
-        text = read_files(source, reference)
-    elif first.run is not None:
-        text = read_test_text(first.run)
-    else:
-        raise ValueError(f"--source and --reference are needed: {first.path} belongs to no run that has test text")
+        raise ValueError("--documents: the examples of this run are joined lines, and are resampled as they are")
+    text = _read(source, reference, first)
     if text.one_sided:
         log.print(f"[yellow]{text.one_sided} lines are blank on one side only; they are scored as they are[/]")
     recipe = first.recipe
@@ -125,33 +143,78 @@ def evaluate(
     if recipe is not None:
         of_recipe = generation_of(recipe)
         judging = {"metric": recipe.evaluate.metric, "tokenize": recipe.evaluate.tokenize}
-    spoken = {"source_lang": source_lang, "target_lang": target_lang}
-    given = {"num_beams": beams, "length_penalty": length_penalty, "max_new_tokens": max_new_tokens, **spoken}
+    given: dict[str, Any] = {"num_beams": beams, "length_penalty": length_penalty, "max_new_tokens": max_new_tokens}
+    given |= {"source_lang": source_lang, "target_lang": target_lang}
     generation = of_recipe | {name: value for name, value in given.items() if value is not None}
     asked = {"metric": metric and metric.value, "tokenize": tokenize and tokenize.value}
     how = Judging(
         **judging | {name: value for name, value in asked.items() if value is not None}, margin=margin,
         documents=documents, languages=_languages(languages), controls=controls, resamples=resamples,
     )  # fmt: skip
+    if text.references is None:
+        model = _dense(dense, first, groups[0][1])
+        groups = [(systems, _others(systems, baselines, model)) for systems, baselines in groups]
+        with decoding(len(text.sources)) as progress:
+            text = with_dense_outputs(text, model, generation, device=device, progress=progress)
+    elif dense is not None:
+        raise ValueError("--dense: is for text without references, and this text has them")
     known: dict[System, Judged] = {}
+    found = []
     for (systems, baselines), folder in zip(groups, folders, strict=True):
         with decoding(len(text.sources)) as progress:
             metrics, files = run_evaluation(
-                systems, baselines, text, how, generation, device=device, progress=progress, known=known
+                systems, baselines, text, how, generation, starts=start, device=device, progress=progress, known=known
             )
         write(folder, metrics, files)
+        found.append(metrics)
         for side in (run[side] for run in metrics["runs"] for side in ("system", "baseline") if side in run):
             if side.get("sources_cut"):
-                log.print(
-                    f"{side['name']}: {side['sources_cut']} sources were longer than it reads, and cut",
-                    style="yellow",
-                    markup=False,
-                )
-        console.print(scores_table(metrics))
-        if baselines:
-            console.print(tail_table(metrics))
-            console.print(verdict(metrics))
-        log.print(f"done: {folder / 'metrics.json'}", markup=False)
+                warning = f"{side['name']}: {side['sources_cut']} sources were too long for the model and were cut"
+                log.print(warning, style="yellow", markup=False, soft_wrap=True)
+        if not is_sweep:
+            show(metrics)
+        log.print(f"done: {folder / 'metrics.json'}", markup=False, soft_wrap=True)
+    if is_sweep:
+        show_sweep([point.path.name for (point, *_), _ in groups], found)
+
+
+def _read(source: Path | None, reference: Path | None, first: "System") -> "EvaluationText":
+    """The text to score: files, or the test text of the first system's recipe."""
+    from l0drop.study.evaluate import read_files, read_test_text
+
+    if source is not None:
+        return read_files(source, reference)
+    if reference is not None:
+        raise ValueError("--reference: needs --source, whose lines it translates")
+    if first.run is None:
+        raise ValueError(f"--source is needed: {first.path} belongs to no run with test text")
+    return read_test_text(first.run)
+
+
+def _dense(given: Path | None, first: "System", baselines: "Sequence[System]") -> "System":
+    """The dense model whose outputs stand in for references."""
+    from l0drop.study.systems import System
+
+    recipe = first.recipe
+    start = None if recipe is None else recipe.model.init or recipe.model.pretrained
+    if given is not None:
+        return System(given)
+    if start is not None and (recipe is None or recipe.model.init is None or Path(start).exists()):
+        return System(Path(start))
+    if baselines:
+        return baselines[0]
+    raise ValueError(
+        f"--reference is missing, and the dense model that {first.path} was fine-tuned from is not known; give "
+        "--reference FILE, or --dense MODEL to compare with its outputs"
+    )
+
+
+def _others(systems: "Sequence[System]", baselines: "Sequence[System]", dense: "System") -> "list[System]":
+    """The baselines; none if they are the dense model itself, which agrees with its own outputs."""
+    paths = [system.path.resolve() for system in (*systems, *baselines)]
+    if dense.path.resolve() in paths[: len(systems)]:
+        raise ValueError(f"{dense.path}: is the dense model itself; without references there is nothing to compare")
+    return [] if dense.path.resolve() in paths else list(baselines)
 
 
 def _points(summary: Path, dtype: str | None) -> "list[System]":
@@ -165,9 +228,9 @@ def _output(system: "System", output: Path | None) -> Path:
     from l0drop.study.evaluate import check_folder
 
     if output is None and not system.is_model:
-        raise ValueError(f"--output is needed: {system.path} is a file, beside which nothing is written unasked")
+        raise ValueError(f"--output is needed: {system.path} is a file, so there is no folder to write to")
     if output is None and not system.path.exists():
-        raise ValueError(f"--output is needed: {system.path} is a name on the hub, and has no folder here")
+        raise ValueError(f"--output is needed: {system.path} is a name on the hub and has no folder here")
     folder = output or (system.run or system.path) / "evaluation"
     check_folder(folder)
     return folder
@@ -184,77 +247,135 @@ def _languages(text: str | None) -> tuple[str, str] | None:
 
 @contextmanager
 def decoding(lines: int) -> "Iterator[Callable[[System], Callable[[int], None]]]":
-    """A bar per system that decodes."""
+    """A progress bar per decoding system."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=log) as bars:
 
-        def start(system: "System") -> Callable[[int], None]:
-            task = bars.add_task(escape(str(system.path)), total=lines)
+        def begin(system: "System") -> Callable[[int], None]:
+            task = bars.add_task(escape(system.path.name), total=lines)
             return lambda done: bars.update(task, advance=done)
 
-        yield start
+        yield begin
 
 
-def scores_table(metrics: dict[str, Any]) -> Table:
-    """All metrics of all systems, beside their baselines."""
-    table = Table(title=f"{metrics['scored']} of {metrics['lines']} lines scored")
-    compared = "baseline" in metrics["runs"][0]
-    for column in ("system", "metric", "score", *(("baseline", "difference", "95% bound") if compared else ())):
-        table.add_column(column, justify="left" if column in ("system", "metric") else "right")
-    for run in metrics["runs"]:
+def show(metrics: Mapping[str, Any]) -> None:
+    """Print scores, tail risk and verdict; lines with paths are not broken."""
+    runs = metrics["runs"]
+    for number, run in enumerate(runs, 1):
+        compared = f", compared with {run['baseline']['name']}" if "baseline" in run else ""
+        start = f"{number}: " if len(runs) > 1 else ""
         sparsity = run["system"].get("sparsity")
-        for number, (name, score) in enumerate(run["system"]["scores"].items()):
-            cells = [score["name"], f"{score['value']:.2f}"]
+        dropped = "" if sparsity is None else f" ({sparsity:.1%} dropped)"
+        line = f"{start}{run['system']['name']}{dropped}{compared}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{metrics['scored']} of {metrics['lines']} lines scored", highlight=False)
+    if "references" in metrics:
+        note = f"scored against {metrics['references']}: this measures agreement with that model, not quality"
+        console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    console.print(scores_table(metrics))
+    score = runs[0]["system"]["scores"][metrics["judging"]["metric"]]
+    console.print(f"{score['name']}: {score['signature']}", style="dim", markup=False, highlight=False, soft_wrap=True)
+    if (table := tail_table(metrics)) is not None:
+        console.print(table)
+    console.print(conclusion(metrics), markup=False, highlight=False)
+
+
+def scores_table(metrics: Mapping[str, Any]) -> RichTable:
+    """All metrics of all systems, and the differences to their baselines."""
+    from l0drop.report.table import Table, for_terminal
+
+    runs = metrics["runs"]
+    compared = "baseline" in runs[0]
+    rows = []
+    for number, run in enumerate(runs, 1):
+        start = f"{number}: " if len(runs) > 1 else ""
+        for name, score in run["system"]["scores"].items():
+            cells = [start + score["name"], f"{score['value']:.2f}"]
             if compared:
                 found = run["differences"][name]
-                cells += [f"{found['baseline']:.2f}", f"{found['difference']:+.2f}", f"{found['lower']:+.2f}"]
-            what = escape(run["system"]["name"]) if number == 0 else ""
-            table.add_row(what if number != 1 or sparsity is None else f"sparsity {sparsity:.1%}", *cells)
+                low, high = found["interval"]
+                cells += [f"{found['baseline']:.2f}", f"{found['difference']:+.2f}", f"{low:+.2f} to {high:+.2f}"]
+                cells.append(f"{found['lower']:+.2f}")
+            rows.append(cells)
         for name, score in run["system"].get("controls", {}).items():
-            table.add_row(f"  {name.replace('_', ' ')}", score["name"], f"{score['value']:.2f}")
-    main = metrics["runs"][0]["system"]["scores"][metrics["judging"]["metric"]]
-    table.caption = f"{main['name']}: {main['signature']}"
-    return table
+            cells = [f"{start}{score['name']}, {name.replace('_', ' ')}", f"{score['value']:.2f}"]
+            rows.append(cells + [""] * 4 * compared)
+    kind = "agreement" if "references" in metrics else "score"
+    head = ["metric", kind, *(("baseline", "difference", "95% interval", "lower bound") if compared else ())]
+    texts = ""
+    if compared:
+        found = runs[0]["differences"][metrics["judging"]["metric"]]
+        texts = f"Interval and one-sided bound over {found['units']:,} {found['unit']}s, for this pair of models only."
+    return for_terminal(Table(head, rows, texts))
 
 
-def tail_table(metrics: dict[str, Any]) -> Table:
-    """Tail risk of the first system against its baseline."""
-    tail = metrics["runs"][0]["tail"]
-    same = metrics["runs"][0]["same_outputs"]
-    table = Table(
-        title="tail risk", caption=f"{same} of {metrics['scored']} outputs are the baseline's, letter by letter"
+def tail_table(metrics: Mapping[str, Any]) -> RichTable | None:
+    """Tail risk of the first system compared with its baseline, or with the dense outputs; None without either."""
+    from l0drop.report.evaluation import tail_rows
+    from l0drop.report.table import Table, for_terminal
+
+    run = metrics["runs"][0]
+    found = run if "tail" in run else run.get("agreement")
+    if found is None:
+        return None
+    of_pair = "tail" in run
+    other = "baseline" if of_pair else "dense"
+    reference = "dense output" if "references" in metrics else "human reference"
+    rows, head = tail_rows(found["tail"], reference), ["tail risk", "system", other, reference]
+    if not of_pair:  # baseline and reference are the same outputs
+        head, rows = head[:3], [row[:3] for row in rows]
+    same = f"{found['same_outputs']} of {metrics['scored']} outputs are identical to the {other} model's."
+    seeds = "" if len(metrics["runs"]) == 1 else f" Of the first of {len(metrics['runs'])} systems."
+    return for_terminal(Table(head, rows, same + seeds).without_empty_columns())
+
+
+def conclusion(metrics: Mapping[str, Any]) -> str:
+    """The verdict in words, or why there is none."""
+    from l0drop.study.evaluate import main_difference, score_name
+    from l0drop.study.verdict import verdict
+
+    if "differences" in metrics["runs"][0]:
+        return verdict(main_difference(metrics), score_name(metrics)).sentence
+    if "references" in metrics:
+        return "no verdict: agreement with the dense model is not quality; references or a judge of quality are needed"
+    return "no verdict: there is no --baseline to compare with"
+
+
+def show_sweep(names: Sequence[str], found: Sequence[Mapping[str, Any]]) -> None:
+    """Print score, verdict and tail risk of every point of a sweep."""
+    from l0drop.report.table import Table, for_terminal
+    from l0drop.study.evaluate import main_difference, score_name
+    from l0drop.study.verdict import verdict
+
+    metric = score_name(found[0])
+    rows = []
+    if "baseline" in found[0]["runs"][0]:
+        dense = found[0]["runs"][0]["baseline"]["scores"][found[0]["judging"]["metric"]]["value"]
+        rows.append(["dense, continued", "", f"{dense:.2f}", "", "", ""])
+    for name, metrics in zip(names, found, strict=True):
+        run = metrics["runs"][0]
+        score = run["system"]["scores"][metrics["judging"]["metric"]]["value"]
+        cells = [name, _percent(run["system"].get("sparsity")), f"{score:.2f}"]
+        if "differences" in run:
+            entry = main_difference(metrics)
+            low, high = entry["interval"]
+            cells += [f"{entry['difference']:+.2f} [{low:+.2f}, {high:+.2f}]", verdict(entry, metric).label]
+            cells.append(_percent(run["tail"]["chrf"]["losing"]))
+        else:
+            cells += ["", "no verdict", _percent(run["agreement"]["tail"]["chrf"]["losing"])]
+        rows.append(cells)
+    threshold = (found[0]["runs"][0].get("tail") or found[0]["runs"][0]["agreement"]["tail"])["chrf"]["threshold"]
+    head = ["model", "dropped", metric, "difference [95%]", "verdict", f"lose over {threshold:.0f} chrF"]
+    note = (
+        f"{found[0]['scored']:,} sentences. Differences are to dense, continued. Intervals and verdicts are over "
+        "texts: they speak for these models only. Each point is tested separately; among many, one may pass by chance."
     )
-    for column in ("", "system", "baseline", "reference"):
-        table.add_column(column, justify="left" if not column else "right")
-    chrf = tail["chrf"]
-    table.add_row(f"sentences that lose more than {chrf['threshold']:.0f} chrF", f"{chrf['losing']:.1%}")
-    table.add_row(f"sentences that gain more than {chrf['threshold']:.0f} chrF", f"{chrf['gaining']:.1%}")
-    for name in ("numbers", "names", "negations"):
-        if "missing" not in tail[name]:
-            table.add_row(f"{name}: not counted, {tail[name]['why']}")
-            continue
-        shares = ("-" if share is None else f"{share:.1%}" for share in tail[name]["missing"].values())
-        table.add_row(f"{name} of the source missing (of {tail[name]['expected']})", *shares)
-    for name, what in {
-        "ratio": "length by the reference's",
-        "under_half": "outputs under half of it",
-        "over_double": "over double",
-    }.items():
-        form = ".3f" if name == "ratio" else ".1%"
-        table.add_row(what, *(format(tail["length"][side][name], form) for side in ("system", "baseline")))
-    return table
+    if "references" in found[0]:
+        note += f" Scored against {found[0]['references']}: agreement with that model, not quality."
+    table = for_terminal(Table(head, rows, note, prose=frozenset({"verdict"})))
+    table.columns[0].no_wrap = True
+    console.print(table)
 
 
-def verdict(metrics: dict[str, Any]) -> str:
-    """One sentence: non-inferior or not, by what metric, at what margin."""
-    metric = metrics["judging"]["metric"]
-    found = metrics["over_seeds"][metric] if "over_seeds" in metrics else metrics["runs"][0]["differences"][metric]
-    name = metrics["runs"][0]["system"]["scores"][metric]["name"]
-    seeds = f" over {found['seeds']} seeds" if "seeds" in found else ""
-    few = "; so few seeds say little about others" if found.get("few_seeds") else ""
-    shown = "non-inferior" if found["non_inferior"] else "not shown to be non-inferior"
-    return (
-        f"[bold]{shown}[/] at a margin of {found['margin']:g} {name}{seeds}: the difference is "
-        f"{found['difference']:+.2f}, with 95% confidence above {found['lower']:+.2f} "
-        f"({found['units']} {found['unit']}s, {found['resamples']} resamples{few})"
-    )
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"

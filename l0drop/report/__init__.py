@@ -15,10 +15,6 @@ picture.py     sentences with dropped pieces struck out, as SVG
 from pathlib import Path
 
 from l0drop.data.whole import write_whole
-from l0drop.report.figures import Drawing, difference_curve, draw_all
-from l0drop.report.findings import gather
-from l0drop.report.markdown import markdown
-from l0drop.report.page import page
 
 HTML, MARKDOWN = "report.html", "report.md"
 
@@ -28,6 +24,11 @@ def write_report(folder: Path, margin: float | None = None) -> list[Path]:
 
     margin: for the verdicts; default: the margin of the evaluation.
     """
+    from l0drop.report.figures import Drawing, difference_curve, draw_all  # needs matplotlib, which is optional
+    from l0drop.report.findings import gather
+    from l0drop.report.markdown import markdown
+    from l0drop.report.page import page
+
     findings = gather(folder, margin)
     drawings: dict[str, Drawing] = {}
     for path in findings.analysed:  # figures of a sweep as a whole come before those of one model

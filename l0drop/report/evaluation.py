@@ -145,9 +145,18 @@ def tail_overview(findings: Findings) -> Table | None:
 
 def tail_table(findings: Findings) -> Table | None:
     """Tail risk of the model shown, in full; None if it was not compared."""
-    tail = findings.tail
-    if tail is None:
+    if findings.tail is None:
         return None
+    note = (
+        "Missing: share of those in the source. Lost: in the dense output and the human reference, but not in the "
+        "gated output; gained: the reverse. Names: capitalised words inside a source sentence that the human "
+        f"reference has too. Negations: sentences with a negation word. {which_seed(findings)}"
+    )
+    return Table(["", "gated", "dense", "human reference"], tail_rows(findings.tail), note.strip())
+
+
+def tail_rows(tail: dict[str, Any], reference: str = "human reference") -> list[list[str]]:
+    """The figures of an evaluation's tail risk, each with the values of system, baseline and reference."""
     chrf, length, sides = tail["chrf"], tail["length"], ("system", "baseline", "reference")
     rows = [
         [f"sentences that {verb} more than {chrf['threshold']:.0f} chrF", f"{chrf[share]:.1%}", "", ""]
@@ -163,18 +172,13 @@ def tail_table(findings: Findings) -> Table | None:
         else:
             rows.append([f"missing {label}: not counted, {found['why']}", "", "", ""])
     for name, label, form in (
-        ("ratio", "output length / human reference length", ".3f"),
-        ("under_half", "outputs under half the human reference's length", ".1%"),
-        ("over_double", "outputs over twice the human reference's length", ".1%"),
+        ("ratio", f"output length / {reference} length", ".3f"),
+        ("under_half", f"outputs under half the {reference}'s length", ".1%"),
+        ("over_double", f"outputs over twice the {reference}'s length", ".1%"),
         ("empty", "empty outputs", "d"),
     ):
         rows.append([label, *(format(length[side][name], form) for side in sides[:2]), ""])
-    note = (
-        "Missing: share of those in the source. Lost: in the dense output and the human reference, but not in the "
-        "gated output; gained: the reverse. Names: capitalised words inside a source sentence that the human "
-        f"reference has too. Negations: sentences with a negation word. {which_seed(findings)}"
-    )
-    return Table(["", "gated", "dense", "human reference"], rows, note.strip())
+    return rows
 
 
 def which_seed(findings: Findings) -> str:

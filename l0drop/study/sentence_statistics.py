@@ -52,7 +52,7 @@ def statistics(
 ) -> Statistics:
     """Statistics per sentence; their sum gives the score of the function of that name in `data.metrics`."""
     if metric == "rouge":
-        f = np.array(rouge_of_texts(hyps, refs)["rougeLsum"])
+        f = np.array(rouge_of_texts(hyps, refs)["rougeLsum"], dtype=np.float64)
         rows = np.stack([f, np.ones_like(f)], 1)
     else:
         prepared = compound_split if metric == "bleu_paper" else str

@@ -32,7 +32,7 @@ def sparse(tmp_path_factory: pytest.TempPathFactory, baseline: Path) -> Path:
 
 @pytest.fixture
 def text(tmp_path: Path) -> dict[str, Path]:
-    """Six documents of four lines, and outputs with every third word gone."""
+    """Six documents of four lines, and outputs without every third word."""
     files = tiny.write_text(tmp_path, "held-out", 24, 9)
     found = {}
     for side in ("source", "target"):
@@ -52,7 +52,7 @@ def lines_of(file: Path) -> list[str]:
 
 @pytest.fixture
 def l0drop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """Run a command in this process: its exit code, and what it said with its line breaks made single spaces."""
+    """Run a command in this process; gives its exit code and its output with line breaks as spaces."""
 
     def run(*arguments: object) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["l0drop", *map(str, arguments)])
@@ -76,13 +76,13 @@ def test_a_model_against_its_baseline(
         "--documents", "--controls", "--languages", "en-de", "--margin", 40, "--output", out,
     )  # fmt: skip
     assert code == 0, said
-    assert "at a margin of 40 BLEU" in said
+    assert "at 40 BLEU, for this pair of models only" in said
     found = json.loads((out / "metrics.json").read_text())
     run = found["runs"][0]
     hyps, refs = lines_of(out / "hypotheses.txt"), lines_of(text["target"])
     assert len(hyps) == len(refs)
     assert [not hyp for hyp in hyps] == [not ref for ref in refs]
-    assert run["system"]["scores"]["bleu"] == metrics.bleu(hyps, refs).as_json(), "what sacreBLEU says about the file"
+    assert run["system"]["scores"]["bleu"] == metrics.bleu(hyps, refs).as_json(), "sacreBLEU on the file"
     assert run["differences"]["bleu"]["baseline"] == metrics.bleu(lines_of(out / "baseline.txt"), refs).value
     assert (run["differences"]["bleu"]["units"], run["differences"]["bleu"]["unit"]) == (6, "document")
     assert 0.1 < run["system"]["sparsity"] < 0.9
@@ -100,7 +100,7 @@ def test_a_model_against_its_baseline(
         assert shown.removesuffix(" </s>") == sources[example["line"] - 1]
 
 
-def test_the_test_text_of_the_recipe_gives_the_score_of_the_training(sparse: Path, l0drop: Command) -> None:
+def test_the_recipes_test_text_gives_the_score_of_training(sparse: Path, l0drop: Command) -> None:
     code, said = l0drop("evaluate", sparse, "--beams", 2)
     assert code == 0, said
     trained = json.loads((sparse / "metrics.json").read_text())["test"]
@@ -110,7 +110,7 @@ def test_the_test_text_of_the_recipe_gives_the_score_of_the_training(sparse: Pat
 
 
 @pytest.mark.skipif(not int8_engines(), reason="this torch has no int8")
-def test_int8_beside_the_same_model(sparse: Path, text: dict[str, Path], tmp_path: Path, l0drop: Command) -> None:
+def test_int8_against_the_same_model(sparse: Path, text: dict[str, Path], tmp_path: Path, l0drop: Command) -> None:
     out = tmp_path / "out"
     both = ["--source", text["source"], "--reference", text["target"], "--output", out]
     code, said = l0drop("evaluate", sparse, "--dtype", "int8", "--baseline", sparse, *both)
@@ -120,26 +120,25 @@ def test_int8_beside_the_same_model(sparse: Path, text: dict[str, Path], tmp_pat
     pairs = zip(lines_of(out / "hypotheses.txt"), lines_of(out / "baseline.txt"), strict=True)
     same = sum(ours == theirs for ours, theirs in pairs if ours or theirs)
     assert run["same_outputs"] == same
-    assert f"{same} of 24 outputs are the baseline's" in said
+    assert f"{same} of 24 outputs are identical to the baseline model's" in said
 
 
-def test_files_of_several_seeds(text: dict[str, Path], tmp_path: Path, l0drop: Command) -> None:
+def test_files_of_several_runs(text: dict[str, Path], tmp_path: Path, l0drop: Command) -> None:
     arguments = ["--source", text["source"], "--reference", text["target"], "--output", tmp_path / "out"]
     baselines = ["--baseline", text["target"], "--baseline", text["outputs"]]
     code, said = l0drop("evaluate", text["outputs"], text["outputs"], *arguments, *baselines)
     assert code == 0, said
-    assert "not shown to be non-inferior at a margin of 0.5 BLEU over 2 seeds" in said
-    assert "so few seeds say little" in said
+    assert "no verdict: 2 independent baselines; three are needed" in said
     found = json.loads((tmp_path / "out" / "metrics.json").read_text())
     score = metrics.bleu(lines_of(text["outputs"]), lines_of(text["target"])).value
     assert found["over_seeds"]["bleu"]["differences"] == pytest.approx([score - 100, 0])
     assert (tmp_path / "out" / "hypotheses-2.txt").exists()
 
 
-def test_every_point_of_a_sweep_against_its_reference(
+def test_every_point_of_a_sweep_is_compared_with_its_continued_baseline(
     sparse: Path, baseline: Path, tmp_path: Path, l0drop: Command
 ) -> None:
-    for name, run in {"reference": baseline, "target-0.4": sparse, "target-0.5": sparse}.items():
+    for name, run in {"continued": baseline, "target-0.4": sparse, "target-0.5": sparse}.items():
         shutil.copytree(run, tmp_path / name)
     points = [{"run": f"target-{value}", "kind": "target", "value": value} for value in (0.4, 0.5)]
     (tmp_path / "sweep.json").write_text(json.dumps({"points": points}))
@@ -147,8 +146,12 @@ def test_every_point_of_a_sweep_against_its_reference(
     assert code == 0, said
     for point in points:
         found = json.loads((tmp_path / point["run"] / "evaluation" / "metrics.json").read_text())
-        assert found["runs"][0]["baseline"]["name"] == str(tmp_path / "reference")
+        assert found["runs"][0]["baseline"]["name"] == str(tmp_path / "continued")
         assert found["runs"][0]["system"]["name"] == str(tmp_path / point["run"])
+        assert found["runs"][0]["tail"]["chrf"].keys() >= {"losing", "gaining"}
+        assert f"│ {point['run']} │" in said
+    assert "│ dense, continued │" in said
+    assert "they speak for these models only" in said
     code, said = l0drop("evaluate", tmp_path, "--baseline", baseline)
     assert code == 2
     assert "is a sweep" in said
@@ -165,7 +168,7 @@ def test_wrong_input_is_named_with_exit_code_2(
     out = ["--output", tmp_path / "out"]
     both = ["--source", source, "--reference", target]
     cases: dict[str, tuple[list[object], list[str]]] = {
-        "short outputs": ([short, *both, *out], ["short.txt has 7 lines", "have 30"]),
+        "short outputs": ([short, *both, *out], ["short.txt has 7 lines", "the source has 30"]),
         "short reference": ([outputs, "--source", source, "--reference", short, *out], ["has 30 lines", "has 7"]),
         "short baseline": ([outputs, *both, "--baseline", short, *out], ["short.txt has 7 lines"]),
         "empty outputs": ([empty, *both, *out], ["empty.txt", "empty"]),
@@ -175,8 +178,12 @@ def test_wrong_input_is_named_with_exit_code_2(
         "no model": ([tmp_path / "absent", *both, *out], ["absent", "no model folder"]),
         "no model in a folder": ([tmp_path, *both, *out], ["no model here"]),
         "absent source": ([outputs, "--source", tmp_path / "no", "--reference", target, *out], ["no", "No such file"]),
-        "one side": ([outputs, "--source", source, *out], ["--source and --reference"]),
-        "no text": ([outputs, *out], ["--source and --reference are needed"]),
+        "no reference": ([outputs, "--source", source, *out], ["--reference is missing", "--dense MODEL"]),
+        "no source": ([outputs, "--reference", target, *out], ["--reference: needs --source"]),
+        "no text": ([outputs, *out], ["--source is needed"]),
+        "dense and references": ([outputs, *both, "--dense", outputs, *out], ["--dense: is for text without"]),
+        "dense alone": ([outputs, "--source", source, "--dense", outputs, *out], ["is the dense model itself"]),
+        "starts": ([outputs, *both, "--start", "a", "--start", "b", *out], ["1 systems but 2 starts"]),
         "nowhere to write": ([outputs, *both], ["--output is needed"]),
         "into a run": ([baseline, *both, "--output", baseline], ["is a run"]),
         "no margin": ([outputs, *both, "--baseline", outputs, "--margin", 0, *out], ["margin=0"]),
@@ -192,26 +199,26 @@ def test_wrong_input_is_named_with_exit_code_2(
         assert not (tmp_path / "out" / "metrics.json").exists(), name
 
 
-def test_nothing_is_written_where_something_else_is(
+def test_other_content_is_not_overwritten(
     text: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="acme/tiny is a name on the hub, and has no folder here"):
+    with pytest.raises(ValueError, match="acme/tiny is a name on the hub and has no folder here"):
         _output(System(Path("acme/tiny")), None)
-    assert not (tmp_path / "acme").exists(), "which would stand before the name from then on"
+    assert not (tmp_path / "acme").exists(), "a folder of that name would hide the model on the hub"
     outputs = System(text["outputs"])
     with pytest.raises(ValueError, match="is a file; name a folder"):
         _output(outputs, text["source"])
     for content in ('{"what": "demo"}', "[]", "no JSON"):
         (tmp_path / "metrics.json").write_text(content)
-        with pytest.raises(ValueError, match=r"its metrics\.json is of no evaluation"):
+        with pytest.raises(ValueError, match=r"its metrics\.json is not from an evaluation"):
             _output(outputs, tmp_path)
         assert (tmp_path / "metrics.json").read_text() == content
 
 
-def test_an_evaluation_takes_the_place_of_a_former_one(tmp_path: Path) -> None:
-    former = {"hypotheses-1.txt": "a\n", "hypotheses-2.txt": "b\n", "baseline-1.txt": "c\n", "baseline-2.txt": "d\n"}
-    write(tmp_path, {"what": "evaluation"}, former)
+def test_an_evaluation_replaces_an_earlier_one(tmp_path: Path) -> None:
+    earlier = {"hypotheses-1.txt": "a\n", "hypotheses-2.txt": "b\n", "baseline-1.txt": "c\n", "baseline-2.txt": "d\n"}
+    write(tmp_path, {"what": "evaluation"}, earlier)
     write(tmp_path, {"what": "evaluation"}, {"hypotheses.txt": "e\n"})
     assert sorted(file.name for file in tmp_path.iterdir()) == ["hypotheses.txt", "metrics.json"]
     (tmp_path / "mine").mkdir()
@@ -233,7 +240,7 @@ def test_a_damaged_sweep_is_named(tmp_path: Path, l0drop: Command) -> None:
         assert "sweep.json" in said.replace("\n", "")
 
 
-def test_joined_lines_behind_a_prefix_are_the_examples_of_training(tmp_path: Path, l0drop: Command) -> None:
+def test_joined_lines_with_a_prefix_are_the_examples_of_training(tmp_path: Path, l0drop: Command) -> None:
     values = tiny.recipe(tmp_path, train={"steps": 10, "save_every": 10, "eval_every": 10})
     values["data"] |= {"documents": True, "source_prefix": "the : "}
     trained = train(parse_recipe(values, "test"), tmp_path / "runs", Console(quiet=True))
@@ -248,10 +255,10 @@ def test_joined_lines_behind_a_prefix_are_the_examples_of_training(tmp_path: Pat
     assert lines_of(run / "evaluation" / "hypotheses.txt") == [" ".join(o.split()) for o in outputs.splitlines()]
     code, said = l0drop("evaluate", run, "--documents")
     assert code != 0
-    assert "--documents: the examples of this run are joined lines already" in said
+    assert "--documents: the examples of this run are joined lines" in said
 
 
-def test_a_model_of_several_languages_is_told_them(text: dict[str, Path], tmp_path: Path, l0drop: Command) -> None:
+def test_multilingual_models_need_their_languages(text: dict[str, Path], tmp_path: Path, l0drop: Command) -> None:
     letters = {c: i for i, c in enumerate(["<s>", "<pad>", "</s>", "<unk>", *"▁abcdefghijklmnopqrstuvwxyz."])}
     tokenizer = NllbTokenizer(vocab=letters, merges=[])
     nllb = folders.saved(folders.resized("m2m100", tokenizer), tokenizer, tmp_path / "nllb")

@@ -58,7 +58,8 @@ def evaluated(
     systems = [texts_folder / "ours", *(texts_folder / f"ours-{number}" for number in range(len(seeds)))]
     baselines = [baseline, *(texts_folder / f"theirs-{number}" for number in range(len(seeds)))] if theirs else []
     sides = [System(file) for file in systems], [System(file) for file in baselines]
-    found, files = evaluate(*sides, text, Judging(resamples=400, **judging), {})
+    starts = [str(file) for file in baselines] or None  # independent, even if their outputs are equal
+    found, files = evaluate(*sides, text, Judging(resamples=400, **judging), {}, starts=starts)
     for entry in found["runs"]:
         if sparsity is not None:
             entry["system"]["sparsity"] = sparsity

@@ -103,10 +103,6 @@ def test_a_system_is_compared_with_the_continued_baseline_trained_in_its_way():
     assert found == ["on", "on", "on", "on-long", "on-long", "on"]
 
 
-
-
-
-
 def test_runs_that_read_the_same_text_prepare_it_once(tmp_path, monkeypatch):
     train = {"steps": 2, "save_every": 2, "eval_every": 2}
     recipes = [
@@ -115,7 +111,7 @@ def test_runs_that_read_the_same_text_prepare_it_once(tmp_path, monkeypatch):
     ]
     trained = []
     monkeypatch.setattr(
-        seeds, "train_in_parallel", lambda todo, *_: iter(trained.append(r.name) or r.name for r in todo)
+        seeds, "train_in_parallel", lambda todo, *_, **__: iter(trained.append(r.name) or r.name for r in todo)
     )
     seeds.train_all(recipes, tmp_path / "runs", 2, 1, Console(quiet=True))
     assert trained == ["base-s1", "base-s2"]
@@ -128,7 +124,7 @@ def test_runs_that_read_the_same_text_prepare_it_once(tmp_path, monkeypatch):
 def test_separate_vocabularies_are_both_shared(tmp_path, monkeypatch):
     separate = tiny.recipe(tmp_path, tokenizer={"vocab_size": 60, "shared": False})
     recipes = [parse_recipe({**separate, "name": f"base-s{seed}", "seed": seed}, "test") for seed in (1, 2)]
-    monkeypatch.setattr(seeds, "train_in_parallel", lambda *_: iter(()))
+    monkeypatch.setattr(seeds, "train_in_parallel", lambda *_, **__: iter(()))
     seeds.train_all(recipes, tmp_path / "runs", 2, 1, Console(quiet=True))
     first, second = (load_tokenizers(tmp_path / "runs" / recipe.name) for recipe in recipes)
     assert not second.shared

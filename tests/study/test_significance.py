@@ -73,9 +73,7 @@ def test_documents_are_drawn_whole() -> None:
 
 
 @pytest.mark.parametrize(("metric", "scorer"), [("bleu", BLEU), ("chrf", CHRF)])
-def test_the_bootstrap_equals_sacrebleus(
-    metric: str, scorer: type, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bootstrap_equals_sacrebleus(metric: str, scorer: type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SACREBLEU_SEED", raising=False)
     names = [("baseline", BAD), ("system", GOOD)]
     _, theirs = PairedTest(names, {"m": scorer()}, [REFS], test_type="bs", n_samples=400)()
