@@ -183,7 +183,14 @@ def speed() -> list[Claim]:
         f"Decoding is {paper['WMT14 En-De']['speed_up']} times as fast for sentences, "
         f"{paper['CNN/Daily Mail']['speed_up']} for articles, {paper['WikiSum']['speed_up']} for long documents (a GPU)"
     )
-    return [Claim(said, "direction, less end to end (CPU)", "; ".join(evidence), "random weights, [speed](speed.md)")]
+    return [
+        Claim(
+            said,
+            "in part: direction; smaller end to end (CPU)",
+            "; ".join(evidence),
+            "random weights, [speed](speed.md)",
+        )
+    ]
 
 
 def layers() -> list[Claim]:
