@@ -2,11 +2,13 @@
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from l0drop import __version__
 from l0drop.app import runs
 from l0drop.app.analyze import analyze
 from l0drop.app.bench import bench
@@ -20,11 +22,24 @@ from l0drop.extras import MissingPackageError, needed_for
 DRAWING = ("demo", "report", "analyze")
 """Commands that draw figures."""
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Shorten what an encoder hands to its decoder.",
-)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"l0drop {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Drop encoder outputs that a decoder does not need: train, decode, evaluate."""
+
+
 app.command()(demo)
 app.command()(runs.prepare)
 app.command()(runs.train)
