@@ -10,7 +10,7 @@ from typing import Any
 
 import griffe
 
-NAMES = re.compile(r"(?:^|(?<=[.;] ))(\w+(?:, \w+)*): ", re.MULTILINE)
+NAMES = re.compile(r"(?:^|(?<=[.;] ))(\w+(?:, \w+)*):\s", re.MULTILINE)
 
 
 def as_list(text: str, known: Collection[str]) -> str:
