@@ -59,7 +59,7 @@ def analyze(
     """
     import torch
 
-    from l0drop.decoding.folder import places
+    from l0drop.decoding.folder import locate_model
     from l0drop.models.quiet import quiet_libraries
     from l0drop.study.analysis.parts import analyze as analyze_run
     from l0drop.study.analysis.parts import analyze_sweep, typical_point
@@ -75,7 +75,7 @@ def analyze(
         is_sweep = (Path(folder) / "sweep.json").is_file()
         if is_sweep and (only or show or entmax):
             raise ValueError(f"--only, --show, --entmax: are for single runs, and {folder} is a sweep")
-        place = output or (None if is_sweep else places(folder)[1]) or Path(folder)
+        place = output or (None if is_sweep else locate_model(folder)[1]) or Path(folder)
         if not place.is_dir() and output is None:
             raise ValueError(f"--output: {folder} is no folder here; say where analysis.json and figures go")
         with bars() as bar:

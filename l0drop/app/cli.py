@@ -14,6 +14,7 @@ from l0drop.app.analyze import analyze
 from l0drop.app.bench import bench
 from l0drop.app.demo import demo
 from l0drop.app.evaluate import evaluate
+from l0drop.app.explain import explain
 from l0drop.app.report import report
 from l0drop.app.sweep import sweep
 from l0drop.app.translate import translate
@@ -46,6 +47,7 @@ app.command()(runs.train)
 app.command()(sweep)
 app.command()(translate)
 app.command("summarize", help="The same as translate, by another name.")(translate)
+app.command()(explain)
 app.command()(evaluate)
 app.command()(report)
 app.command()(analyze)

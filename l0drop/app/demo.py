@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from l0drop.app.pieces import Piece, is_styled, mark_dropped
+
 console = Console()
 log = Console(stderr=True)
 
@@ -47,7 +49,7 @@ def demo(
     console.print(results_table(metrics))
     console.print(_dropped(metrics))
     for sentence in metrics["sentences"]:
-        console.print(struck(sentence))
+        console.print(struck(sentence, is_styled(console)))
     console.print(
         f"\nLook at [bold]{folder / 'report.html'}[/]; beside it are metrics.json and a model folder per system."
     )
@@ -85,11 +87,10 @@ def _dropped(metrics: dict[str, Any]) -> Text:
     )
 
 
-def struck(sentence: list[dict[str, Any]]) -> Text:
-    """A sentence with its dropped words struck out."""
-    text = Text()
+def struck(sentence: list[dict[str, Any]], styled: bool = True) -> Text:
+    """A sentence with its dropped pieces marked."""
+    pieces: list[Piece] = []
     for word in sentence:
-        text.append(" " if word["space_before"] and len(text) else "")
-        for piece, dropped in word["pieces"]:
-            text.append(piece, style="strike dim" if dropped else "bold")
-    return text
+        pieces += [(" ", False)] if word["space_before"] and pieces else []
+        pieces += [(piece, dropped) for piece, dropped in word["pieces"]]
+    return mark_dropped(pieces, styled)

@@ -21,7 +21,7 @@ from l0drop.app.runs import Dtype
 
 if TYPE_CHECKING:
     from l0drop.decoding.lines import Lines
-    from l0drop.decoding.stream import Job, Totals
+    from l0drop.decoding.stream import Job, Processes, Totals
     from l0drop.decoding.text import TextModel
 
 log = Console(stderr=True)
@@ -32,54 +32,95 @@ class Errors(StrEnum):
     REPLACE = "replace"
 
 
+# options that `explain` has too
+ModelName = Annotated[str, typer.Argument(help="A run folder, a model folder, or a name on the Hugging Face hub.")]
+Beams = Annotated[
+    int | None,
+    typer.Option("--beams", "--num-beams", help="Beams; 1 is greedy search. Default: the run's or the model's.", min=1),
+]
+MaxNewTokens = Annotated[
+    int | None, typer.Option(help="Maximum output length. Default: the run's or the model's, else 256.", min=1)
+]
+Keep = Annotated[float | None, typer.Option(help="Dial: the share of source tokens to keep.")]
+MaxMemory = Annotated[int | None, typer.Option(help="Dial: the maximum number of memory rows.")]
+Shift = Annotated[float | None, typer.Option(help="Dial: a number added to log α; above 0 keeps more tokens.")]
+SourceLanguage = Annotated[
+    str | None, typer.Option(help="Source language of a multilingual model, as its tokenizer names it.")
+]
+TargetLanguage = Annotated[
+    str | None, typer.Option(help="Target language of a multilingual model, as its tokenizer names it.")
+]
+Prefix = Annotated[
+    str | None, typer.Option(help="Text put before every source, for models such as T5. Default: the run's.")
+]
+Device = Annotated[str | None, typer.Option(help="Default: a GPU if there is one, else the CPU.")]
+DtypeOption = Annotated[Dtype | None, typer.Option(help="Default: the type of the stored weights. int8 needs a CPU.")]
+
+
 def translate(
-    model: Annotated[str, typer.Argument(help="A run folder, a model folder, or a name on the Hugging Face hub.")],
-    input_: Annotated[Path | None, typer.Option("--input", "-i", help="Text, a line each; left out, stdin.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Left out, stdout.")] = None,
-    jsonl: Annotated[
-        bool | None, typer.Option("--jsonl/--no-jsonl", help="Input is JSON lines; as the file's ending says.")
+    model: ModelName,
+    input_: Annotated[
+        Path | None, typer.Option("--input", "-i", help="A file with one text per line. Default: standard input.")
     ] = None,
-    field: Annotated[str, typer.Option(help="Where the text is in a JSON object.")] = "text",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: standard output.")] = None,
+    jsonl: Annotated[
+        bool | None,
+        typer.Option("--jsonl/--no-jsonl", help="Read JSON lines. Default: if the input's name ends in .jsonl."),
+    ] = None,
+    field: Annotated[str, typer.Option(help="The field of a JSON object that holds the text.")] = "text",
     as_json: Annotated[
         bool | None,
         typer.Option(
             "--json/--no-json",
-            help="Output is JSON lines: text, score, kept source tokens, timing; as the file's ending says.",
+            help="Write JSON lines with text, score, kept source tokens and time. "
+            "Default: if the output's name ends in .jsonl.",
         ),
     ] = None,
-    errors: Annotated[Errors, typer.Option(help="What is not UTF-8 is an error, or replaced.")] = Errors.STRICT,
-    beams: Annotated[int | None, typer.Option(help="Left out, as the run or the model says.", min=1)] = None,
-    length_penalty: Annotated[float | None, typer.Option(help="Above 0 favours long outputs.")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Longest output.", min=1)] = None,
-    nbest: Annotated[int, typer.Option(help="Outputs per line; more than one with --json only.", min=1)] = 1,
+    errors: Annotated[Errors, typer.Option(help="Stop at invalid UTF-8, or replace it by U+FFFD.")] = Errors.STRICT,
+    beams: Beams = None,
+    length_penalty: Annotated[
+        float | None, typer.Option(help="Above 0 favours long outputs. Default: the run's or the model's.")
+    ] = None,
+    max_new_tokens: MaxNewTokens = None,
+    nbest: Annotated[int, typer.Option(help="Outputs per line; more than one needs --json.", min=1)] = 1,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="Any other generation setting: no_repeat_ngram_size=3", metavar="NAME=VALUE"),
     ] = None,
-    keep: Annotated[float | None, typer.Option(help="The dial: the share of source tokens to keep.")] = None,
-    max_memory: Annotated[int | None, typer.Option(help="The dial: the most memory rows.")] = None,
-    shift: Annotated[float | None, typer.Option(help="The dial: added to log α.")] = None,
+    keep: Keep = None,
+    max_memory: MaxMemory = None,
+    shift: Shift = None,
     dense: Annotated[bool, typer.Option("--dense", help="Decode on the full gated memory.")] = False,
-    source_lang: Annotated[str | None, typer.Option(help="For multilingual models, as the tokenizer calls it.")] = None,
-    target_lang: Annotated[str | None, typer.Option(help="For multilingual models, as the tokenizer calls it.")] = None,
-    prefix: Annotated[str | None, typer.Option(help="Put before every line, as T5 wants it.")] = None,
-    max_source: Annotated[int | None, typer.Option(help="Longer lines are cut to so many tokens.", min=1)] = None,
-    batch_tokens: Annotated[
-        int | None, typer.Option(help="Padded source tokens decoded at once; fewer take less memory.", min=1)
+    source_lang: SourceLanguage = None,
+    target_lang: TargetLanguage = None,
+    prefix: Prefix = None,
+    max_source: Annotated[
+        int | None, typer.Option(help="Cut longer lines to this many tokens. Default: the run's or the model's.", min=1)
     ] = None,
-    window: Annotated[int | None, typer.Option(help="Lines read, sorted and written at a time.", min=1)] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted --output.")] = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Throw away an interrupted --output.")] = False,
-    summary: Annotated[Path | None, typer.Option(help="Write totals, settings and machine to this JSON file.")] = None,
-    device: Annotated[str | None, typer.Option(help="Left out, a GPU if there is one.")] = None,
-    dtype: Annotated[Dtype | None, typer.Option(help="Left out, as stored; int8 is for a CPU.")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; left out, as many as torch takes.", min=1)] = None,
+    batch_tokens: Annotated[
+        int | None,
+        typer.Option(help="Padded source tokens per batch; fewer need less memory. Default: 8192.", min=1),
+    ] = None,
+    window: Annotated[
+        int | None, typer.Option(help="Lines to read, sort by length and write at a time. Default: 2048.", min=1)
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted --output.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Discard an interrupted --output.")] = False,
+    summary: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write totals, settings and machine to this JSON file. Default: OUTPUT.summary.json with --json."
+        ),
+    ] = None,
+    device: Device = None,
+    dtype: DtypeOption = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads. Default: torch's choice.", min=1)] = None,
 ) -> None:
-    """Decode text: one output line per input line, blank for blank, in order, whatever the length of the input."""
-    as_json = _ends(output, ".jsonl") if as_json is None else as_json
-    jsonl = _ends(input_, ".jsonl") if jsonl is None else jsonl
+    """Decode text of any length: one output line per input line, in order. Blank lines stay blank."""
+    as_json = _has_suffix(output, ".jsonl") if as_json is None else as_json
+    jsonl = _has_suffix(input_, ".jsonl") if jsonl is None else jsonl
     if output is not None and output.is_symlink() and (output.is_file() or not output.exists()):
-        output = output.resolve()  # what it points to is written, and the link stays
+        output = output.resolve()  # write the link's target and keep the link
     _check(input_, output, summary, nbest=nbest, as_json=as_json, resume=resume, restart=restart)
     generation = {
         "num_beams": beams, "length_penalty": length_penalty, "max_new_tokens": max_new_tokens, "keep": keep,
@@ -87,60 +128,85 @@ def translate(
         "num_return_sequences": nbest if nbest > 1 else None,
     }  # fmt: skip
     given = {name: value for name, value in generation.items() if value is not None} | _settings(set_ or [])
+    written = "the lines written so far are complete" if output is None else "to continue, add --resume to the command"
+    with interruptible(f"stopped; {written}"):
+        import torch
 
-    import torch
+        from l0drop.decoding.stream import WINDOW, Job, Processes, decode_stream
+        from l0drop.decoding.text import BATCH_TOKENS, load
+        from l0drop.models.quiet import quiet_libraries
 
+        quiet_libraries()
+        processes = Processes()
+        if threads is not None:
+            torch.set_num_threads(threads)
+        if device is None and torch.cuda.is_available():
+            device = f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}"
+        if device is not None and device.startswith("cuda"):
+            torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a new plan for every shape, thus for every batch
+        job = Job(
+            given, source_lang, target_lang, prefix, max_source, batch_tokens or BATCH_TOKENS, window or WINDOW, as_json
+        )
+        if not processes.is_first:
+            with _silent():
+                decode_stream(load(model, device, dtype), job, None, None, processes=processes)
+            return
+        reading = {"jsonl": jsonl, "field": field, "errors": errors.value}
+        _translate(model, device, dtype, job, processes, input_, reading, output, summary, resume, restart)
+
+
+def _translate(
+    model: str,
+    device: str | None,
+    dtype: Dtype | None,
+    job: "Job",
+    processes: "Processes",
+    input_: Path | None,
+    reading: dict[str, Any],
+    output: Path | None,
+    summary: Path | None,
+    resume: bool,
+    restart: bool,
+) -> None:
+    """The work of the first process, which reads and writes."""
     from l0drop.decoding.lines import open_lines
-    from l0drop.decoding.partial import Stream, claimed, made_from, partial_file
-    from l0drop.decoding.stream import WINDOW, Job, Processes, decode_stream
-    from l0drop.decoding.text import BATCH_TOKENS, load
-    from l0drop.models.quiet import quiet_libraries
+    from l0drop.decoding.partial import Progress as Done
+    from l0drop.decoding.partial import Stream, locked_output, partial_file, recorded_facts
+    from l0drop.decoding.stream import Totals, decode_stream
+    from l0drop.decoding.text import load
 
-    quiet_libraries()
-    processes = Processes()
-    if threads is not None:
-        torch.set_num_threads(threads)
-    if device is None and torch.cuda.is_available():
-        device = f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}"
-    if device is not None and device.startswith("cuda"):
-        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape, and every batch has its own
-    job = Job(
-        given, source_lang, target_lang, prefix, max_source, batch_tokens or BATCH_TOKENS, window or WINDOW, as_json
-    )
-    if not processes.is_first:
-        with _silent():
-            decode_stream(load(model, device, dtype), job, None, None, processes=processes)
-        return
     with ExitStack() as stack:
         if output is not None:
-            stack.enter_context(claimed(output, resume=resume, restart=restart))
-        lines = stack.enter_context(open_lines(input_, jsonl=jsonl, field=field, errors=errors.value))
-        if input_ is None and sys.stdin.isatty():
-            log.print("[dim]reading from the terminal; Ctrl-D ends it[/]")
+            stack.enter_context(locked_output(output, resume=resume, restart=restart))
+        lines = stack.enter_context(open_lines(input_, **reading))
         loaded = load(model, device, dtype)
         if not loaded.is_gated:
-            log.print(f"[dim]{escape(model)} has no gate: decoding is dense[/]", highlight=False)
-        then = made_from(output) if output is not None and resume else {}
-        if "linears" in then:  # measured anew it might be another kind, and kinds round differently
-            loaded.engine.linears = then["linears"]
-        facts = _facts(loaded, job) | {"jsonl": jsonl, "field": field if jsonl else None, "errors": errors.value}
+            log.print(f"[dim]{escape(model)} has no gates: decoding is dense[/]", highlight=False, soft_wrap=True)
+        earlier = recorded_facts(output) if output is not None and resume else {}
+        if "linears" in earlier:  # a new measurement might choose another kind, and kinds round differently
+            loaded.engine.linears = earlier["linears"]
+        field = reading["field"] if reading["jsonl"] else None
+        facts = _facts(loaded, job) | {**reading, "field": field}
+        if input_ is None and sys.stdin.isatty():
+            log.print("[dim]reading from the terminal; Ctrl-D ends the input[/]")
         progress = stack.enter_context(_bar(input_, lines))
-        decode = partial(decode_stream, loaded, job, lines, processes=processes, warn=_warn, progress=progress)
-        began, before = time.perf_counter(), 0
-        with _interruptible(output), _quiet_pipe():
+        decode = partial(decode_stream, loaded, job, lines, processes=processes, warn=warn, progress=progress)
+        began, start = time.perf_counter(), Done()
+        with _quiet_pipe():
             if output is None:
                 totals = decode(Stream(sys.stdout.buffer))
             else:
                 with partial_file(output, facts, resume=resume) as file:
-                    before = file.progress.lines
-                    lines.skip(before, file.progress.digest)
-                    totals = decode(file, start=file.progress)
+                    start = file.progress
+                    lines.skip(start.lines, start.digest)
+                    totals = decode(file, start=start)
         seconds = time.perf_counter() - began
-    if summary is None and output is not None and as_json:
+    if summary is None and output is not None and job.as_json:
         summary = output.with_name(f"{output.name}.summary.json")
     if summary is not None:
-        _summarize(summary, totals, facts, seconds, processes.count)
-    log.print(_said(totals, before, seconds, loaded.is_gated), highlight=False)
+        _write_summary(summary, totals, facts, seconds, processes.count)
+    for line in summary_lines(totals, Totals(**start.totals), seconds, loaded.is_gated):
+        log.print(line, highlight=False, soft_wrap=True)
 
 
 def _check(
@@ -153,26 +219,26 @@ def _check(
     resume: bool,
     restart: bool,
 ) -> None:
-    """What does not go together."""
+    """Raise for options that contradict each other."""
     if nbest > 1 and not as_json:
         raise ValueError("--nbest: needs --json; plain output has one line per input line")
     if (resume or restart) and output is None:
-        raise ValueError(f"--{'resume' if resume else 'restart'}: is for an interrupted --output; give that too")
+        raise ValueError(f"--{'resume' if resume else 'restart'}: needs the --output of the interrupted run")
     if resume and restart:
         raise ValueError("--resume and --restart: give one of them")
     if output is not None and output.suffix in (".gz", ".xz"):
         raise ValueError(
-            f"--output: {output} would not be packed; leave --output out and pipe standard output to a packer"
+            f"--output: {output} would not be compressed; omit --output and pipe standard output to gzip or xz"
         )
     if input_ is not None and output is not None and output.exists() and input_.exists() and output.samefile(input_):
-        raise ValueError(f"--output: {output} is the input, which would be lost")
+        raise ValueError(f"--output: {output} is the input file, which would be overwritten")
     for option, other in (("--output", output), ("--input", input_)):
         if summary is not None and other is not None and summary.resolve() == other.resolve():
-            raise ValueError(f"--summary: {summary} is {option}, which would be lost")
+            raise ValueError(f"--summary: {summary} is also {option} and would be overwritten")
 
 
 def _settings(pairs: list[str]) -> dict[str, Any]:
-    """Generation settings from NAME=VALUE; values are JSON, or else text."""
+    """Generation settings from NAME=VALUE pairs; a value that is not JSON is a string."""
     settings = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -185,13 +251,13 @@ def _settings(pairs: list[str]) -> dict[str, Any]:
     return settings
 
 
-def _ends(path: Path | None, ending: str) -> bool:
-    """Whether a file is of a kind, packed or not."""
-    return path is not None and ending in path.suffixes[-2:]
+def _has_suffix(path: Path | None, suffix: str) -> bool:
+    """Whether a file name has this suffix, possibly before .gz or .xz."""
+    return path is not None and suffix in path.suffixes[-2:]
 
 
 def _facts(loaded: "TextModel", job: "Job") -> dict[str, Any]:
-    """All that decides the output, beside the input."""
+    """Everything that determines the output, apart from the input."""
     from l0drop.decoding.folder import fingerprint
 
     return {
@@ -210,7 +276,7 @@ def _facts(loaded: "TextModel", job: "Job") -> dict[str, Any]:
     }
 
 
-def _summarize(file: Path, totals: "Totals", facts: dict[str, Any], seconds: float, processes: int) -> None:
+def _write_summary(file: Path, totals: "Totals", facts: dict[str, Any], seconds: float, processes: int) -> None:
     from l0drop.data.whole import write_whole
     from l0drop.runs.provenance import provenance
 
@@ -225,23 +291,26 @@ def _summarize(file: Path, totals: "Totals", facts: dict[str, Any], seconds: flo
     write_whole(file, json.dumps(values, indent=1) + "\n")
 
 
-def _said(totals: "Totals", before: int, seconds: float, gated: bool) -> str:
-    parts = [f"{totals.lines:,} lines, {before:,} of them before"] if before else []
-    parts += [f"{totals.lines - before:,} lines in {seconds:.1f} s"]
-    parts += [f"{totals.blank:,} blank"] if totals.blank else []
-    parts += [f"{totals.cut:,} cut"] if totals.cut else []
-    parts += [f"{totals.source_tokens:,} source tokens"]
-    parts += [f"{totals.sparsity:.1%} dropped"] if gated and totals.sparsity is not None else []
-    return ", ".join(parts)
+def summary_lines(totals: "Totals", before: "Totals", seconds: float, gated: bool) -> list[str]:
+    """The closing message, in lines of at most 80 columns; `before` are the totals of the interrupted run."""
+    lines = [f"{totals.lines - before.lines:,} lines in {seconds:,.1f} s"]
+    lines += [f"{totals.blank:,} blank"] if totals.blank else []
+    lines += [f"{totals.cut:,} cut"] if totals.cut else []
+    speed = (totals.source_tokens - before.source_tokens) / max(seconds, 1e-9)
+    tokens = [f"{totals.source_tokens:,} source tokens"]
+    tokens += [f"{totals.sparsity:.1%} dropped"] if gated and totals.sparsity is not None else []
+    tokens += [f"{speed:,.0f} source tokens/s"]
+    said = [", ".join(lines), ", ".join(tokens)]
+    return [f"{totals.lines:,} lines in all, {before.lines:,} before the interruption", *said] if before.lines else said
 
 
-def _warn(text: str) -> None:
+def warn(text: str) -> None:
     log.print(f"[yellow]warning:[/] {escape(text)}", highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def _bar(input_: Path | None, lines: "Lines") -> Iterator[Callable[["Totals"], None]]:
-    """Lines done, and how far in a file that is; on stderr, and only for somebody who looks at it."""
+    """A progress bar with the number of lines, on a terminal only."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     plain = input_ is not None and input_.is_file() and input_.suffix not in (".gz", ".xz")
     total = input_.stat().st_size if input_ is not None and plain else None
@@ -251,30 +320,33 @@ def _bar(input_: Path | None, lines: "Lines") -> Iterator[Callable[["Totals"], N
 
 
 @contextmanager
-def _interruptible(output: Path | None) -> Iterator[None]:
-    """Ctrl-C is no accident: say how to go on."""
+def interruptible(message: str) -> Iterator[None]:
+    """Ctrl-C ends the command with one line."""
     try:
         yield
     except KeyboardInterrupt:
-        how = "the same command with --resume goes on" if output is not None else "what was written stays"
-        log.print(f"[yellow]stopped; {how}[/]")
+        log.print(f"[yellow]{message}[/]", highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
 
 
 @contextmanager
 def _quiet_pipe() -> Iterator[None]:
-    """A reader that has seen enough closes the pipe; that is the end, and no error."""
+    """A reader that closes the pipe ends the command without an error message."""
     try:
         yield
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # otherwise Python complains when it flushes at exit
         raise typer.Exit(141) from None
 
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """In all processes but the first: what went wrong in all of them is told once."""
+    """Hide errors of all processes but the first, which reports them."""
     try:
         yield
     except (ValueError, OSError):
         raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None

@@ -1,1 +1,1 @@
-"""From encodings to text."""
+"""Decoding: from text to tokens, memory, search and text again."""

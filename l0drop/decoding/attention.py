@@ -1,10 +1,9 @@
-"""Attention for rows that share keys: the beams of a sentence are query positions on one memory.
+"""Attention for beams that share keys: the beams of a sentence are query positions on one memory.
 
-So it is with the target as well: the beams of a sentence share one store of what any of them has written, and `among`
-says which of it each of them descends from. Nothing is copied when beams are chosen anew.
+The beams of a sentence also share one store of target keys. `use_ancestry` says which of them each beam descends from,
+so nothing is copied when beams are reordered.
 
-Registered under a name of its own with transformers' attention interface; models that do not ask for it by that name
-never meet it.
+Registered under a separate name in transformers' attention interface, so other models are not affected.
 
 Shapes: B sentences, k beams, R = B·k rows, H heads, T query positions, S keys, D head width; n blocks of s keys.
 """
@@ -21,15 +20,15 @@ from transformers import AttentionInterface
 
 NAME = "l0drop_folded"
 
-TURNED_FROM = 128
+TRANSPOSE_FROM = 128
 LONGEST_BLOCK = 640
-"""From so many keys on values are turned round, and in how large blocks at most; beyond that it is slower than not."""
+"""Values are stored transposed from this number of keys on, in blocks of at most this size; otherwise it is slower."""
 
 
 class Ancestry(NamedTuple):
-    """Which of the keys of the target so far a beam descends from.
+    """The target keys that each beam descends from.
 
-    bias: [B, 1, k, S], 0 where it does, -inf elsewhere. position: [B, S], where in the target each key stands.
+    bias: [B, 1, k, S], 0 for these keys, -inf for others. position: [B, S], the target position of each key.
     """
 
     bias: Tensor
@@ -40,17 +39,16 @@ _ANCESTRY: ContextVar[Ancestry | None] = ContextVar("ancestry", default=None)
 
 
 @contextmanager
-def among(known: Ancestry | None) -> Iterator[None]:
-    """Inside, self-attention goes by this; None stands for every row attending to all its keys, in order."""
-    token = _ANCESTRY.set(known)
+def use_ancestry(ancestry: Ancestry | None) -> Iterator[None]:
+    """Restrict self-attention to these keys; with None every row attends to all its keys, in order."""
+    token = _ANCESTRY.set(ancestry)
     try:
         yield
     finally:
         _ANCESTRY.reset(token)
 
 
-def ancestry() -> Ancestry | None:
-    """What self-attention goes by now."""
+def current_ancestry() -> Ancestry | None:
     return _ANCESTRY.get()
 
 
@@ -66,47 +64,47 @@ def folded_attention(
 ) -> tuple[Tensor, None]:
     """Query [R, H, T, D] on keys and values [B, H, S, D], row r attending to sentence r // k; mask [B, 1, 1, S].
 
-    No mask stands for self-attention: one new position attends to all that it descends from.
+    Without a mask it is self-attention: one new position attends to all keys that it descends from.
     """
     R, H, T, D = query.shape
     B = key.shape[0]
     mask = attention_mask
-    known = ancestry() if mask is None else None
-    if known is not None:
-        mask = known.bias
-        if position_bias is not None:  # by position, where keys stand in the order they were written
-            position_bias = position_bias[0, :, -1][:, known.position].transpose(0, 1)[:, :, None]
+    ancestry = current_ancestry() if mask is None else None
+    if ancestry is not None:
+        mask = ancestry.bias
+        if position_bias is not None:  # the bias is by target position, but keys are in the order of writing
+            position_bias = position_bias[0, :, -1][:, ancestry.position].transpose(0, 1)[:, :, None]
     if position_bias is not None:
         bias = position_bias[:, :, -T:]
         mask = bias if mask is None else bias + mask
     k = R // B
-    assert k == 1 or T == 1, "beams are folded into the query positions of one step"
+    assert k == 1 or T == 1, "beams become the query positions of one step"
     query_BHqD = query if k == 1 else query.view(B, k, H, D).transpose(1, 2)
     return attend(query_BHqD, key, value, mask, scaling).transpose(1, 2).reshape(R, T, H, D), None
 
 
-def turns(states_BSD: Tensor) -> tuple[int, int]:
-    """In how many blocks, of how many keys, values of these states are turned round; (0, 0) where they are not."""
+def value_blocks(states_BSD: Tensor) -> tuple[int, int]:
+    """Number and size of the blocks in which these states' values are stored transposed; (0, 0) if they are not."""
     keys = states_BSD.shape[1]
-    if keys < TURNED_FROM or not _by_products(states_BSD):
+    if keys < TRANSPOSE_FROM or not _uses_bmm(states_BSD):
         return 0, 0
     count = -(-keys // LONGEST_BLOCK)
     return count, -(-keys // count)
 
 
-def _by_products(tensor: Tensor) -> bool:
+def _uses_bmm(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
     """Attention of a few query positions: [B, H, q, D].
 
-    On a CPU, the product of keys by queries has many rows where that of queries by keys has few; for one to eight
-    queries this takes two thirds of the time of torch's fused attention, which is made for as many queries as keys.
-    So it is with values that are turned round, [B, n, H, D, s]: a third less again.
+    On a CPU, multiplying keys by queries is faster than queries by keys, because the result has many rows. For one to
+    eight queries it takes two thirds of the time of torch's fused attention, which is optimized for as many queries as
+    keys. Transposed values, [B, n, H, D, s], save another third.
     """
-    if not _by_products(query):
-        mask = None if mask is None else mask.to(query.dtype)  # a GPU takes no other
+    if not _uses_bmm(query):
+        mask = None if mask is None else mask.to(query.dtype)  # a GPU requires this dtype
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
     B, H, q, D = query.shape
     scaled_GqD = (query * (D**-0.5 if scaling is None else scaling)).reshape(B * H, q, D)

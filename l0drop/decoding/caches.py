@@ -1,6 +1,6 @@
-"""Keys and values of one decoding run, of the memory and of the target, each once per sentence for all its beams.
+"""Keys and values of memory and target in one decoding run, stored once per sentence for all its beams.
 
-Both are Hugging Face cache classes, so that its decoders read and write them by themselves.
+Both are Hugging Face cache classes, so that Hugging Face's decoders can read and write them.
 
 Shapes: B sentences, k beams, R = B·k rows, G groups of rows, H heads, S keys, D head width.
 """
@@ -16,11 +16,11 @@ from l0drop.decoding.attention import Ancestry
 
 PACK_EVERY = 4
 PACK_AT = 0.9
-"""Every so many steps slots without descendants are counted, and taken out if no more than this share has any."""
+"""Every PACK_EVERY steps, slots without descendants are removed if at most this share of slots has any."""
 
 
 class _Layer(CacheLayerMixin):
-    """What every layer here has in common: it is filled by `update` alone, and needs no mask."""
+    """Base class: a layer that is filled only by `update` and needs no mask."""
 
     is_compileable = False
     is_sliding = False
@@ -40,9 +40,9 @@ class _Layer(CacheLayerMixin):
 
 
 class MemoryLayer(_Layer):
-    """Keys and values of the memory, [B, H, S, D]; written at the first step, then read by every beam.
+    """Keys and values of the memory, [B, H, S, D]; written in the first step, then read by every beam.
 
-    Values may be turned round, in blocks: [B, n, H, D, s], see `attend`.
+    Values may be transposed, in blocks: [B, n, H, D, s], see `attend`.
     """
 
     keys: Tensor
@@ -56,7 +56,7 @@ class MemoryLayer(_Layer):
         return self.keys, self.values
 
     def keep(self, sentences: Tensor, rows: int) -> None:
-        """Leave these sentences and as many memory rows as the longest of them has."""
+        """Keep only these sentences, and the first `rows` memory rows."""
         self.keys = self.keys[:, :, :rows].index_select(0, sentences)
         if self.values.dim() == 4:
             values = self.values[:, :, :rows]
@@ -67,9 +67,9 @@ class MemoryLayer(_Layer):
 
 
 class PrefixLayer(_Layer):
-    """Keys and values of the target so far, in buffers [G, H, slots, D] of which `filled` slots are.
+    """Keys and values of the target so far, in buffers [G, H, slots, D] with `filled` used slots.
 
-    `length` counts target positions. A group of G is a sentence, whose beams write into slots of their own.
+    `length` counts target positions. A group is a sentence; each of its beams writes into a separate slot.
     """
 
     def __init__(self, groups: int, slots: int) -> None:
@@ -98,19 +98,19 @@ class PrefixLayer(_Layer):
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def pack(self, order_GS: Tensor) -> None:
-        """Leave these slots, in this order."""
+        """Keep only these slots, in this order."""
         assert self.keys is not None
         assert self.values is not None
         left = order_GS.shape[1]
         groups, heads, slots, width = self.keys.shape
         first_GH1 = torch.arange(0, groups * heads * slots, slots, device=order_GS.device).view(groups, heads, 1)
-        rows = (first_GH1 + order_GS[:, None]).flatten()  # whole rows are copied faster than elements are gathered
+        rows = (first_GH1 + order_GS[:, None]).flatten()  # copying whole rows is faster than gathering elements
         for buffer in (self.keys, self.values):
             buffer[:, :, :left] = buffer.view(-1, width).index_select(0, rows).view(groups, heads, left, width)
         self.filled = left
 
     def keep(self, groups: Tensor) -> None:
-        """Leave these groups."""
+        """Keep only these groups."""
         assert self.keys is not None
         assert self.values is not None
         shape = (len(groups), *self.keys.shape[1:])
@@ -123,15 +123,15 @@ class PrefixLayer(_Layer):
 
 
 class DecoderCache(EncoderDecoderCache):
-    """Both caches of a run: of the memory, [B sentences], and of the target, [G groups] with k beams each.
+    """Both caches of a run: the memory's, for B sentences, and the target's, for G groups of k beams.
 
-    Beams are sentences' beams (G = B), or rows that have nothing to do with each other (k = 1). When beams are chosen
-    anew, keys and values stay where they are; `descend` notes who descends from what. Slots from which nobody descends
-    any more are taken out now and then: beams soon share all but their last tokens.
+    Groups are sentences (G = B), or independent rows (k = 1). When beams are reordered, keys and values stay in their
+    slots; `descend` records the slots that each beam descends from. Slots without descendants are removed from time to
+    time: beams soon share all but their last tokens.
     """
 
     def __init__(self, layers: int, groups: int, beams: int, positions: int, device: torch.device | str) -> None:
-        slots = 1 + beams * (positions - 1)  # all beams begin with one
+        slots = 1 + beams * (positions - 1)  # all beams share the first position
         self.prefix = [PrefixLayer(groups, slots) for _ in range(layers)]
         self.memory = [MemoryLayer() for _ in range(layers)]
         self.beams = beams
@@ -140,7 +140,7 @@ class DecoderCache(EncoderDecoderCache):
         super().__init__(Cache(layers=[*self.prefix]), Cache(layers=[*self.memory]))
 
     def step(self, rows: int) -> Ancestry | None:
-        """Who descends from what at the next step, which has so many rows: one per group at first, then k."""
+        """The ancestry for the next step with this number of rows: one per group in the first step, then k."""
         start, length = self.prefix[0].filled, self.prefix[0].length
         new = rows // self.prefix[0].groups
         if self.beams == 1:
@@ -156,17 +156,17 @@ class DecoderCache(EncoderDecoderCache):
         return Ancestry(self._bias[:, None, :, :end], self._position[:, :end])
 
     def descend(self, parents_Gk: Tensor) -> None:
-        """Beam j of a sentence goes on from its beam parents[j]."""
+        """Beam j of a sentence continues its beam parents[j]."""
         if self.beams == 1:
             return
         filled = self.prefix[0].filled
-        known = self._bias[:, :, :filled]
-        known.copy_(known.gather(1, parents_Gk[:, :, None].expand(-1, -1, filled)))
+        bias = self._bias[:, :, :filled]
+        bias.copy_(bias.gather(1, parents_Gk[:, :, None].expand(-1, -1, filled)))
         if self.prefix[0].length % PACK_EVERY == 0:
             self._pack()
 
     def _pack(self) -> None:
-        """Take out slots from which nobody descends, if there are many."""
+        """Remove slots without descendants, if there are many."""
         filled = self.prefix[0].filled
         live_GS = (self._bias[:, :, :filled] == 0).any(1)
         left = int(live_GS.sum(1).max())
@@ -181,7 +181,7 @@ class DecoderCache(EncoderDecoderCache):
             layer.pack(order_GS)
 
     def keep(self, sentences: Tensor, groups: Tensor, memory_rows: int) -> None:
-        """Leave these sentences, their groups, and as many memory rows as the longest of them has."""
+        """Keep only these sentences, their groups, and the first `memory_rows` memory rows."""
         for prefix, memory in zip(self.prefix, self.memory, strict=True):
             prefix.keep(groups)
             memory.keep(sentences, memory_rows)
@@ -189,6 +189,6 @@ class DecoderCache(EncoderDecoderCache):
 
     @property
     def memory_bytes(self) -> int:
-        """What the keys and values of the memory take."""
+        """Size of the keys and values of the memory."""
         tensors = [t for layer in self.memory for t in (layer.keys, layer.values) if torch.is_tensor(t)]
         return sum(t.numel() * t.element_size() for t in tensors)

@@ -1,4 +1,4 @@
-"""Decode a tokenized corpus with the engine, sorted by length, in batches of a token budget."""
+"""Decode a tokenized corpus with the engine, sorted by length, in batches of limited size."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ from l0drop.data.batches import collate
 from l0drop.data.corpus import TokenizedCorpus
 from l0drop.data.sparsity import SparsityMeter
 from l0drop.decoding.engine import Engine
-from l0drop.decoding.languages import begin_in, speaks_several
+from l0drop.decoding.languages import is_multilingual, target_language_setting
 from l0drop.decoding.settings import SCORING
 
 
 @dataclass
 class Decoded:
-    """Output texts in corpus order, and what the gates did."""
+    """Output texts in corpus order, and statistics of the gates."""
 
     texts: list[str]
     meter: SparsityMeter
 
 
 def length_batches(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
-    """Indices of `lengths` in batches whose rows × longest stay within the budget, longest first."""
+    """Indices of `lengths`, longest first, in batches with at most `budget` tokens after padding."""
     order = np.argsort(-lengths, kind="stable")
     batches: list[list[int]] = []
     for index in order.tolist():
@@ -35,7 +35,7 @@ def length_batches(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
 
 
 def encoder_inputs(batch: dict[str, Any], device: torch.device, with_hints: bool) -> dict[str, Any]:
-    """What generate takes of a collated batch, on the model's device."""
+    """The encoder's inputs from a collated batch, on the model's device."""
     inputs: dict[str, Any] = {name: batch[name].to(device) for name in ("input_ids", "attention_mask")}
     if with_hints and batch["hints"]:
         inputs["hints"] = {name: tensor.to(device) for name, tensor in batch["hints"].items()}
@@ -55,13 +55,14 @@ def decode_corpus(
     max_new_tokens: int,
     progress: Callable[[int], None] | None = None,
 ) -> Decoded:
-    """The model's outputs for these sentences, in their order; `tokenizer` is the target side's, and knows its
-    language where there are several."""
+    """The model's outputs for these sentences, in order; `tokenizer` is the target's, with its language set if it is
+    multilingual."""
     engine = Engine(model)
-    language = getattr(tokenizer, "tgt_lang", None) if speaks_several(tokenizer) else None
-    spoken: dict[str, Any] = (
-        {} if language is None else begin_in(tokenizer, language, model.generation_config.decoder_start_token_id)
-    )
+    language = getattr(tokenizer, "tgt_lang", None) if is_multilingual(tokenizer) else None
+    language_setting: dict[str, Any] = {}
+    if language is not None:
+        start = model.generation_config.decoder_start_token_id
+        language_setting = target_language_setting(tokenizer, language, start)
     texts: list[str] = [""] * len(indices)
     meter = SparsityMeter()
     lengths = corpus.source_lengths[np.asarray(indices, dtype=np.int64)]
@@ -69,13 +70,13 @@ def decode_corpus(
         batch = collate([corpus[int(indices[i])] for i in chosen], pad_id)
         result = engine.generate(
             batch["input_ids"], batch["attention_mask"], hints=batch["hints"] or None, num_beams=beams,
-            length_penalty=length_penalty, max_new_tokens=max_new_tokens, **SCORING, **spoken,
+            length_penalty=length_penalty, max_new_tokens=max_new_tokens, **SCORING, **language_setting,
         )  # fmt: skip
         if result.gates is not None:
             mask = batch["attention_mask"].to(result.kept.device)
             meter.add(result.gates.values, mask, result.gates.open_probability)
-        for place, text in zip(chosen, tokenizer.batch_decode(result.sequences, skip_special_tokens=True), strict=True):
-            texts[int(place)] = text
+        for index, text in zip(chosen, tokenizer.batch_decode(result.sequences, skip_special_tokens=True), strict=True):
+            texts[int(index)] = text
         if progress:
             progress(len(chosen))
     return Decoded(texts, meter)

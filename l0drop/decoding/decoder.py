@@ -1,9 +1,9 @@
-"""A model's decoder as the engine runs it: Hugging Face's embeddings and what it does around its layers, with layers,
-attention, caches and output layer of ours.
+"""A model's decoder for the engine: Hugging Face's embeddings and forward, with our layers, attention, caches and
+output layer.
 
-The decoder holds the model's parameters in modules of its own. Layers that `stack.py` does not know stay Hugging
-Face's; their configuration asks for the attention of `attention.py`. The output layer is taken out: what a model adds
-to its logits becomes that layer's bias, where it costs nothing, instead of another pass over the vocabulary.
+The decoder holds the model's parameters in new modules. Layer types that `stack.py` does not support stay Hugging
+Face's, with the attention of `attention.py`. The output layer is separate: the model's constant addition to its logits
+becomes the bias of that layer, which costs nothing, instead of another pass over the vocabulary.
 
 Shapes: B sentences, R rows, K memory rows, D width, V vocabulary.
 """
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from l0drop.decoding.attention import NAME, among
+from l0drop.decoding.attention import NAME, use_ancestry
 from l0drop.decoding.caches import DecoderCache
 from l0drop.decoding.linear import Kind, Linears, make_linear
-from l0drop.decoding.stack import Stack, is_known
+from l0drop.decoding.stack import Stack, is_supported
 from l0drop.models.adopt import adopt_parameters
 from l0drop.models.modeling import L0DropModel
 
@@ -39,7 +39,7 @@ class Decoder:
         decoder: Any = self.modules.get_decoder()
         layers = decoder.block if hasattr(decoder, "block") else decoder.layers
         self.layers = len(layers)
-        if is_known(layers):
+        if is_supported(layers):
             packed: Stack | Linears = Stack(layers, kind)
             decoder.layers = nn.ModuleList([packed])  # type: ignore[list-item]
         else:
@@ -47,11 +47,11 @@ class Decoder:
             packed.prepare(decoder)
             packed.install()
         self.copied_bytes = packed.copied_bytes + getattr(self.head, "copied_bytes", 0)
-        """What packed weights take beside the model's own."""
+        """Size of the packed copies of weights."""
 
     def __call__(self, tokens_R1: Tensor, states_BKD: Tensor, bias_B11K: Tensor, cache: DecoderCache) -> Tensor:
-        """[R, V]. Rows belong to sentences in order, as many to each as there are beams."""
-        with among(cache.step(len(tokens_R1))):
+        """[R, V]; the rows of a sentence are its beams."""
+        with use_ancestry(cache.step(len(tokens_R1))):
             output = self.modules(
                 decoder_input_ids=tokens_R1,
                 encoder_outputs=BaseModelOutput(last_hidden_state=states_BKD),  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ class Decoder:
 
 
 class _Head(nn.Module):
-    """An output layer with what the model adds to its logits."""
+    """An output layer whose bias includes the model's constant addition to its logits."""
 
     def __init__(self, weight_VD: Tensor, bias_V: Tensor | None) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class _Head(nn.Module):
 
 
 def _take_head(model: Any) -> Any:
-    """Take the output layer out of a model, which then gives the states it would have been given."""
+    """Remove the output layer from a model, which then returns the states instead of logits."""
     layer = model.get_output_embeddings()
     (name,) = [name for name, module in model.named_children() if module is layer]
     model._modules[name] = nn.Identity()

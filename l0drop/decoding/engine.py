@@ -1,15 +1,16 @@
-"""The engine: the tokens of Hugging Face's `generate`, without what makes it slow on long inputs.
+"""The engine: gives the tokens of Hugging Face's `generate`, but faster on long inputs.
 
-`generate` repeats the memory for every beam and copies its keys and values at every step. Here the memory is encoded,
-gated and compressed once; its keys and values are computed once for each sentence and shared by the beams, and so are
-those of the target, which nobody copies when beams are chosen anew (`caches.py`); linear layers are packed for the
-machine (`linear.py`); finished sentences leave the batch.
+`generate` repeats the memory for every beam and copies its keys and values at every step. The engine encodes, gates
+and compresses the memory once. The beams of a sentence share the memory's keys and values, and also those of the
+target, which are not copied when beams are reordered (`caches.py`). Linear layers are packed for the machine
+(`linear.py`), and finished sentences leave the batch.
 
 The decoder's forward is Hugging Face's own (`decoder.py`).
 
 Shapes: B sentences, N source positions, K memory rows, k beams, R = B·k rows, T tokens, V vocabulary.
 """
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,35 +23,35 @@ from l0drop.core.gates import Gates
 from l0drop.core.memory import Memory, compress, full, keep_one
 from l0drop.decoding.caches import DecoderCache
 from l0drop.decoding.decoder import Decoder
-from l0drop.decoding.grouping import cheapest_groups, within
+from l0drop.decoding.grouping import cheapest_groups, split_evenly
 from l0drop.decoding.half_attention import half_attention
 from l0drop.decoding.linear import HALF, Linears, chosen_kind, stamp_of
 from l0drop.decoding.search import Hypotheses, Search, beam_step, sample_step, start
-from l0drop.decoding.settings import resolve
+from l0drop.decoding.settings import check_names, resolve
 from l0drop.models.controls import evaluating, real_tokens
 from l0drop.models.families import family_of, positions_of
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.outputs import L0DropEncoderOutput
 
-LEAVE_AT = 0.75
-"""Finished sentences are taken out of the batch when no more than this share of it is still running."""
+SHRINK_AT = 0.75
+"""Finished sentences are removed from the batch when at most this share of it is still running."""
 
 ENCODE_COST = 1.5e8
-"""What encoding a group of sentences costs beside its tokens, in multiplications of a weight by a token's number."""
+"""Fixed cost of encoding a group of sentences, in multiply-adds; the cost per token comes on top."""
 
 ENCODE_TOKENS = 2048
-"""Tokens to encode together at most, unless one sentence has more: what they make should stay in the caches."""
+"""Maximum tokens to encode together, unless one sentence has more: activations should stay in the CPU's caches."""
 
 GROUP_COST = 5.0
 ROW_COST = 1 / 1_000
-"""What a decoding step costs beside one sentence's share of the linear layers: the step itself, and a memory row."""
+"""Cost of a decoding step and of one memory row, relative to the linear layers for one sentence."""
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """What the decoder needs of a batch: the memory, and the decisions behind it.
+    """An encoded batch: the memory, and the gates that shaped it.
 
-    gates: at full length [B, N]; None for a plain model. kept: [B, N], True on real tokens that are in the memory.
+    gates: at full length [B, N]; None for a model without gates. kept: [B, N], True on real tokens in the memory.
     """
 
     memory: Memory
@@ -59,18 +60,18 @@ class Encoded:
 
     @property
     def rows(self) -> Tensor:
-        """[B], how many memory rows reach up to the last one that a sentence has."""
+        """[B], the number of memory rows of each sentence, up to its last visible one."""
         seen_BK = self.memory.bias[:, 0, 0] > -torch.inf
-        place_K = torch.arange(1, seen_BK.shape[1] + 1, device=seen_BK.device)
-        return (seen_BK * place_K).amax(1)
+        number_K = torch.arange(1, seen_BK.shape[1] + 1, device=seen_BK.device)
+        return (seen_BK * number_K).amax(1)
 
 
 @dataclass(frozen=True, eq=False)
 class Generation:
-    """What the engine returns, laid out as by Hugging Face's `generate`.
+    """The engine's outputs, in the layout of Hugging Face's `generate`.
 
-    sequences: [B · returned, T], the start token in front, padded behind EOS. scores: [B · returned], with length
-    penalty. gates: at full length [B, N], None for a plain model. kept: [B, N] bool.
+    sequences: [B · returned, T], starting with the start token, padded after EOS. scores: [B · returned], with length
+    penalty. gates: at full length [B, N], None for a model without gates. kept: [B, N] bool.
     """
 
     sequences: Tensor
@@ -80,14 +81,15 @@ class Generation:
 
 
 class Engine:
-    """Decodes with a sparsified model, or densely with a plain Hugging Face one of the same families.
+    """Decodes with a sparsified model, or densely with a Hugging Face model of a supported family.
 
-    dtype: "int8" rounds the weights of linear layers to 8 bits; None leaves them. linears: on a CPU in float32,
-    "packed" lays them out for the machine, "plain" does not, "auto" is what a quick measurement says is faster. Packed
-    and rounded weights are copies, made anew when the model's change. The attribute `linears` has what was chosen.
+    dtype: "int8" rounds the weights of linear layers to 8 bits; None leaves them as they are. linears, for float32 on a
+    CPU: "packed" stores weights in the machine's layout, "plain" does not, "auto" measures which is faster. Packed and
+    rounded weights are copies; they are made again when the model's weights change. The attribute `linears` holds the
+    choice.
 
-    LED's attention is its own and does not take shared memories: `through_generate` says that it decodes with
-    `model.generate`.
+    LED has a custom attention that cannot share memories between beams. It decodes with `model.generate`, and
+    `through_generate` is True.
     """
 
     def __init__(self, model: Any, *, dtype: str | None = None, linears: str = "auto") -> None:
@@ -100,8 +102,8 @@ class Engine:
         if dtype is not None and self.through_generate:
             raise ValueError(f"dtype: {type(model).__name__} decodes through generate, which has no int8")
         self.memory_bytes = 0
-        """What the keys and values of the last decoded memory took, at most."""
-        self._made: tuple[Any, Decoder] | None = None
+        """Peak size of the keys and values of the last decoded memory."""
+        self._cached_decoder: tuple[Any, Decoder] | None = None
         self._encoder: Linears | None = None
 
     def generate(
@@ -120,9 +122,10 @@ class Engine:
     ) -> Generation:
         """Encode, gate, compress and decode token ids [B, N].
 
-        `gates` replaces the model's own decisions; `keep`, `max_memory`, `shift` and `dense` turn the dial. The rest
-        are generation_config's names; what is unset comes from the model's.
+        `gates` replaces the model's gates; `keep`, `max_memory`, `shift` and `dense` set the dial. `generation` takes
+        generation_config's names; unset ones come from the model's generation_config.
         """
+        check_names(generation, self.model.generation_config, self.argument_names)
         given = {name: generation.pop(name) for name in self.family.encoder_arguments if name in generation}
         encoded = self.encode(
             inputs, attention_mask, gates=gates, hints=hints, keep=keep, max_memory=max_memory, shift=shift,
@@ -131,9 +134,19 @@ class Engine:
         return self.decode(encoded, length_penalty_style=length_penalty_style, **generation)
 
     @property
+    def argument_names(self) -> tuple[str, ...]:
+        """Named arguments of `generate`, apart from generation settings."""
+        own = [
+            name
+            for name, value in inspect.signature(self.generate).parameters.items()
+            if value.kind != value.VAR_KEYWORD
+        ]
+        return (*own, *self.family.encoder_arguments)
+
+    @property
     def copied_bytes(self) -> int:
-        """What packed or rounded weights take beside the model's own, as far as they were needed so far."""
-        decoder = 0 if self._made is None else self._made[1].copied_bytes
+        """Size of the packed or rounded copies of weights made so far."""
+        decoder = 0 if self._cached_decoder is None else self._cached_decoder[1].copied_bytes
         return decoder + (0 if self._encoder is None else self._encoder.copied_bytes)
 
     # --- encoding ------------------------------------------------------------------------------------------------
@@ -152,60 +165,65 @@ class Engine:
         dense: bool = False,
         **encoder_arguments: Any,
     ) -> Encoded:
-        """The memory of a batch of token ids, ready to be decoded."""
+        """The memory of a batch of token ids [B, N], ready to be decoded."""
+        _check_inputs(inputs)
         device = self.model.device
         batch: dict[str, Any] = {"input_ids": inputs.to(device), **encoder_arguments}
         if attention_mask is not None:
             batch["attention_mask"] = attention_mask.to(device)
         mask_BN = real_tokens(batch.get("attention_mask"), batch["input_ids"])
         gated = isinstance(self.model, L0DropModel) and self.model.config.l0drop.enabled
-        turned = {"keep": keep, "max_memory": max_memory, "shift": shift}
-        asked = [name for name, value in turned.items() if value is not None]
-        if gates is not None and asked:
-            raise ValueError(f"{asked[0]}: the dial turns the model's own gates; it does not go with gates")
-        if asked and not gated:
-            raise ValueError(f"{asked[0]}: this model has no gates to turn")
+        dial = {"keep": keep, "max_memory": max_memory, "shift": shift}
+        used = [name for name, value in dial.items() if value is not None]
+        if gates is not None and used:
+            raise ValueError(f"{used[0]}: the dial changes the model's own gates; it cannot be combined with gates")
+        if used and not gated:
+            raise ValueError(f"{used[0]}: this model has no gates, so nothing can be dropped")
         if gates is not None:
             if not hasattr(self.model.config, "l0drop"):
                 raise ValueError("gates: a plain model has no gating; sparsify it first")
-            whole = gates if isinstance(gates, Gates) else Gates(gates)
-            gates = Gates(*(None if t is None else t.to(device) for t in whole))  # type: ignore[arg-type]
+            given = gates if isinstance(gates, Gates) else Gates(gates)
+            gates = Gates(*(None if t is None else t.to(device) for t in given))  # type: ignore[arg-type]
         if gated and gates is None:
             batch["hints"] = None if hints is None else {name: hint.to(device) for name, hint in hints.items()}
         groups = self._groups_to_encode(mask_BN)
         with evaluating(self.model), self._packed_encoder():
             if len(groups) == 1:
-                return self._encode(batch, mask_BN, gates, turned, dense)
+                return self._encode(batch, mask_BN, gates, dial, dense)
             parts = []
             for group in groups:
                 chosen = torch.tensor(group, device=device)
                 longest = int(_lengths(mask_BN[chosen]).max())
-                some, mask, own, dial = (_part(value, chosen, longest) for value in (batch, mask_BN, gates, turned))
-                parts.append(self._encode(some, mask, own, dial, dense))
+                group_batch, group_mask, group_gates, group_dial = (
+                    _part(value, chosen, longest) for value in (batch, mask_BN, gates, dial)
+                )
+                parts.append(self._encode(group_batch, group_mask, group_gates, group_dial, dense))
         return _joined(parts, groups, mask_BN.shape[1])
 
     def _encode(
-        self, batch: dict[str, Any], mask_BN: Tensor, gates: Gates | None, turned: dict[str, Any], dense: bool
+        self, batch: dict[str, Any], mask_BN: Tensor, gates: Gates | None, dial: dict[str, Any], dense: bool
     ) -> Encoded:
         if gates is not None or "hints" not in batch:
-            return self._encode_plainly(batch, mask_BN, gates, dense)
-        if dense or any(value is not None for value in turned.values()):
-            with self.model.dial(dense=dense, **turned):
+            return self._encode_without_gate(batch, mask_BN, gates, dense)
+        if dense or any(value is not None for value in dial.values()):
+            with self.model.dial(dense=dense, **dial):
                 output = self.model.get_encoder()(**batch)
-        else:  # the dial stays where the caller has turned it
+        else:  # a dial that the caller has set stays in effect
             output = self.model.get_encoder()(**batch)
         memory = Memory(output.last_hidden_state, output.memory_bias, output.memory_index, output.dropped)
         return Encoded(memory, output.gates, output.gates.values != 0)
 
-    def _encode_plainly(self, batch: dict[str, Any], mask_BN: Tensor, gates: Gates | None, dense: bool) -> Encoded:
-        """Without the model's own gates: with those of the caller, or with none."""
+    def _encode_without_gate(self, batch: dict[str, Any], mask_BN: Tensor, gates: Gates | None, dense: bool) -> Encoded:
+        """Encode with the caller's gates, or with none, instead of the model's own."""
         encodings = self._base_encoder()(**batch, return_dict=True).last_hidden_state
         if gates is None:
             everything = Gates(mask_BN.to(encodings.dtype))
             return Encoded(full(encodings, everything, mask_BN, "mask"), None, mask_BN)
         l0drop = self.model.config.l0drop
         if l0drop.layerwise:
-            raise ValueError("gates: the layer-wise variant decides inside its encoder and takes no gates from outside")
+            raise ValueError(
+                "gates: the layer-wise variant computes its gates inside the encoder and takes none from the caller"
+            )
         gates = gates._replace(values=gates.values.to(torch.promote_types(encodings.dtype, torch.float32)))
         memory = (full if dense else compress)(encodings, gates, mask_BN, l0drop.gating)
         gates = keep_one(gates, mask_BN, l0drop.gating)
@@ -216,16 +234,18 @@ class Engine:
 
     @contextmanager
     def _packed_encoder(self) -> Iterator[None]:
-        """Inside, the encoder's linear layers, and in int8 its attention, are those of this engine."""
+        """Run the encoder with this engine's linear layers and, in int8, its attention."""
         if self._encoder is None or self._encoder.kind != self.linears:
             self._encoder = Linears(self.linears)
         self._encoder.prepare(self._base_encoder())
-        with self._encoder.running(), half_attention(self.model) if self.linears.endswith(HALF) else nullcontext():
+        with self._encoder.installed(), half_attention(self.model) if self.linears.endswith(HALF) else nullcontext():
             yield
 
     def _groups_to_encode(self, mask_BN: Tensor) -> list[list[int]]:
-        """Sentences to encode together, so that short ones are not padded to the longest, and no group is larger than
-        the caches like; on a CPU alone, where time goes by tokens."""
+        """Sentences to encode together: similar lengths, to avoid padding, and groups that fit the CPU's caches.
+
+        One group on a GPU, where padding costs less.
+        """
         everything = [list(range(len(mask_BN)))]
         dial = getattr(self.model, "_dial", None)
         if mask_BN.device.type != "cpu" or self.through_generate or torch.is_tensor(getattr(dial, "keep", None)):
@@ -234,13 +254,13 @@ class Engine:
         overhead = ENCODE_COST / max(1, weights)
         lengths = _lengths(mask_BN).tolist()
         groups = cheapest_groups(lengths, lambda members, longest: overhead + members * longest)
-        parts = [part for group in groups for part in within(group, ENCODE_TOKENS // max(1, lengths[group[0]]))]
+        parts = [part for group in groups for part in split_evenly(group, ENCODE_TOKENS // max(1, lengths[group[0]]))]
         return parts if len(parts) > 1 else everything
 
     # --- decoding ------------------------------------------------------------------------------------------------
 
     def decode(self, encoded: Encoded, *, length_penalty_style: str = "hf", **generation: Any) -> Generation:
-        """Search the best outputs for a batch of memories. Sentences are grouped by the length of theirs."""
+        """Search the best outputs for a batch of memories, in groups of sentences with memories of similar length."""
         config = self.model.config
         positions = positions_of(self.model, "decoder")
         vocabulary = getattr(config, "decoder_vocab_size", None) or config.vocab_size
@@ -264,7 +284,7 @@ class Engine:
         return Generation(sequences, scores.flatten(), encoded.gates, encoded.kept)
 
     def _search(self, memory: Memory, sentences: Tensor, rows_B: Tensor, search: Search) -> Hypotheses:
-        """The finished hypotheses of some sentences of a batch."""
+        """The finished hypotheses of these sentences of a batch."""
         decoder = self._decoder()
         longest = int(rows_B.max())
         states = memory.states[sentences, :longest]
@@ -275,43 +295,43 @@ class Engine:
         cache = DecoderCache(decoder.layers, groups, width, search.max_length - 1, states.device)
         hypotheses = start(search, count, states.device)
         result = hypotheses
-        present = torch.arange(count, device=states.device)  # which sentences are still in the batch
+        present = torch.arange(count, device=states.device)  # the sentences that are still in the batch
         step = sample_step if search.sample else beam_step
-        # at first one row per group: its beams are still the same
+        # one row per group in the first step: its beams are still identical
         tokens = hypotheses.tokens[:, :, :1].flatten(0, 1)[::width]
         for length in range(1, search.max_length):
             logits = decoder(tokens, states, bias, cache)
             if length == 1:
                 self.memory_bytes = max(self.memory_bytes, cache.memory_bytes)
-                states = states[:, :1]  # its keys and values are all that is read from now on
+                states = states[:, :1]  # from now on only the cached keys and values are read
             hypotheses, parents = step(logits, hypotheses, length, search)
             running = int(hypotheses.open.sum())
             if not search.sample:
                 cache.descend(parents)
-            if running <= LEAVE_AT * len(present) or length + 1 == search.max_length:
-                result = _placed(result, present, hypotheses)
+            if running <= SHRINK_AT * len(present) or length + 1 == search.max_length:
+                result = _merged(result, present, hypotheses)
                 if running == 0 or length + 1 == search.max_length:
                     break
                 stay = hypotheses.open.nonzero().flatten()
                 longest = int(rows_B[present[stay]].max())
                 cache.keep(stay, _rows_of(stay, beams) if search.sample else stay, longest)
-                present, hypotheses = present[stay], hypotheses.rows(stay)
+                present, hypotheses = present[stay], hypotheses.take(stay)
                 bias, states = bias[stay, :, :, :longest], states[stay]
             tokens = hypotheses.tokens[:, :, length].reshape(-1, 1)
         return result
 
     def _decoder(self) -> Decoder:
-        """The model's decoder as the engine runs it; made anew when the model has moved or learned."""
+        """The engine's version of the model's decoder; made again when weights, dtype or device of the model change."""
         stamp = (self.linears, *stamp_of(self.model))
-        if self._made is None or self._made[0] != stamp:
-            self._made = (stamp, Decoder(self.model, self.linears))
-        return self._made[1]
+        if self._cached_decoder is None or self._cached_decoder[0] != stamp:
+            self._cached_decoder = (stamp, Decoder(self.model, self.linears))
+        return self._cached_decoder[1]
 
     @torch.no_grad()
     def _decode_through_generate(self, encoded: Encoded, search: Search, generation: dict[str, Any]) -> Generation:
         if search.penalty_style != "hf":
             raise ValueError(
-                f"length_penalty_style: {type(self.model).__name__} decodes through generate, which knows only hf"
+                f"length_penalty_style: {type(self.model).__name__} decodes through generate, which supports only hf"
             )
         memory: Any = L0DropEncoderOutput(
             last_hidden_state=encoded.memory.states,  # type: ignore[arg-type]
@@ -338,21 +358,34 @@ class Engine:
         return Generation(output.sequences, scores, encoded.gates, encoded.kept)
 
 
-def group_by_rows(rows: Sequence[int]) -> list[list[int]]:
-    """Sentences to decode together, longest memory first, so that a long memory does not make short ones as long.
+def _check_inputs(inputs: Any) -> None:
+    if isinstance(inputs, Tensor):
+        if inputs.dim() != 2 or inputs.is_floating_point():
+            raise ValueError(f"inputs: expected token ids [B, N], got {inputs.dtype} of shape {tuple(inputs.shape)}")
+        return
+    first = inputs[0] if isinstance(inputs, (list, tuple)) and inputs else inputs
+    if isinstance(first, str):
+        raise TypeError(
+            "inputs: expected token ids, got text; tokenize it first, or use l0drop.load(folder).generate(texts)"
+        )
+    raise TypeError(f"inputs: expected a tensor of token ids [B, N], got {type(inputs).__name__}")
 
-    Every group pays for its steps, every sentence for the longest memory of its group.
+
+def group_by_rows(rows: Sequence[int]) -> list[list[int]]:
+    """Sentences to decode together, longest memory first, so that short memories are not padded to long ones.
+
+    A group costs its decoding steps, and each of its sentences costs as much as the longest memory of the group.
     """
     return cheapest_groups(rows, lambda members, longest: GROUP_COST + members * (1 + ROW_COST * longest))
 
 
 def _lengths(mask_BN: Tensor) -> Tensor:
-    """[B], where a sentence's last real token stands, counted from 1."""
+    """[B], the position of each sentence's last real token, counted from 1."""
     return (mask_BN * torch.arange(1, mask_BN.shape[1] + 1, device=mask_BN.device)).amax(1)
 
 
 def _part(value: Any, sentences: Tensor, length: int) -> Any:
-    """Of tensors [B, N] or [B], and what holds them, some sentences at some length; the rest as it is."""
+    """Select sentences, up to `length` positions, from tensors [B, N] or [B] and containers of them."""
     if isinstance(value, Gates):
         return Gates(*(_part(tensor, sentences, length) for tensor in value))
     if isinstance(value, dict):
@@ -363,15 +396,15 @@ def _part(value: Any, sentences: Tensor, length: int) -> Any:
 
 
 def _joined(parts: list[Encoded], groups: list[list[int]], length: int) -> Encoded:
-    """Groups of sentences as one batch again, in the order they came in, source positions up to `length`."""
-    order = torch.tensor([place for group in groups for place in group]).argsort()
+    """The groups as one batch in the original order, with `length` source positions."""
+    order = torch.tensor([index for group in groups for index in group]).argsort()
     rows = max(part.memory.states.shape[1] for part in parts)
 
     def joined(tensors: list[Tensor], size: int, dim: int, fill: float) -> Tensor:
         padded = []
         for tensor in tensors:
-            behind = [0, 0] * (tensor.dim() - 1 - dim) + [0, size - tensor.shape[dim]]
-            padded.append(torch.nn.functional.pad(tensor, behind, value=fill))
+            padding = [0, 0] * (tensor.dim() - 1 - dim) + [0, size - tensor.shape[dim]]
+            padded.append(torch.nn.functional.pad(tensor, padding, value=fill))
         return torch.cat(padded)[order]
 
     memories = [part.memory for part in parts]
@@ -395,6 +428,6 @@ def _rows_of(sentences: Tensor, beams: int) -> Tensor:
     return (sentences[:, None] * beams + torch.arange(beams, device=sentences.device)).flatten()
 
 
-def _placed(result: Hypotheses, present: Tensor, hypotheses: Hypotheses) -> Hypotheses:
-    """The sentences still in the batch, in their places among all."""
+def _merged(result: Hypotheses, present: Tensor, hypotheses: Hypotheses) -> Hypotheses:
+    """The result for all sentences, updated with the sentences that are still in the batch."""
     return Hypotheses(*(whole.index_copy(0, present, part) for whole, part in zip(result, hypotheses, strict=True)))

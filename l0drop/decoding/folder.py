@@ -1,10 +1,13 @@
-"""Where a model is, and what stands beside it: weights, tokenizers, the recipe of its run."""
+"""Find a model and load it with its tokenizers and the recipe of its run."""
 
 import hashlib
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import huggingface_hub
 import torch
+from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HFValidationError, RepositoryNotFoundError
 from safetensors import SafetensorError
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -19,14 +22,14 @@ if TYPE_CHECKING:
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
 
-def places(name: str) -> tuple[Path | None, Path | None]:
-    """The model folder, and the run folder around it; both None for what can only be a name on the hub."""
+def locate_model(name: str) -> tuple[Path | None, Path | None]:
+    """The model folder and the run folder that contains it; both None for a name on the Hugging Face hub."""
     path = Path(name)
     if path.is_file():
         raise ValueError(f"{name}: is a file; expected a run folder, a model folder, or a name on the Hugging Face hub")
     if not path.is_dir():
-        if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-            raise ValueError(f"{name}: there is no such folder")
+        if _looks_like_path(name):
+            raise ValueError(f"{name}: there is no such folder{_suggestion(path)}")
         return None, None
     for folder in (path / "model", path):
         if (folder / "config.json").is_file():
@@ -37,8 +40,25 @@ def places(name: str) -> tuple[Path | None, Path | None]:
     raise ValueError(f"{name}: no model here, expected config.json, or a run folder with model/config.json{hint}")
 
 
+def _looks_like_path(name: str) -> bool:
+    """Whether a missing folder is meant: a name on the hub is `model` or `owner/model`, in no local folder `owner`."""
+    path = Path(name)
+    if path.is_absolute() or name.startswith((".", "~")) or name.endswith("/") or "\\" in name:
+        return True
+    return len(path.parts) > 2 or (len(path.parts) == 2 and path.parent.is_dir())
+
+
+def _suggestion(path: Path) -> str:
+    """A folder with a similar name next to the missing one."""
+    present = [other.name for other in path.parent.iterdir() if other.is_dir()] if path.parent.is_dir() else []
+    close = get_close_matches(path.name, present, 1)
+    return f"; did you mean {path.parent / close[0]}?" if close else ""
+
+
 def load_model(name: str, folder: Path | None, dtype: torch.dtype | str) -> PreTrainedModel:
-    """The model in eval mode."""
+    """The model in eval mode, from its folder, or from the hub if `folder` is None."""
+    if folder is None:
+        _ask_hub(name)
     try:
         return AutoModelForSeq2SeqLM.from_pretrained(folder or name, dtype=dtype).eval()
     except SafetensorError as error:
@@ -46,14 +66,32 @@ def load_model(name: str, folder: Path | None, dtype: torch.dtype | str) -> PreT
     except OSError as error:
         if folder is not None:
             raise ValueError(f"{name}: the model cannot be read ({first_line(error)})") from error
-        raise ValueError(
-            f"{name}: there is no such folder, and no model of this name could be had from the Hugging Face hub "
-            f"({first_line(error)})"
-        ) from error
+        raise ValueError(f"{name}: loading it from the Hugging Face hub failed ({first_line(error)})") from error
     except ValueError as error:
         if not str(error).startswith("Unrecognized configuration class"):
             raise
-        raise ValueError(f"{name}: this is no encoder-decoder ({first_line(error)})") from error
+        raise ValueError(f"{name}: is not an encoder-decoder ({first_line(error)})") from error
+
+
+def _ask_hub(name: str) -> None:
+    """Ask the hub once for a model that is not in the local cache; `from_pretrained` would retry for half a minute."""
+    missing = f"{name}: there is no such folder, and"
+    try:
+        if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
+            return
+        huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(name, "config.json"))
+    except HFValidationError as error:
+        raise ValueError(f"{missing} this is not a valid name on the Hugging Face hub") from error
+    except EntryNotFoundError:
+        return  # the model exists; from_pretrained says what it lacks
+    except GatedRepoError as error:
+        raise ValueError(f"{missing} access to this model on the Hugging Face hub must be requested there") from error
+    except RepositoryNotFoundError as error:
+        raise ValueError(
+            f"{missing} the Hugging Face hub has no model of this name (for a private one, log in with `hf auth login`)"
+        ) from error
+    except Exception as error:  # every HTTP library has its own classes for connection errors
+        raise ValueError(f"{missing} the Hugging Face hub cannot be reached ({first_line(error)})") from error
 
 
 def load_pair(name: str, folder: Path | None, run: Path | None, model: Any) -> TokenizerPair:
@@ -66,21 +104,23 @@ def load_pair(name: str, folder: Path | None, run: Path | None, model: Any) -> T
     shared = getattr(model.config, "share_encoder_decoder_embeddings", True)
     if not shared and not getattr(source, "separate_vocabs", False):
         raise ValueError(
-            f"{name}: the model's two sides have vocabularies of their own, but there is no tokenizer_target/ beside it"
+            f"{name}: source and target have separate vocabularies, but the model folder has no tokenizer_target/"
         )
     return TokenizerPair(source, source)
 
 
-def load_tokenizer(name: str, place: Path | str, **settings: str) -> PreTrainedTokenizerBase:
-    """The tokenizer at a place; `name` is what the user calls the model that it belongs to."""
+def load_tokenizer(name: str, path: Path | str, **settings: str) -> PreTrainedTokenizerBase:
+    """The tokenizer in a folder or on the hub; `name` is the user's name for its model, for messages."""
     try:
-        return AutoTokenizer.from_pretrained(place, **settings)
+        return AutoTokenizer.from_pretrained(path, **settings)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{name}: no tokenizer could be loaded from beside the model ({first_line(error)})") from error
+        raise ValueError(
+            f"{name}: no tokenizer could be loaded from the model's folder ({first_line(error)})"
+        ) from error
 
 
-def of_recipe(run: Path | None) -> tuple[dict[str, Any], str, int | None]:
-    """Generation settings, source prefix and longest source of a run."""
+def recipe_settings(run: Path | None) -> tuple[dict[str, Any], str, int | None]:
+    """Generation settings, source prefix and maximum source length of a run."""
     if run is None:
         return {}, "", None
     with needed_for(f"reading {run / 'recipe.yaml'}"):
@@ -90,10 +130,9 @@ def of_recipe(run: Path | None) -> tuple[dict[str, Any], str, int | None]:
 
 
 def generation_of(recipe: "Recipe") -> dict[str, Any]:
-    """How a run's outputs are made, in training and ever after.
+    """The generation settings of a run, in training and later.
 
-    A checkpoint's generation_config has no say in what is set here; some of those that are published sample, or stop
-    early.
+    They take precedence over a checkpoint's generation_config: some published ones sample or stop early.
     """
     evaluate = recipe.evaluate
     return {
@@ -105,7 +144,7 @@ def generation_of(recipe: "Recipe") -> dict[str, Any]:
 
 
 def dtype_of(dtype: str | torch.dtype | None) -> torch.dtype | str:
-    """What from_pretrained takes; None is the dtype of the stored weights."""
+    """The `dtype` argument of from_pretrained; None stands for the dtype of the stored weights."""
     if dtype is None:
         return "auto"
     if isinstance(dtype, str):
@@ -116,16 +155,16 @@ def dtype_of(dtype: str | torch.dtype | None) -> torch.dtype | str:
 
 
 def fingerprint(name: str, model: PreTrainedModel) -> str:
-    """Tells one model from another under the same name: a hash of its files, or the commit of a name on the hub."""
-    folder, run = places(name)
+    """Identifies a model independently of its name: a hash of its files, or its commit on the hub."""
+    folder, run = locate_model(name)
     if folder is None:
         return str(getattr(model.config, "_commit_hash", None))
     endings = {".json", ".safetensors", ".bin", ".model", ".spm", ".txt"}
     inside = [folder, folder / "tokenizer_target"]
     inside += [run / "tokenizer", run / "tokenizer_target"] if run is not None else []
     digest = hashlib.sha256()
-    for place in inside:
-        for file in sorted(place.glob("*")) if place.is_dir() else ():
+    for path in inside:
+        for file in sorted(path.glob("*")) if path.is_dir() else ():
             if file.is_file() and file.suffix in endings:
                 with file.open("rb") as opened:
                     digest.update(file.name.encode() + hashlib.file_digest(opened, "sha256").digest())
@@ -133,5 +172,5 @@ def fingerprint(name: str, model: PreTrainedModel) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """An error of a library in short."""
+    """The first line of a library's error message."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,17 +1,17 @@
-"""Which sentences of a batch to compute together: padding costs, and so does every group."""
+"""Groups of sentences to compute together: the best trade-off between padding and the fixed cost of a group."""
 
 from collections.abc import Callable, Sequence
 
 
 def cheapest_groups(sizes: Sequence[int], cost: Callable[[int, int], float]) -> list[list[int]]:
-    """Places in `sizes`, largest first, cut into groups; of all ways to cut the sorted sizes, the cheapest.
+    """Indices of `sizes`, largest first, in the groups with the lowest total cost.
 
-    `cost(members, largest)` is what a group costs.
+    `cost(members, largest)` is the cost of a group.
     """
     order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
-    # a cut between equal sizes gains nothing, so a group may start only where they get smaller
-    starts = [place for place in range(len(order)) if place == 0 or sizes[order[place]] != sizes[order[place - 1]]]
-    # by the place where the rest begins: the cheapest cost of what comes before, and where its last group starts
+    # splitting equal sizes gains nothing, so a group starts only where sizes decrease
+    starts = [i for i in range(len(order)) if i == 0 or sizes[order[i]] != sizes[order[i - 1]]]
+    # best[end]: the lowest cost of order[:end], and the start of its last group
     best: dict[int, tuple[float, int]] = {0: (0.0, 0)}
     for end in [*starts[1:], len(order)]:
         best[end] = min(
@@ -26,7 +26,7 @@ def cheapest_groups(sizes: Sequence[int], cost: Callable[[int, int], float]) -> 
     return groups[::-1]
 
 
-def within(group: Sequence[int], most: int) -> list[list[int]]:
-    """The group in parts of at most so many members, and at least one, as equal as can be."""
+def split_evenly(group: Sequence[int], most: int) -> list[list[int]]:
+    """The group in parts of at most `most` members (at least one), of nearly equal size."""
     parts = -(-len(group) // max(1, most))
     return [list(group[len(group) * i // parts : len(group) * (i + 1) // parts]) for i in range(parts)]

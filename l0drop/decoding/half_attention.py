@@ -1,9 +1,8 @@
-"""The encoder's attention in bfloat16, for an engine whose linear layers are rounded to int8 anyway.
+"""The encoder's attention in bfloat16, for an engine with int8 linear layers.
 
-On 2,000 tokens most of an encoder's time is attention, which int8 linear layers leave as it is. Processors with
-bfloat16 products multiply twice as fast in them, but torch's attention on a CPU does not use them; plain products do.
-Whether they pay is measured. Scores, weights and outputs are rounded to bfloat16; sums inside a product, and softmax,
-are not.
+At 2,000 tokens an encoder spends most of its time in attention, which int8 linear layers do not speed up. Some
+processors multiply twice as fast in bfloat16, but torch's attention on a CPU does not use it; plain matrix products do.
+A measurement decides. Scores, weights and outputs are rounded to bfloat16; sums within a product and softmax are not.
 
 Shapes: B sentences, H heads, T queries, S keys, D width of a head.
 """
@@ -20,21 +19,21 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 NAME = "half"
-"""Of this attention, where Hugging Face asks for an implementation's name."""
+"""The name of this attention implementation in Hugging Face's registry."""
 
-FROM = 512
-"""Keys from which on it is used; below, torch's attention is as fast."""
+MIN_KEYS = 512
+"""Used from this number of keys on; with fewer, torch's attention is as fast."""
 
 ROWS = 256
-"""Queries at a time: their scores should stay in the cache."""
+"""Queries per block: their scores should stay in the cache."""
 
-CLEARLY = 0.7
-"""What a product in bfloat16 has to take, at most, of the time in float32."""
+MAX_TIME_RATIO = 0.7
+"""Used if a product in bfloat16 takes at most this share of the time in float32."""
 
 
 @contextmanager
 def half_attention(model: Any) -> Iterator[None]:
-    """Inside, a model with `sdpa` attention encodes long sources with the attention of this module."""
+    """Let a model with `sdpa` attention encode long sources with the attention of this module."""
     if model.config._attn_implementation != "sdpa":
         yield
         return
@@ -46,10 +45,10 @@ def half_attention(model: Any) -> Iterator[None]:
 
 
 @functools.lru_cache
-def pays(threads: int) -> bool:
-    """Whether products in bfloat16 are clearly faster than in float32 here."""
+def is_faster(threads: int) -> bool:
+    """Whether products in bfloat16 are clearly faster than in float32 on this machine."""
     q_TD, k_SD = torch.randn(ROWS, 64), torch.randn(1024, 64)
-    return _seconds(q_TD.bfloat16(), k_SD.bfloat16()) < CLEARLY * _seconds(q_TD, k_SD)
+    return _seconds(q_TD.bfloat16(), k_SD.bfloat16()) < MAX_TIME_RATIO * _seconds(q_TD, k_SD)
 
 
 def _seconds(q_TD: Tensor, k_SD: Tensor) -> float:
@@ -74,19 +73,19 @@ def _attention(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Products in bfloat16 where the source is long, torch's attention elsewhere."""
+    """Products in bfloat16 for long sources, torch's attention otherwise."""
     causal = attention_mask is None and (module.is_causal if is_causal is None else is_causal)
     per_key = attention_mask is None or (attention_mask.is_floating_point() and attention_mask.shape[1:3] == (1, 1))
-    if key.shape[2] < FROM or causal or dropout or not per_key or kwargs.get("position_bias") is not None:
+    if key.shape[2] < MIN_KEYS or causal or dropout or not per_key or kwargs.get("position_bias") is not None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs
         )
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     bias_BS = None if attention_mask is None else attention_mask[:, 0, 0].bfloat16()
-    return _in_halves(query * scale, key, value, bias_BS).to(query.dtype), None
+    return _bfloat16_attention(query * scale, key, value, bias_BS).to(query.dtype), None
 
 
-def _in_halves(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, bias_BS: Tensor | None) -> Tensor:
+def _bfloat16_attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, bias_BS: Tensor | None) -> Tensor:
     """[B, T, H, D], in bfloat16."""
     batch, heads, queries, width = q_BHTD.shape
     q, k, v = (x.to(torch.bfloat16, memory_format=torch.contiguous_format) for x in (q_BHTD, k_BHSD, v_BHSD))
@@ -104,7 +103,7 @@ def _in_halves(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, bias_BS: Tensor |
 def _mask(
     *, attention_mask: Tensor | None = None, allow_is_causal_skip: bool = False, dtype: Any = None, **kwargs: Any
 ) -> Tensor | None:
-    """[B, 1, 1, S], -inf on padding, to be added to scores; None where nothing is padded."""
+    """[B, 1, 1, S], -inf on padding, to be added to scores; None without padding."""
     if attention_mask is None or allow_is_causal_skip or bool(attention_mask.all()):
         return None
     bias_BS = torch.zeros(attention_mask.shape, dtype=dtype, device=attention_mask.device)

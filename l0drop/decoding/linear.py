@@ -1,8 +1,8 @@
 """Linear layers for a CPU: weights packed for the machine, or rounded to int8.
 
-`torch.nn.functional.linear` lays out weights anew at every call, which does not pay for the few rows of a decoding
-step. oneDNN packs them once. Which of the two is faster depends on the machine and the layer, so it is measured, once
-for all layers of a model. Packed weights are copies: `Linears` notices when the model's change, and packs them again.
+`torch.nn.functional.linear` rearranges the weights in every call, which is expensive for the few rows of a decoding
+step. oneDNN packs them once. The faster of the two depends on the machine and the layer, so it is measured once for all
+layers of a model. Packed weights are copies: `Linears` packs them again when the model's weights change.
 """
 
 import functools
@@ -20,69 +20,71 @@ from torch import Tensor, nn
 from l0drop.decoding import half_attention
 
 Kind = str
-"""Of linear layers: `plain`, `packed`, or `int8-FEW-MANY`, after torch's engines for few and for many outputs, with
-`-bf16` behind it where the encoder's attention is in bfloat16 (`half_attention`)."""
+"""A kind of linear layer: `plain`, `packed`, or `int8-FEW-MANY` with torch's engines for few and for many outputs;
+followed by `-bf16` if the encoder's attention is in bfloat16 (`half_attention`)."""
 
 HALF = "bf16"
 
 MIN_WEIGHTS = 1 << 16
-"""Smaller layers are not measured: their time goes into the call, not into the product."""
+"""Smaller layers are not measured: the overhead of the call dominates."""
 
 ROWS = (4, 40)
-"""Rows to measure a layer with: one sentence by four beams, and ten."""
+"""Row counts for measuring a layer: one sentence with four beams, and ten."""
 
-WIDE = 4096
-"""Wider layers, of outputs, are measured in part: to make one takes longer than to measure it."""
+MAX_MEASURED_OUTPUTS = 4096
+"""Only a part of a wider layer is measured, because building it takes longer than measuring it."""
 
-MANY = 1 << 20
-"""From so many numbers that a call makes on, it is of the kind that makes many."""
+MANY_OUTPUTS = 1 << 20
+"""Calls that compute at least this many numbers use the int8 engine for many outputs."""
 
-CLEARLY = 0.9
-"""What another kind has to take, at most, of the first one's time to be chosen instead: the same model on the same
-machine should get the same kind, however busy others are, because kinds round differently."""
+MAX_TIME_RATIO = 0.9
+"""Another kind replaces the first one only if it takes at most this share of its time. The same model on the same
+machine should get the same kind under any load, because kinds round differently."""
 
-MAX_ROWS = 128
-"""The row count that oneDNN is told to pack for; it serves others as well."""
+PACKED_ROWS = 128
+"""The row count that oneDNN packs for; other counts work too."""
 
 
 class PackedLinear(nn.Module):
-    """A linear layer whose weight oneDNN has laid out for this machine."""
+    """A linear layer with weights that oneDNN packed for this machine."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         super().__init__()
-        self.weight = weight_OI  # T5 looks at its dtype
+        self.weight = weight_OI  # T5 reads its dtype
         self.bias_O = None if bias_O is None else bias_O.detach()
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach(), MAX_ROWS)
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach(), PACKED_ROWS)
 
     @property
     def copied_bytes(self) -> int:
         return self.weight.nbytes
 
-    def forward(self, x: Tensor, then: str = "none") -> Tensor:
-        """`then` is done to the outputs in passing: none, relu."""
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias_O, then, [], "")
+    def forward(self, x: Tensor, activation: str = "none") -> Tensor:
+        """activation: none or relu, fused into the product."""
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias_O, activation, [], "")
 
 
 class Int8Linear(nn.Module):
-    """A linear layer with weights of 8 bits, each output with a scale of its own; inputs are rounded as they come.
+    """A linear layer with 8-bit weights and one scale per output; inputs are rounded dynamically.
 
-    torch has several engines for it. One is quickest for the few numbers that a step of the decoder makes, another for
-    the many of an encoder or of an output layer, so the weights are packed for both.
+    torch has several engines for it. The fastest one for the few outputs of a decoding step is not the fastest one for
+    the many outputs of an encoder or an output layer, so the weights are packed for both.
     """
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, few: str, many: str | None = None) -> None:
         super().__init__()
-        self.weight = weight_OI  # T5 looks at its dtype
+        self.weight = weight_OI  # T5 reads its dtype
         self.out = len(weight_OI)
         weight_OI = weight_OI.detach()
         scales_O = weight_OI.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / 127
         zeros_O = torch.zeros(self.out, dtype=torch.long)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch announces another home for quantization, which has no such kernel
+            warnings.simplefilter(
+                "ignore"
+            )  # torch announces that quantization moves to a package that lacks this kernel
             rounded = torch.quantize_per_channel(weight_OI, scales_O, zeros_O, 0, torch.qint8)
         self.few = _packed_int8(rounded, bias_O, few)
         self.many = self.few if many in (None, few) else _packed_int8(rounded, bias_O, str(many))
-        # without VNNI, sums of two 8-bit products overflow 16 bits: one bit of the inputs goes
+        # without VNNI, sums of two 8-bit products overflow 16 bits, so inputs lose one bit
         self.reduce_range = not _has_vnni()
 
     @property
@@ -90,7 +92,7 @@ class Int8Linear(nn.Module):
         return self.weight.numel() * (1 if self.many is self.few else 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        many = x.numel() // x.shape[-1] * self.out >= MANY
+        many = x.numel() // x.shape[-1] * self.out >= MANY_OUTPUTS
         return torch.ops.quantized.linear_dynamic(x, self.many if many else self.few, self.reduce_range)
 
 
@@ -101,7 +103,7 @@ def _packed_int8(rounded: Tensor, bias_O: Tensor | None, engine: str) -> Any:
 
 @contextmanager
 def quantized_engine(name: str) -> Iterator[None]:
-    """Inside, torch packs int8 weights for this engine; each layer stays with the one it was packed for."""
+    """Pack int8 weights for this engine; a layer always uses the engine it was packed for."""
     before = torch.backends.quantized.engine
     torch.backends.quantized.engine = name
     try:
@@ -111,14 +113,14 @@ def quantized_engine(name: str) -> Iterator[None]:
 
 
 def int8_engines() -> list[str]:
-    """The engines of this torch that multiply int8 weights by inputs rounded as they come."""
+    """The engines of this torch that multiply int8 weights by dynamically rounded inputs."""
     if not hasattr(torch.ops.quantized, "linear_dynamic"):
         return []
     return [name for name in ("fbgemm", "onednn", "qnnpack") if name in torch.backends.quantized.supported_engines]
 
 
 def can_pack(tensor: Tensor) -> bool:
-    """Whether oneDNN can pack this weight here."""
+    """Whether oneDNN can pack this weight."""
     return tensor.device.type == "cpu" and tensor.dtype == torch.float32 and torch.backends.mkldnn.is_available()
 
 
@@ -131,7 +133,7 @@ def _has_vnni() -> bool:
 
 
 def make_linear(kind: Kind, weight_OI: Tensor, bias_O: Tensor | None) -> PackedLinear | Int8Linear | None:
-    """A layer of this kind for these weights; None where the plain one is to stay."""
+    """A layer of this kind for these weights; None for a plain layer."""
     if kind.startswith("int8-"):
         _check_int8(kind, weight_OI)  # the model may have moved since the kind was chosen
         return Int8Linear(weight_OI, bias_O, *int8_parts(kind))
@@ -141,16 +143,19 @@ def make_linear(kind: Kind, weight_OI: Tensor, bias_O: Tensor | None) -> PackedL
 
 
 def chosen_kind(wanted: str, model: nn.Module) -> Kind:
-    """The kind of linear layers for a model: `auto` is plain or packed, `int8` with one engine or the other, whichever
-    is quicker here; other kinds are checked. ValueError if this model or this torch cannot have it."""
+    """The kind of linear layers for a model: `auto` chooses the faster of plain and packed, `int8` the fastest engines.
+
+    ValueError if this model or this torch does not support the kind.
+    """
     parameter = next(model.parameters())
     if wanted.startswith("int8"):
         _check_int8(wanted, parameter)
         if wanted != "int8":
             return wanted
         kinds = [f"int8-{engine}" for engine in int8_engines()]
-        few, many = _quickest(kinds, model), _quickest(sorted(kinds, key=lambda k: k != "int8-onednn"), model, MANY)
-        halves = f"-{HALF}" if half_attention.pays(torch.get_num_threads()) else ""
+        few = _fastest(kinds, model)
+        many = _fastest(sorted(kinds, key=lambda k: k != "int8-onednn"), model, MANY_OUTPUTS)
+        halves = f"-{HALF}" if half_attention.is_faster(torch.get_num_threads()) else ""
         return few + many.removeprefix("int8") + halves
     if wanted == "packed" and not can_pack(parameter):
         raise ValueError(
@@ -158,14 +163,14 @@ def chosen_kind(wanted: str, model: nn.Module) -> Kind:
             f"the model is {parameter.dtype} on {parameter.device}"
         )
     if wanted == "auto":
-        return _quickest(["packed", "plain"], model) if can_pack(parameter) else "plain"
+        return _fastest(["packed", "plain"], model) if can_pack(parameter) else "plain"
     if wanted not in ("plain", "packed"):
         raise ValueError(f"linears: expected auto, plain or packed, got {wanted!r}")
     return wanted
 
 
 def int8_parts(kind: Kind) -> list[str]:
-    """The engines that an int8 kind names."""
+    """The engines of an int8 kind."""
     return [part for part in kind.split("-")[1:] if part != HALF]
 
 
@@ -173,42 +178,42 @@ def _check_int8(wanted: str, parameter: Tensor) -> None:
     if not int8_engines():
         raise ValueError("dtype: this torch has no int8 linear layers (torch.ops.quantized.linear_dynamic)")
     if parameter.device.type != "cpu":
-        raise ValueError(f"dtype: int8 is for a CPU; the model is on {parameter.device}")
+        raise ValueError(f"dtype: int8 needs a CPU; the model is on {parameter.device}")
     if parameter.dtype != torch.float32:
-        raise ValueError(f"dtype: int8 starts from float32 weights; the model has {parameter.dtype}")
+        raise ValueError(f"dtype: int8 needs float32 weights to start from; the model has {parameter.dtype}")
     if set(int8_parts(wanted)) - {*int8_engines()}:
         raise ValueError(f"linears: {wanted} is not in this torch; it has {', '.join(int8_engines())}")
 
 
-def _quickest(kinds: list[Kind], model: nn.Module, outputs: int | None = None) -> Kind:
-    """The kind whose layers take the least time in a model; the first one, unless another is clearly quicker.
+def _fastest(kinds: list[Kind], model: nn.Module, outputs: int | None = None) -> Kind:
+    """The fastest kind for a model's layers; the first one, unless another is clearly faster.
 
-    Of calls that make so many numbers; left out, of calls with few rows.
+    outputs: measure calls that compute this many numbers; default: calls with few rows.
     """
     sizes = Counter(tuple(m.weight.shape) for m in model.modules() if type(m) is nn.Linear)
     large = {size: count for size, count in sizes.items() if size[0] * size[1] >= MIN_WEIGHTS}
-    if not large:  # too small to tell
+    if not large:  # too small to measure
         return "plain" if "plain" in kinds else kinds[0]
     threads = torch.get_num_threads()
     best, least = kinds[0], float("inf")
     for kind in kinds:
         seconds = sum(count * _measured(kind, *size, threads, outputs) for size, count in large.items())
-        if seconds < CLEARLY * least:
+        if seconds < MAX_TIME_RATIO * least:
             best, least = kind, seconds
     return best
 
 
 @functools.lru_cache
 def _measured(kind: Kind, out: int, into: int, threads: int, outputs: int | None = None) -> float:
-    """Seconds of a layer of this size; of a wide one, by the time of a part of it."""
-    part = min(out, WIDE)
+    """Seconds per call of a layer of this size; for a wide layer, extrapolated from a part of it."""
+    part = min(out, MAX_MEASURED_OUTPUTS)
     weight, bias = torch.randn(part, into), torch.randn(part)
     layer = make_linear(kind, weight, bias) or (lambda x: F.linear(x, weight, bias))
     return out / part * _seconds(layer, into, ROWS if outputs is None else (-(-outputs // part),))
 
 
 def _seconds(layer: Callable[[Tensor], Tensor], into: int, row_counts: Sequence[int]) -> float:
-    """What a call takes of the processor, over several row counts; the least of a few: others use the machine too."""
+    """CPU time of a call, summed over row counts; the minimum of several runs, because the machine may be busy."""
     total = 0.0
     with torch.inference_mode():
         for rows in row_counts:
@@ -227,59 +232,59 @@ def _seconds(layer: Callable[[Tensor], Tensor], into: int, row_counts: Sequence[
 
 
 class Linears:
-    """Linear layers for the modules of a model, put in their places for as long as they run.
+    """Replacements for the linear layers of a module.
 
-    The model itself is left as it is: outside of `running` it has its own layers.
+    The module has them only inside `installed`, or after `install`.
     """
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
-        self._places: list[tuple[nn.Module, str, nn.Linear, PackedLinear | Int8Linear]] = []
+        self._replacements: list[tuple[nn.Module, str, nn.Linear, PackedLinear | Int8Linear]] = []
         self._stamp: Any = None
 
     def prepare(self, module: nn.Module) -> None:
-        """Pack what is linear in a module; a second time only if its weights have changed since."""
+        """Pack the linear layers of a module, unless they are packed and its weights have not changed."""
         stamp = stamp_of(module)
         if stamp == self._stamp:
             return
-        self._places = []
+        self._replacements = []
         for parent in module.modules():
             for name, child in parent.named_children():
                 if type(child) is nn.Linear:
                     made = make_linear(self.kind, child.weight, child.bias)
                     if made is not None:
-                        self._places.append((parent, name, child, made))
+                        self._replacements.append((parent, name, child, made))
         self._stamp = stamp
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Inside, the packed layers stand where the plain ones were."""
+    def installed(self) -> Iterator[None]:
+        """Replace the layers of the module inside the block."""
         try:
-            for parent, name, _, made in self._places:
+            for parent, name, _, made in self._replacements:
                 parent._modules[name] = made
             yield
         finally:
-            for parent, name, child, _ in self._places:
+            for parent, name, child, _ in self._replacements:
                 parent._modules[name] = child
 
     def install(self) -> None:
-        """Leave the packed layers in their places."""
-        for parent, name, _, made in self._places:
+        """Replace the layers of the module for good."""
+        for parent, name, _, made in self._replacements:
             parent._modules[name] = made
 
     @property
     def count(self) -> int:
-        """How many layers are replaced."""
-        return len(self._places)
+        """The number of replaced layers."""
+        return len(self._replacements)
 
     @property
     def copied_bytes(self) -> int:
-        """What packed weights take beside the model's own."""
-        return sum(made.copied_bytes for _, _, _, made in self._places)
+        """Size of the packed copies of weights."""
+        return sum(made.copied_bytes for _, _, _, made in self._replacements)
 
 
 def stamp_of(module: nn.Module) -> tuple[Any, ...]:
-    """What changes when weights do: optimizer steps, `load_state_dict`, `to`, in-place writes; not through `.data`."""
+    """A value that changes with the weights: optimizer steps, `load_state_dict`, `to`, in-place writes; not `.data`."""
     return tuple(
         (tensor.data_ptr(), tensor.dtype, 0 if tensor.is_inference() else tensor._version)
         for tensors in (module.parameters(), module.buffers())

@@ -1,4 +1,4 @@
-"""Lines of a stream of bytes, read one by one. Only a line feed, or carriage return and line feed, ends a line."""
+"""Read a stream of bytes line by line. Only LF or CR LF ends a line."""
 
 import gzip
 import hashlib
@@ -14,16 +14,16 @@ from typing import IO, Any, Literal
 from l0drop.data.text import CorpusError, open_file
 
 LONGEST = 64 << 20
-"""Bytes. What has no line feed for so long is no text; it would fill the memory before it came to an end."""
+"""Maximum line length in bytes. A longer line is probably not text, and it could fill the memory."""
 
 Errors = Literal["strict", "replace"]
 
 
 class Lines:
-    """Texts, one for each line of `file`; how far it has come, and a digest of what it has read.
+    """One text per line of `file`, with the number of lines and bytes read and a digest of them.
 
-    With `jsonl` a line is a JSON object with a text under `field`, or a JSON string; so texts may hold line breaks. A
-    blank line is a blank text. `errors="replace"` puts U+FFFD for what is not UTF-8, which otherwise raises.
+    With `jsonl` a line is a JSON object with a text under `field`, or a JSON string; texts can contain line breaks. A
+    blank line is a blank text. Invalid UTF-8 raises; `errors="replace"` replaces it by U+FFFD.
     """
 
     def __init__(
@@ -50,17 +50,17 @@ class Lines:
             yield self._text(text) if self._jsonl and text.strip() else text
 
     def skip(self, lines: int, digest: str) -> None:
-        """Go past the lines that an earlier run has read, and make sure that they are the same."""
+        """Skip the lines that an earlier run has read, and check that they are the same."""
         for _, _ in zip(range(lines), self._raw(), strict=False):
             pass
         if lines and (self.number != lines or self.digest != digest):
             raise CorpusError(
-                f"{self.name}: the first {lines} lines are not those that the interrupted run has read; give the same "
-                "input, or start anew with --restart"
+                f"{self.name}: the first {lines} lines differ from those that the interrupted run read; give the same "
+                "input, or start again with --restart"
             )
 
-    def place(self, number: int) -> str:
-        """How messages call a line."""
+    def location(self, number: int) -> str:
+        """The name of a line in messages."""
         return f"{self.name}, line {number}"
 
     def _raw(self) -> Iterator[bytes]:
@@ -68,7 +68,7 @@ class Lines:
             while raw := self._file.readline(LONGEST):
                 self.number += 1
                 if len(raw) == LONGEST and not raw.endswith(b"\n"):
-                    raise CorpusError(f"{self.place(self.number)}: longer than {LONGEST >> 20} MiB; is this text?")
+                    raise CorpusError(f"{self.location(self.number)}: longer than {LONGEST >> 20} MiB; is this text?")
                 self.bytes += len(raw)
                 self._digest.update(raw)
                 yield raw.removesuffix(b"\n").removesuffix(b"\r") if raw.endswith(b"\n") else raw
@@ -80,39 +80,40 @@ class Lines:
             text = raw.decode("utf-8", self._errors)
         except UnicodeDecodeError as error:
             raise CorpusError(
-                f"{self.place(self.number)}: not valid UTF-8 at byte {error.start} of the line ({error.reason}); "
-                "mend it, or give --errors replace"
+                f"{self.location(self.number)}: not valid UTF-8 at byte {error.start} of the line ({error.reason}); "
+                "fix it, or use --errors replace"
             ) from error
         return text.removeprefix("\ufeff") if self.number == 1 else text
 
     def _text(self, line: str) -> str:
-        place = self.place(self.number)
+        location = self.location(self.number)
         try:
-            row: Any = json.loads(line)
+            value: Any = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise CorpusError(f"{place}: not JSON ({error})") from error
-        if isinstance(row, dict):
-            if self._field not in row:
-                raise CorpusError(f"{place}: no field {self._field!r}; there is {', '.join(row) or 'none'} (--field)")
-            row = row[self._field]
-        if not isinstance(row, str):
-            raise CorpusError(f"{place}: expected a text, or an object with a text under {self._field!r}")
+            raise CorpusError(f"{location}: not JSON ({error})") from error
+        if isinstance(value, dict):
+            if self._field not in value:
+                fields = ", ".join(value) or "no fields"
+                raise CorpusError(f"{location}: no field {self._field!r}; found {fields} (choose one with --field)")
+            value = value[self._field]
+        if not isinstance(value, str):
+            raise CorpusError(f"{location}: expected a text, or an object with a text under {self._field!r}")
         try:
-            row.encode()
-        except UnicodeEncodeError as error:  # JSON can write half of a surrogate pair, which is no character
+            value.encode()
+        except UnicodeEncodeError as error:  # JSON can contain half of a surrogate pair, which is not a character
             if self._errors == "strict":
                 raise CorpusError(
-                    f"{place}: half of a surrogate pair at character {error.start}; mend it, or give --errors replace"
+                    f"{location}: half of a surrogate pair at character {error.start}; fix it, or use --errors replace"
                 ) from error
-            row = row.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return row
+            value = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return value
 
 
 @contextmanager
 def open_lines(
     path: Path | None, *, jsonl: bool = False, field: str = "text", errors: Errors = "strict"
 ) -> Iterator[Lines]:
-    """The lines of a file (.gz and .xz are unpacked), or of standard input."""
+    """The lines of a file (.gz and .xz are decompressed), or of standard input."""
     if path is None:
         yield Lines(sys.stdin.buffer, "standard input", jsonl=jsonl, field=field, errors=errors)
         return

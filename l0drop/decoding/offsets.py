@@ -1,4 +1,4 @@
-"""Where source tokens stand in their text: what a fast tokenizer says, or, for a slow one, what can be found again."""
+"""Character offsets of source tokens: from a fast tokenizer, or for a slow one by searching the text."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -9,17 +9,17 @@ from transformers import BatchEncoding, ByT5Tokenizer, PreTrainedTokenizerBase
 from l0drop.data.words import token_spans
 
 Span = tuple[int, int] | None
-"""Start and end in characters; None for a token that the tokenizer added, or whose place is not known."""
+"""Start and end in characters; None for a token that the tokenizer added or that was not found."""
 
 _SPACE = "▁"
-_REACH = 64  # characters that may lie between a known piece and an unknown one before it
+_REACH = 64  # maximum distance in characters between an unknown token and the next known piece
 
 
 def spans(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], encoding: BatchEncoding) -> list[list[Span]]:
-    """One span per token of each text, for the encoding that is `tokenizer(texts)`."""
+    """One span per token of each text, where `encoding` is `tokenizer(texts)`."""
     if encoding.is_fast:
-        rows = token_spans(tokenizer, texts, encoding)
-        return [[_visible(text, span) for span in row] for text, row in zip(texts, rows, strict=True)]
+        lists = token_spans(tokenizer, texts, encoding)
+        return [[_visible(text, span) for span in found] for text, found in zip(texts, lists, strict=True)]
     if isinstance(tokenizer, ByT5Tokenizer):
         return [_bytes(text, len(ids)) for text, ids in zip(texts, encoding["input_ids"], strict=True)]
     special = frozenset(tokenizer.all_special_tokens)
@@ -31,28 +31,28 @@ def spans(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], encoding: Ba
 
 
 def search(text: str, pieces: Sequence[str | None], unknown: Sequence[bool]) -> list[Span]:
-    """Spans of SentencePiece pieces, found one after the other in the text; None stands for special tokens.
+    """Spans of SentencePiece pieces, found one after the other in the text; a piece of None is a special token.
 
-    Pieces are of normalized text (NFKC, white space made single), so characters are compared in that form. An unknown
-    token between two known ones takes what lies between them.
+    Pieces are normalized (NFKC, single spaces), so characters are compared in that form. A single unknown token gets
+    the text between its known neighbours.
     """
-    characters, places = _normalized(text)
+    characters, origins = _normalized(text)
     spans: list[Span] = []
     at, exact = 0, True
     for piece, is_unknown in zip(pieces, unknown, strict=True):
         surface = "" if piece is None or is_unknown else piece.replace(_SPACE, "")
-        place = characters.find(surface, at, at + len(surface) + (0 if exact else _REACH)) if surface else -1
-        if place < 0:
+        found = characters.find(surface, at, at + len(surface) + (0 if exact else _REACH)) if surface else -1
+        if found < 0:
             spans.append(None)
             exact = exact and not is_unknown and not surface
             continue
-        at, exact = place + len(surface), True
-        spans.append((places[place][0], places[at - 1][1]))
-    return _between(text, spans, unknown)
+        at, exact = found + len(surface), True
+        spans.append((origins[found][0], origins[at - 1][1]))
+    return _with_unknown(text, spans, unknown)
 
 
-def _between(text: str, spans: list[Span], unknown: Sequence[bool]) -> list[Span]:
-    """Spans with each lone unknown token given the visible text between its neighbours."""
+def _with_unknown(text: str, spans: list[Span], unknown: Sequence[bool]) -> list[Span]:
+    """Give each single unknown token the visible text between its neighbours."""
     filled = list(spans)
     for i, is_unknown in enumerate(unknown):
         alone = not any(unknown[max(0, i - 1) : i]) and not any(unknown[i + 1 : i + 2])
@@ -67,7 +67,7 @@ def _between(text: str, spans: list[Span], unknown: Sequence[bool]) -> list[Span
 
 
 def _visible(text: str, span: Span) -> Span:
-    """A span without the white space before its piece, unless that is all it has."""
+    """A span without leading white space, unless it is only white space."""
     if span is None:
         return None
     piece = text[span[0] : span[1]]
@@ -75,23 +75,23 @@ def _visible(text: str, span: Span) -> Span:
 
 
 def _bytes(text: str, tokens: int) -> list[Span]:
-    """ByT5: a token per byte of UTF-8, then EOS."""
+    """ByT5: one token per byte of UTF-8, then EOS."""
     found = chain.from_iterable([(i, i + 1)] * len(c.encode()) for i, c in enumerate(text))
     spans: list[Span] = list(found)
     return spans + [None] * (tokens - len(spans))
 
 
 def _normalized(text: str) -> tuple[str, list[tuple[int, int]]]:
-    """The text in NFKC without white space, and for each character where it comes from."""
+    """The text in NFKC without white space, and the span in `text` that each character comes from."""
     characters: list[str] = []
-    places: list[tuple[int, int]] = []
+    origins: list[tuple[int, int]] = []
     start = 0
     for end in range(1, len(text) + 1):
         if end < len(text) and unicodedata.combining(text[end]):
-            continue  # a mark belongs to the letter before it
+            continue  # a combining mark belongs to the letter before it
         for character in unicodedata.normalize("NFKC", text[start:end]):
             if not character.isspace():
                 characters.append(character)
-                places.append((start, end))
+                origins.append((start, end))
         start = end
-    return "".join(characters), places
+    return "".join(characters), origins

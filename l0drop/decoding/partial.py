@@ -1,7 +1,7 @@
-"""Output that survives an interruption: it grows in OUTPUT.partial and gets its name when it is whole.
+"""Output that survives an interruption: it is written to OUTPUT.partial and renamed when it is complete.
 
-OUTPUT.partial.json says how much of it counts, and what it was made from. Whatever a kill left behind that line is cut
-off by the next run, so the two are always of one mind.
+OUTPUT.partial.json records the length of the valid part and the settings. The next run cuts off anything after the
+valid part, so the two files always agree.
 """
 
 import json
@@ -21,7 +21,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Progress:
-    """How far an output has come: lines and digest of the input behind it, and sums over them."""
+    """Progress of an output: lines and digest of the input read so far, and totals over them."""
 
     lines: int = 0
     digest: str = ""
@@ -29,14 +29,14 @@ class Progress:
 
 
 class Output(Protocol):
-    """Where output lines go."""
+    """A destination for output lines."""
 
     def append(self, text: str, progress: Progress) -> None:
-        """Add whole lines; `progress` holds once they are there."""
+        """Add complete lines; `progress` describes the output with them."""
 
 
 class Stream:
-    """Standard output, or whatever takes bytes; flushed after every window."""
+    """Standard output, or another stream of bytes; flushed after every window."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -47,50 +47,50 @@ class Stream:
 
 
 class PartialFile:
-    """A file that can be gone on with; `partial_file` opens one."""
+    """A file that a later run can resume; opened by `partial_file`."""
 
-    def __init__(self, output: Path, file: IO[bytes], made_from: Mapping[str, Any], progress: Progress) -> None:
+    def __init__(self, output: Path, file: IO[bytes], facts: Mapping[str, Any], progress: Progress) -> None:
         self.output, self.progress = output, progress
-        self._file, self._made_from = file, made_from
+        self._file, self._facts = file, facts
 
     def append(self, text: str, progress: Progress) -> None:
         self._file.write(text.encode())
         self._file.flush()
-        os.fsync(self._file.fileno())  # what the record speaks of must be there first, even if the power fails
+        os.fsync(self._file.fileno())  # the lines must be on disk before the record, even if the power fails
         record = {
             "format": FORMAT,
             "lines": progress.lines,
             "input_sha256": progress.digest,
             "output_bytes": self._file.tell(),
             "totals": progress.totals,
-            "made_from": self._made_from,
+            "made_from": self._facts,
         }
         write_whole(_record_of(self.output), json.dumps(record, indent=1) + "\n")
         self.progress = progress
 
 
 @contextmanager
-def claimed(output: Path, *, resume: bool = False, restart: bool = False) -> Iterator[None]:
-    """Make sure, before long work begins, that the output can be written, and that nobody else does.
+def locked_output(output: Path, *, resume: bool = False, restart: bool = False) -> Iterator[None]:
+    """Check, before long work begins, that the output can be written, and lock it.
 
-    What an interrupted run left is in the way unless it is to be gone on with or thrown away.
+    Partial output of an interrupted run is an error, unless it is to be resumed or discarded.
     """
     if output.exists() and not output.is_file():
-        raise ValueError(f"{output}: is not a regular file; leave --output out and redirect standard output instead")
+        raise ValueError(f"{output}: is not a regular file; omit --output and redirect standard output instead")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(output.with_name(f"{output.name}.partial.lock"), timeout=0)
         lock.acquire()
     except Timeout:
-        raise ValueError(f"{output}: another process is writing it") from None
+        raise ValueError(f"{output}: another process is writing this file") from None
     except OSError as error:
-        raise ValueError(f"{output}: cannot be written there ({error.strerror or error})") from error
+        raise ValueError(f"{output}: cannot be written ({error.strerror or error})") from error
     try:
         before = None if restart else _read(output)
         if before is not None and not resume:
             raise ValueError(
-                f"{_partial_of(output)}: an interrupted run left {before['lines']} lines here; go on with --resume, or "
-                "throw them away with --restart"
+                f"{_partial_of(output)}: an interrupted run left {before['lines']} lines here; use --resume to "
+                "continue, or --restart to discard them"
             )
         yield
     finally:
@@ -100,10 +100,10 @@ def claimed(output: Path, *, resume: bool = False, restart: bool = False) -> Ite
 
 @contextmanager
 def partial_file(output: Path, facts: Mapping[str, Any], *, resume: bool = False) -> Iterator[PartialFile]:
-    """Open a claimed output for lines; it takes its final name when the block ends without an error.
+    """Open a locked output; the file gets its final name when the block ends without an error.
 
-    With `resume` it goes on where an interrupted run stopped, if the facts are the same; otherwise it starts anew.
-    An error before the first lines leaves nothing behind.
+    With `resume` it continues an interrupted run with the same facts, if there is one. An error before the first lines
+    leaves no file.
     """
     partial, record = _partial_of(output), _record_of(output)
     before = _same(output, facts) if resume else None
@@ -124,14 +124,14 @@ def partial_file(output: Path, facts: Mapping[str, Any], *, resume: bool = False
     record.unlink(missing_ok=True)
 
 
-def made_from(output: Path) -> dict[str, Any]:
-    """What an interrupted output was made from; nothing if there is none."""
+def recorded_facts(output: Path) -> dict[str, Any]:
+    """The facts of an interrupted run: model, settings and input format; empty without one."""
     record = _read(output)
     return {} if record is None else dict(record["made_from"])
 
 
 def _same(output: Path, facts: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The record of an interrupted run of the same model and settings."""
+    """The record of an interrupted run, after a check that model and settings are the same."""
     record = _read(output)
     if record is None:
         return None
@@ -139,24 +139,24 @@ def _same(output: Path, facts: Mapping[str, Any]) -> dict[str, Any] | None:
     different = sorted(name for name in now.keys() | then.keys() if now.get(name) != then.get(name))
     if different:
         raise ValueError(
-            f"{_partial_of(output)}: the interrupted run was another one (different: {', '.join(different)}); give the "
-            "same model and settings, or start anew with --restart"
+            f"{_partial_of(output)}: the interrupted run had other settings (different: {', '.join(different)}); give "
+            "the same model and settings, or start again with --restart"
         )
     return record
 
 
 def _read(output: Path) -> dict[str, Any] | None:
-    """The record of an interrupted run, if its output is there."""
+    """The record of an interrupted run, if record and partial output exist."""
     partial, record = _partial_of(output), _record_of(output)
     if not partial.exists() or not record.exists():
         return None
     try:
         read = json.loads(record.read_text(encoding="utf-8"))
-        fine = read["format"] == FORMAT and partial.stat().st_size >= read["output_bytes"]
+        valid = read["format"] == FORMAT and partial.stat().st_size >= read["output_bytes"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{record}: damaged ({error}); start anew with --restart") from error
-    if not fine:
-        raise ValueError(f"{record}: does not belong to {partial.name}; start anew with --restart")
+        raise ValueError(f"{record}: damaged ({error}); start again with --restart") from error
+    if not valid:
+        raise ValueError(f"{record}: does not belong to {partial.name}; start again with --restart")
     return read
 
 

@@ -1,4 +1,4 @@
-"""What a text model gives back.
+"""Results of a text model.
 
 Shapes: N source positions, T output tokens, L decoder layers, H heads.
 """
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SourceToken:
-    """A token of the source: `text[start:end]` is what it stands for; both are None for one that was added to it."""
+    """A source token, for the characters `text[start:end]`; both are None for a token that the tokenizer added."""
 
     text: str
     start: int | None
@@ -19,7 +19,7 @@ class SourceToken:
 
 @dataclass(frozen=True)
 class Alternative:
-    """One of the outputs after the best."""
+    """An output other than the best."""
 
     text: str
     score: float
@@ -27,10 +27,11 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one text; a blank text gives a blank one, without score and tokens.
+    """The output for one text; a blank text has a blank output, without score and tokens.
 
-    score: of the best output, with length penalty. kept: the source tokens in the memory. source_tokens, output_tokens:
-    how many there are. cut: source tokens that were too many for the model. alternatives: best first.
+    text, score: the best output and its score with length penalty. kept: the source tokens in the memory.
+    source_tokens, output_tokens: their numbers. cut: the number of source tokens cut off because the text was too long
+    for the model. alternatives: the next best outputs, best first.
     """
 
     text: str
@@ -44,11 +45,12 @@ class Result:
 
 @dataclass(frozen=True, eq=False)
 class Explained:
-    """One text with everything that was decided.
+    """The output for one text, with gates and attention.
 
-    source: all tokens. gates, log_alpha: [N]; log_alpha is None for a rule, both are None without a gate. kept:
-    positions in `source`. output: tokens, EOS included. attentions: [L, H, T, N], of each output token over the source,
-    0 on dropped tokens. zero_row: [L, H, T], what went to the row that stands for all dropped tokens.
+    source: all source tokens. gates, log_alpha: [N]; log_alpha is None for a rule, both are None without gates. kept:
+    positions in `source`. output: tokens with EOS. attentions: [L, H, T, N], from output tokens to source tokens, 0 on
+    dropped ones. zero_row: [L, H, T], attention to the row that stands for all dropped tokens. cut: the number of
+    source tokens cut off because the text was too long for the model.
     """
 
     text: str
@@ -60,6 +62,7 @@ class Explained:
     output: list[str]
     attentions: Tensor
     zero_row: Tensor
+    cut: int = 0
 
     @property
     def attention(self) -> Tensor:

@@ -1,14 +1,14 @@
-"""Beam search, greedy search and sampling as small pure steps on tensors of fixed shape. Nothing here knows a model.
+"""Beam search, greedy search and sampling as small pure functions on tensors of fixed shape, independent of models.
 
 One step of beam search, from the logits of the running hypotheses to the next ones:
 
     logits ─ log_probabilities ─ constrain ─▶ expand ─▶ candidates ─┬─ finish ─▶ finished hypotheses
                                                                     └─ select ─▶ running hypotheses ─▶ still_open
 
-The arithmetic (float32 scores, -1e9 for what cannot be chosen, the order of operations) is that of Hugging Face's
-`generate`, so that both choose the same tokens down to their ties.
+The arithmetic (float32 scores, -1e9 for impossible choices, the order of operations) is that of Hugging Face's
+`generate`, so that both choose the same tokens, including ties.
 
-Shapes: B sentences, k beams, C candidates, R = B·k rows, T tokens with the start token in front, V vocabulary.
+Shapes: B sentences, k beams, C candidates, R = B·k rows, T tokens including the start token, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -18,23 +18,23 @@ import torch
 from torch import Tensor
 
 NEVER = -1.0e9
-"""The score of what must not be chosen. Finite, as in `generate`: it can be added to."""
+"""The score of candidates that must not be chosen. Finite, as in `generate`, so that scores can be added to it."""
 
 BLOCK = 128
-"""Neighbouring tokens whose maximum is taken first when the best of a large vocabulary are looked for."""
+"""Block size in the search for the best tokens of a large vocabulary: block maxima come first."""
 
 PenaltyStyle = Literal["hf", "gnmt"]
 
 
 @dataclass(frozen=True)
 class Search:
-    """What a search is asked to do. Lengths count the start token, as `generate`'s max_length does.
+    """The settings of a search. Lengths count the start token, as `generate`'s max_length does.
 
-    beams: hypotheses that run side by side; 1 is greedy search, or with `sample` the number drawn independently.
-    returned: how many hypotheses of each sentence are wanted, best first.
-    penalty_style: `hf` divides a score by len^α, `gnmt` by ((5+len)/6)^α; len counts new tokens, the last one included.
+    beams: hypotheses per sentence; 1 is greedy search. With `sample`, the number of independent samples.
+    returned: hypotheses to return per sentence, best first.
+    penalty_style: `hf` divides a score by len^α, `gnmt` by ((5+len)/6)^α; len counts new tokens, including the last.
     early_stopping: as in `generate`; with `gnmt` and False, a sentence stops when no running hypothesis can still win.
-    banned, banned_first: tokens never produced, and never as the first new one.
+    banned, banned_first: tokens that are never generated, or never as the first new token.
     """
 
     max_length: int
@@ -61,7 +61,7 @@ class Search:
 
     @property
     def candidates(self) -> int:
-        """Enough that k of them go on even if every beam's best continuations end."""
+        """Enough that k of them continue even if the best continuations of every beam end."""
         return max(2, 1 + len(self.eos)) * self.beams
 
     @property
@@ -75,7 +75,7 @@ class Hypotheses(NamedTuple):
 
     tokens [B, k, T], scores [B, k]: the running hypotheses, scores without length penalty.
     done_tokens [B, k, T], done_scores [B, k], done_length [B, k], done [B, k]: the finished ones, best first; `done` is
-    False where there is none yet.
+    False in empty slots.
     open [B]: whether running hypotheses of a sentence may still change its result.
     """
 
@@ -87,13 +87,13 @@ class Hypotheses(NamedTuple):
     done: Tensor
     open: Tensor
 
-    def rows(self, sentences: Tensor) -> "Hypotheses":
-        """Those of some sentences alone."""
+    def take(self, sentences: Tensor) -> "Hypotheses":
+        """The hypotheses of these sentences."""
         return Hypotheses(*(tensor.index_select(0, sentences) for tensor in self))
 
 
 class Candidates(NamedTuple):
-    """Continuations of running hypotheses, best first: [B, C] each; `beam` says which hypothesis is continued."""
+    """Continuations of running hypotheses, best first: [B, C] each; `beam` is the index of the continued hypothesis."""
 
     scores: Tensor
     beam: Tensor
@@ -101,8 +101,8 @@ class Candidates(NamedTuple):
 
 
 def start(search: Search, sentences: int, device: torch.device | str) -> Hypotheses:
-    """One hypothesis per sentence that holds the start token; the other beams are closed until the first step."""
-    # generate fills beam outputs with EOS where the padding token is 0
+    """One hypothesis per sentence with the start token; the other beams are disabled until the first step."""
+    # like generate, fill beam outputs with EOS if the padding token is 0
     fill = search.pad or (search.eos[0] if search.eos else search.pad) if search.normalizes_first else search.pad
     shape = (sentences, search.beams)
     tokens = torch.full((*shape, search.max_length), fill, device=device)
@@ -121,15 +121,15 @@ def start(search: Search, sentences: int, device: torch.device | str) -> Hypothe
     )
 
 
-# --- what may come next ------------------------------------------------------------------------------------------
+# --- scores of the next token ------------------------------------------------------------------------------------
 
 
 def next_scores(logits_RV: Tensor, tokens_RT: Tensor, length: int, search: Search) -> Tensor:
-    """[R, V], float32: the log-probability of every next token under the settings; -inf where it is not allowed.
+    """[R, V], float32: the log-probability of every next token under the settings; -inf for tokens not allowed.
 
-    `tokens_RT` are the hypotheses so far, `length` tokens of which are filled.
+    `tokens_RT` are the hypotheses so far; their first `length` tokens are filled.
     """
-    # a tensor of its own: constraints write into it
+    # a new tensor, because constraints write into it
     scores = logits_RV.float().log_softmax(-1) if search.normalizes_first else logits_RV.to(torch.float32, copy=True)
     scores = constrain(scores, tokens_RT[:, :length], search)
     if search.sample:
@@ -140,7 +140,7 @@ def next_scores(logits_RV: Tensor, tokens_RT: Tensor, length: int, search: Searc
 
 
 def constrain(scores_RV: Tensor, tokens_RT: Tensor, search: Search) -> Tensor:
-    """The settings that rule out or reweigh tokens, in `generate`'s order. May write into its first argument."""
+    """Apply the settings that exclude or reweight tokens, in `generate`'s order. May write into its first argument."""
     length = tokens_RT.shape[1]
     if search.repetition_penalty != 1.0:
         scores_RV = penalize_repetition(scores_RV, tokens_RT, search.repetition_penalty)
@@ -160,7 +160,7 @@ def constrain(scores_RV: Tensor, tokens_RT: Tensor, search: Search) -> Tensor:
 
 
 def ban(scores_RV: Tensor, tokens: tuple[int, ...]) -> Tensor:
-    """In place: a copy would be a pass over the whole vocabulary."""
+    """Modifies `scores_RV`: a copy would be another pass over the whole vocabulary."""
     index = torch.tensor(tokens, device=scores_RV.device, dtype=torch.long)
     return scores_RV.index_fill_(1, index, -torch.inf)
 
@@ -171,13 +171,13 @@ def force(scores_RV: Tensor, tokens: tuple[int, ...]) -> Tensor:
 
 
 def penalize_repetition(scores_RV: Tensor, tokens_RT: Tensor, penalty: float) -> Tensor:
-    """Tokens that occurred: positive scores are divided by the penalty, negative ones multiplied."""
+    """Divide positive scores of tokens that occurred by the penalty, and multiply negative ones."""
     occurred = scores_RV.gather(1, tokens_RT)
     return scores_RV.scatter(1, tokens_RT, torch.where(occurred < 0, occurred * penalty, occurred / penalty))
 
 
 def ban_repeated_ngrams(scores_RV: Tensor, tokens_RT: Tensor, size: int) -> Tensor:
-    """Rule out every token that would complete an n-gram a second time."""
+    """Exclude every token that would complete an n-gram for the second time."""
     length = tokens_RT.shape[1]
     if length < size:
         return scores_RV
@@ -191,7 +191,7 @@ def ban_repeated_ngrams(scores_RV: Tensor, tokens_RT: Tensor, size: int) -> Tens
 
 
 def keep_top_k(scores_RV: Tensor, count: int) -> Tensor:
-    """The `count` best tokens of each row, and what ties with the last of them; 0 keeps all."""
+    """Keep the `count` best tokens of each row, and ties with the last of them; 0 keeps all."""
     if count <= 0 or count >= scores_RV.shape[1]:
         return scores_RV
     worst_R1 = scores_RV.topk(count, -1).values[:, -1:]
@@ -199,7 +199,7 @@ def keep_top_k(scores_RV: Tensor, count: int) -> Tensor:
 
 
 def keep_top_p(scores_RV: Tensor, mass: float) -> Tensor:
-    """The smallest set of best tokens whose probabilities sum to at least `mass`."""
+    """Keep the smallest set of best tokens with a total probability of at least `mass`."""
     if mass >= 1.0:
         return scores_RV
     ascending, order = scores_RV.sort(-1)
@@ -213,46 +213,46 @@ def keep_top_p(scores_RV: Tensor, mass: float) -> Tensor:
 
 
 def expand(scores_RV: Tensor, hypotheses: Hypotheses, search: Search) -> Candidates:
-    """The best continuations of each sentence. At the first step there may be one row per sentence."""
+    """The best continuations of each sentence. In the first step there may be one row per sentence."""
     sentences = len(hypotheses.tokens)
     width = len(scores_RV) // sentences
     count = min(search.candidates, scores_RV.shape[1])
-    # what is among the best of a sentence is among the best of its hypothesis
+    # the best candidates of a sentence are among the best of their hypotheses
     best_RC, token_RC = best_of_rows(scores_RV, count)
     total_BkC = best_RC.view(sentences, width, count) + hypotheses.scores[:, :width, None]
     chosen = min(search.candidates, width * count)
-    best, place = total_BkC.view(sentences, -1).topk(chosen)
-    token = token_RC.view(sentences, -1).gather(1, place)
-    if chosen < search.candidates:  # a vocabulary smaller than the candidates
+    best, index = total_BkC.view(sentences, -1).topk(chosen)
+    token = token_RC.view(sentences, -1).gather(1, index)
+    if chosen < search.candidates:  # the vocabulary is smaller than the number of candidates
         missing = (0, search.candidates - chosen)
         best = torch.nn.functional.pad(best, missing, value=NEVER)
-        place, token = torch.nn.functional.pad(place, missing), torch.nn.functional.pad(token, missing)
-    return Candidates(best, place // count, token)
+        index, token = torch.nn.functional.pad(index, missing), torch.nn.functional.pad(token, missing)
+    return Candidates(best, index // count, token)
 
 
 def best_of_rows(scores_RV: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of every row, largest first, and where they stand: `topk`.
+    """The `count` largest elements of every row, largest first, and their indices, like `topk`.
 
-    On a CPU torch's own partly sorts whole rows. Over a large vocabulary it is quicker to find the blocks with the
-    largest maxima, which hold the largest elements, and to look there.
+    On a CPU, torch's `topk` partly sorts whole rows. For a large vocabulary it is faster to find the blocks with the
+    largest maxima, which contain the largest elements, and to search only those.
     """
     vocabulary = scores_RV.shape[1]
     blocks = vocabulary // BLOCK
     if scores_RV.device.type != "cpu" or blocks < 4 * count:
-        values, places = scores_RV.topk(count)
-        return values, places
+        values, indices = scores_RV.topk(count)
+        return values, indices
     whole = blocks * BLOCK
     blocks_RWb = scores_RV[:, :whole].unflatten(1, (blocks, BLOCK))
     block_RC = blocks_RWb.amax(-1).topk(count).indices
     inside = blocks_RWb.gather(1, block_RC[..., None].expand(-1, -1, BLOCK)).flatten(1)
     start_RC = block_RC * BLOCK
-    place_inside = (start_RC[..., None] + torch.arange(BLOCK)).flatten(1)
+    index_inside = (start_RC[..., None] + torch.arange(BLOCK)).flatten(1)
     if whole < vocabulary:
         rest = torch.arange(whole, vocabulary).expand(len(scores_RV), -1)
         inside = torch.cat([inside, scores_RV[:, whole:]], 1)
-        place_inside = torch.cat([place_inside, rest], 1)
+        index_inside = torch.cat([index_inside, rest], 1)
     values, chosen = inside.topk(count)
-    return values, place_inside.gather(1, chosen)
+    return values, index_inside.gather(1, chosen)
 
 
 def extended(hypotheses: Hypotheses, candidates: Candidates, length: int) -> Tensor:
@@ -263,7 +263,7 @@ def extended(hypotheses: Hypotheses, candidates: Candidates, length: int) -> Ten
 
 
 def ends(candidates: Candidates, length: int, search: Search) -> Tensor:
-    """[B, C], whether a candidate is a whole hypothesis: it ends with EOS or at the length limit."""
+    """[B, C], whether a candidate is complete: it ends with EOS or reaches the length limit."""
     if length + 1 >= search.max_length:
         return torch.ones_like(candidates.token, dtype=torch.bool)
     eos = torch.tensor(search.eos, device=candidates.token.device, dtype=candidates.token.dtype)
@@ -271,7 +271,7 @@ def ends(candidates: Candidates, length: int, search: Search) -> Tensor:
 
 
 def length_penalty(new_tokens: int, search: Search) -> float:
-    """What a hypothesis's score is divided by."""
+    """The divisor of a hypothesis's score."""
     if search.penalty_style == "gnmt":
         return ((5 + new_tokens) / 6) ** search.length_penalty
     return new_tokens**search.length_penalty
@@ -280,7 +280,7 @@ def length_penalty(new_tokens: int, search: Search) -> float:
 def finish(
     hypotheses: Hypotheses, candidates: Candidates, tokens_BCT: Tensor, ended_BC: Tensor, length: int, search: Search
 ) -> Hypotheses:
-    """Take the candidates that end, if they are among the k best, into the finished ones, and keep the best k."""
+    """Add the complete candidates among the k best to the finished hypotheses, and keep the best k of these."""
     among_best = torch.zeros_like(ended_BC)
     among_best[:, : search.beams] = ended_BC[:, : search.beams]
     scores = candidates.scores / length_penalty(length, search)
@@ -302,7 +302,7 @@ def finish(
 def select(
     hypotheses: Hypotheses, candidates: Candidates, tokens_BCT: Tensor, ended_BC: Tensor, search: Search
 ) -> tuple[Hypotheses, Tensor]:
-    """The k best candidates that do not end run on; also [B, k], which hypothesis each of them continues."""
+    """Continue with the k best incomplete candidates; also returns [B, k], the hypothesis each of them continues."""
     scores = candidates.scores + ended_BC.float() * NEVER
     best = scores.topk(search.beams).indices
     running = hypotheses._replace(tokens=_pick(tokens_BCT, best), scores=scores.gather(1, best))
@@ -310,10 +310,10 @@ def select(
 
 
 def still_open(hypotheses: Hypotheses, length: int, search: Search) -> Hypotheses:
-    """Close the sentences whose result cannot change, or with `hf` is taken not to change, any more.
+    """Close the sentences whose result cannot change any more, or with `hf` is assumed not to.
 
-    `length` counts the tokens of the running hypotheses. `hf` compares the best running score at its present length
-    with the worst finished one; `gnmt` at the length at which it would be best, with the worst that is asked for.
+    `length` counts the tokens of the running hypotheses. `hf` compares the best running score at its current length
+    with the worst finished one. `gnmt` takes the length that is best for it, and the worst finished one to be returned.
     """
     new_tokens = length - 1
     longest = search.max_length - 1
@@ -334,7 +334,7 @@ def still_open(hypotheses: Hypotheses, length: int, search: Search) -> Hypothese
 
 
 def beam_step(logits_RV: Tensor, hypotheses: Hypotheses, length: int, search: Search) -> tuple[Hypotheses, Tensor]:
-    """From the logits after `length` tokens to the next hypotheses; also [B, k], which one each of them continues."""
+    """From the logits after `length` tokens to the next hypotheses; also [B, k], the hypothesis each one continues."""
     width = len(logits_RV) // len(hypotheses.tokens)
     scores = next_scores(logits_RV, hypotheses.tokens[:, :width].flatten(0, 1), length, search)
     candidates = expand(scores, hypotheses, search)
@@ -348,7 +348,7 @@ def beam_step(logits_RV: Tensor, hypotheses: Hypotheses, length: int, search: Se
 def sample_step(
     logits_RV: Tensor, hypotheses: Hypotheses, length: int, search: Search, generator: torch.Generator | None = None
 ) -> tuple[Hypotheses, Tensor]:
-    """Draw one token for each hypothesis; they are independent of each other, and end at their first EOS."""
+    """Draw one token for each hypothesis. Hypotheses are independent and end at their first EOS."""
     sentences, count = hypotheses.scores.shape
     if len(logits_RV) < sentences * count:  # the first step: one row per sentence
         logits_RV = logits_RV.repeat_interleave(count, 0)
@@ -378,7 +378,7 @@ def _stops_when_full(search: Search) -> bool:
     return search.early_stopping is True or search.beams == 1
 
 
-def _pick(rows: Tensor, index_BC: Tensor) -> Tensor:
-    """Rows [B, k, ...] by index [B, C]."""
-    shape = (*index_BC.shape, *rows.shape[2:])
-    return rows.gather(1, index_BC.view(*index_BC.shape, *(1,) * (rows.dim() - 2)).expand(shape))
+def _pick(values: Tensor, index_BC: Tensor) -> Tensor:
+    """Select from [B, k, ...] along k by index [B, C]."""
+    shape = (*index_BC.shape, *values.shape[2:])
+    return values.gather(1, index_BC.view(*index_BC.shape, *(1,) * (values.dim() - 2)).expand(shape))

@@ -1,7 +1,8 @@
-"""From generation_config's names to a `Search`; what the engine cannot do raises."""
+"""From generation_config's names to a `Search`; settings that the engine does not support raise."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any
 
@@ -35,8 +36,8 @@ _DEFAULTS: dict[str, Any] = {
     "eos_token_id": None,
     "decoder_start_token_id": None,
 }
-# Without effect on the tokens of a plain search: how `generate` caches and reports, and settings of assisted decoding
-# that mean nothing without an assistant.
+# Settings that do not change the tokens of a plain search: caching and reporting in `generate`, and assisted decoding,
+# which needs an assistant.
 _WITHOUT_EFFECT = frozenset(
     {
         "use_cache",
@@ -64,7 +65,7 @@ _WITHOUT_EFFECT = frozenset(
         "_commit_hash",
     }
 )
-# What `generate` has that the engine has not, with the values at which it does nothing.
+# Settings of `generate` that the engine does not support, with the values at which they do nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "typical_p": (1.0,),
     "epsilon_cutoff": (0.0,),
@@ -77,20 +78,20 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_mtp": (False,),
 }
 
-_WHOLE = frozenset(
+_INTEGERS = frozenset(
     {
         *("max_length", "max_new_tokens", "min_length", "min_new_tokens"),
         *("num_beams", "num_return_sequences", "no_repeat_ngram_size", "top_k"),
     }
 )
 _REAL = frozenset({"temperature", "top_p", "repetition_penalty", "length_penalty"})
-_YES_OR_NO = frozenset({"do_sample", "renormalize_logits"})
-_TOKENS = frozenset(name for name in _DEFAULTS if name.endswith(("_id", "_ids", "_tokens"))) - _WHOLE
+_BOOLEANS = frozenset({"do_sample", "renormalize_logits"})
+_TOKENS = frozenset(name for name in _DEFAULTS if name.endswith(("_id", "_ids", "_tokens"))) - _INTEGERS
 
 SCORING: dict[str, Any] = {"do_sample": False, "early_stopping": False}
-"""How a run's outputs are searched, beside what its recipe says; a checkpoint's generation_config has no say in it."""
+"""Search settings of every run, in addition to its recipe's; they override a checkpoint's generation_config."""
 DEFAULT_NEW_TOKENS = 20
-"""What `generate` produces at most where neither caller nor model says."""
+"""Longest output of `generate` if neither caller nor model sets one."""
 
 
 def resolve(
@@ -102,11 +103,11 @@ def resolve(
 ) -> Search:
     """The search for these settings; unset ones come from the model's generation_config, then from generate's defaults.
 
-    `positions` is how many the decoder has, `vocabulary` how many tokens.
+    positions: the number of positions of the decoder. vocabulary: the number of tokens.
     """
     if style not in ("hf", "gnmt"):
         raise ValueError(f'length_penalty_style: expected "hf" or "gnmt", got {style!r}')
-    _refuse_unknown(given, model_settings)
+    check_names(given, model_settings)
     for name, value in given.items():
         if value is not None:
             _check_kind(name, value, vocabulary)
@@ -118,7 +119,7 @@ def resolve(
             if name in _DEFAULTS:
                 values[name] = value
             elif name not in _WITHOUT_EFFECT and value is not False and value not in _NEUTRAL.get(name, ()):
-                raise ValueError(f"{name}: the engine cannot do this (asked for {value!r}); use model.generate")
+                raise ValueError(f"{name}: the engine does not support {value!r}; use model.generate")
     eos = _ids(values["eos_token_id"])
     start = values["decoder_start_token_id"]
     start = values["bos_token_id"] if start is None else start
@@ -165,40 +166,44 @@ def resolve(
     )
 
 
-def _refuse_unknown(given: Mapping[str, Any], model_settings: GenerationConfig) -> None:
-    known = set(GenerationConfig().to_dict()) | set(model_settings.to_dict()) | set(_DEFAULTS)
+def check_names(given: Mapping[str, Any], model_settings: GenerationConfig, others: Iterable[str] = ()) -> None:
+    """Raise for a name that is neither a generation setting nor one of `others`, with the most similar known name."""
+    known = {*GenerationConfig().to_dict(), *model_settings.to_dict(), *_DEFAULTS, *others}
     for name in given:
         if name not in known:
-            raise ValueError(f"{name}: not a setting of generation")
+            public = sorted(other for other in known if not other.startswith("_"))
+            close = get_close_matches(name, public, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ValueError(f"{name}: not a generation setting{hint}")
 
 
 def _check_kind(name: str, value: Any, vocabulary: int | None) -> None:
-    """Refuse what is no value of this setting, whatever its model makes of it."""
+    """Raise for a value that this setting cannot have in any model."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if name in _WHOLE and not (is_number and math.isfinite(value) and value >= 0 and value == int(value)):
+    if name in _INTEGERS and not (is_number and math.isfinite(value) and value >= 0 and value == int(value)):
         raise ValueError(f"{name}: expected a whole number, at least 0, got {value!r}")
     if name in _REAL and not (is_number and math.isfinite(value)):
         raise ValueError(f"{name}: expected a finite number, got {value!r}")
-    if name in _YES_OR_NO and not isinstance(value, bool):
+    if name in _BOOLEANS and not isinstance(value, bool):
         raise ValueError(f"{name}: expected True or False, got {value!r}")
     if name in _TOKENS:
         if name == "bad_words_ids" and not (isinstance(value, (list, tuple)) and all(map(_is_list, value))):
             raise ValueError(f"{name}: expected a list of lists of token ids, got {value!r}")
-        for token in _every(name, value):
+        for token in _token_ids(name, value):
             if token < 0 or (vocabulary is not None and token >= vocabulary):
-                raise ValueError(f"{name}: no token has the id {token}; the vocabulary has {vocabulary}")
+                raise ValueError(f"{name}: no token has the id {token}; the vocabulary has {vocabulary} tokens")
 
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and len(value) > 0
 
 
-def _every(name: str, value: Any) -> Iterator[int]:
-    """All token ids of a setting, whatever they stand in."""
+def _token_ids(name: str, value: Any) -> Iterator[int]:
+    """All token ids of a setting, however nested."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, (list, tuple)):
         for part in value:
-            yield from _every(name, part)
+            yield from _token_ids(name, part)
     elif isinstance(value, Integral) and not isinstance(value, bool):
         yield int(value)
     else:
@@ -206,7 +211,7 @@ def _every(name: str, value: Any) -> Iterator[int]:
 
 
 def _lengths(values: dict[str, Any], positions: int | None, given: Mapping[str, Any]) -> tuple[int, int]:
-    """Longest and shortest hypothesis, the start token counted."""
+    """Maximum and minimum length of a hypothesis, including the start token."""
     if values["max_new_tokens"] is not None and (given.get("max_length") is None or "max_new_tokens" in given):
         longest = values["max_new_tokens"] + 1
     elif values["max_length"] is not None:
@@ -229,9 +234,9 @@ def _ids(value: Any) -> tuple[int, ...]:
 
 
 def _single_tokens(words: Any, eos: tuple[int, ...]) -> tuple[int, ...]:
-    """Bad words of one token each; EOS alone is no bad word, as in `generate`."""
+    """Bad words of one token each; EOS alone is ignored, as in `generate`."""
     if words is None:
         return ()
     if any(len(word) != 1 for word in words):
-        raise ValueError("bad_words_ids: the engine knows bad words of one token only; use model.generate")
+        raise ValueError("bad_words_ids: the engine supports only bad words of one token; use model.generate")
     return tuple(word[0] for word in words if word[0] not in eos)

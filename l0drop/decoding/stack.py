@@ -1,10 +1,10 @@
 """All layers of a decoder as one module, for one new position.
 
-Hugging Face's layers are made for everything one can do with them, and a step of a small batch spends a tenth of its
-time between them. Here is what a step computes and no more. Five families have the same layers, with the norms before
-or behind; T5's stay as they are.
+Hugging Face's layers are general, and a step of a small batch spends a tenth of its time in their overhead. This module
+computes only what a step needs. Five families have the same layers, with norms first or last; T5's layers stay Hugging
+Face's.
 
-Shapes: B sentences, k beams, R = B·k rows, H heads, K memory rows, D width of the model, d of a head.
+Shapes: B sentences, k beams, R = B·k rows, H heads, K memory rows, D model width, d head width.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from transformers.models.marian.modeling_marian import MarianDecoderLayer
 from transformers.models.mbart.modeling_mbart import MBartDecoderLayer
 from transformers.models.pegasus.modeling_pegasus import PegasusDecoderLayer
 
-from l0drop.decoding.attention import NAME, ancestry, attend, turns
+from l0drop.decoding.attention import NAME, attend, current_ancestry, value_blocks
 from l0drop.decoding.caches import DecoderCache, MemoryLayer, PrefixLayer
 from l0drop.decoding.linear import Kind, PackedLinear, make_linear
 
@@ -30,13 +30,13 @@ NORMS_FIRST = {
     M2M100DecoderLayer: True,
     PegasusDecoderLayer: True,
 }
-"""The layers that are known here, and whether their norms stand before what they norm."""
+"""The supported layers, and whether they normalize before (True) or after each block."""
 
 Apply = Callable[[Tensor], Tensor]
 
 
-def is_known(layers: nn.ModuleList) -> bool:
-    """Whether these layers are of one of the families, with attention as it comes with them."""
+def is_supported(layers: nn.ModuleList) -> bool:
+    """Whether these are layers of a supported family, with their standard attention."""
     if not all(type(layer) in NORMS_FIRST for layer in layers):
         return False
     attentions: list[Any] = [m for layer in layers for m in (layer.self_attn, layer.encoder_attn)]
@@ -52,7 +52,7 @@ class Stack(nn.Module):
 
     @property
     def copied_bytes(self) -> int:
-        """What packed weights take beside the model's own."""
+        """Size of the packed copies of weights."""
         return sum(step.copied_bytes for step in self.steps)
 
     def forward(
@@ -65,8 +65,8 @@ class Stack(nn.Module):
         **__: Any,
     ) -> Tensor:
         assert past_key_values is not None
-        known = ancestry()
-        seen = None if known is None else known.bias
+        ancestry = current_ancestry()
+        seen = None if ancestry is None else ancestry.bias
         x_RD = hidden_R1D[:, 0]
         for step, prefix, memory in zip(self.steps, past_key_values.prefix, past_key_values.memory, strict=True):
             x_RD = step(x_RD, seen, states_BKD, encoder_attention_mask, prefix, memory)
@@ -74,16 +74,16 @@ class Stack(nn.Module):
 
 
 class _Layer:
-    """One layer: attention to the target so far, attention to the memory, a network."""
+    """One layer: attention to the target so far, attention to the memory, feed-forward network."""
 
     def __init__(self, layer: Any, kind: Kind) -> None:
         own, cross = layer.self_attn, layer.encoder_attn
         self.heads, self.scale = own.num_heads, own.scaling
-        self.first = NORMS_FIRST[type(layer)]
+        self.norm_first = NORMS_FIRST[type(layer)]
         self.copied_bytes = 0
         self.query_key_value = self._joined(own, kind)
         linears = (own.out_proj, cross.q_proj, cross.k_proj, cross.v_proj, cross.out_proj, layer.fc1, layer.fc2)
-        made = [self._made(linear, kind) for linear in linears]
+        made = [self._make(linear, kind) for linear in linears]
         self.own_out, self.query, self.key, self.value, self.cross_out, widen, self.narrow = made
         self.widen = _with_activation(widen, layer.activation_fn)
         self.value_weights = None if kind.startswith("int8") else (cross.v_proj.weight, cross.v_proj.bias)
@@ -91,13 +91,13 @@ class _Layer:
             _norm, (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm)
         )
 
-    def _made(self, linear: nn.Linear, kind: Kind) -> Apply:
+    def _make(self, linear: nn.Linear, kind: Kind) -> Apply:
         made = make_linear(kind, linear.weight, linear.bias)
         self.copied_bytes += 0 if made is None else made.copied_bytes
         return linear.forward if made is None else made.forward
 
     def _joined(self, attention: Any, kind: Kind) -> Callable[[Tensor], tuple[Tensor, ...]]:
-        """Query, key and value in one product, where weights are copied anyway."""
+        """Query, key and value in one product, if the weights are copied anyway."""
         parts = (attention.q_proj, attention.k_proj, attention.v_proj)
         biases = [part.bias for part in parts]
         bias = None if biases[0] is None else torch.cat(biases)
@@ -116,37 +116,37 @@ class _Layer:
         prefix: PrefixLayer,
         memory: MemoryLayer,
     ) -> Tensor:
-        first = self.first
+        first = self.norm_first
         q_RD, k_RD, v_RD = self.query_key_value(self.own_norm(x_RD) if first else x_RD)
-        keys, values = prefix.update(self._of_rows(k_RD), self._of_rows(v_RD))
+        keys, values = prefix.update(self._row_heads(k_RD), self._row_heads(v_RD))
         x_RD = x_RD + self.own_out(self._attended(q_RD, keys, values, seen))
         x_RD = x_RD if first else self.own_norm(x_RD)
         q_RD = self.query(self.cross_norm(x_RD) if first else x_RD)
         if memory.keys is None:
-            memory.update(self._of_sentences(self.key(states_BKD)), self._values(states_BKD))
+            memory.update(self._memory_heads(self.key(states_BKD)), self._values(states_BKD))
         x_RD = x_RD + self.cross_out(self._attended(q_RD, memory.keys, memory.values, bias_B11K))
         x_RD = x_RD if first else self.cross_norm(x_RD)
         x_RD = x_RD + self.narrow(self.widen(self.last_norm(x_RD) if first else x_RD))
         return x_RD if first else self.last_norm(x_RD)
 
-    def _of_rows(self, x_RD: Tensor) -> Tensor:
+    def _row_heads(self, x_RD: Tensor) -> Tensor:
         return x_RD.unflatten(-1, (self.heads, -1))[:, :, None]
 
-    def _of_sentences(self, x_BKD: Tensor) -> Tensor:
+    def _memory_heads(self, x_BKD: Tensor) -> Tensor:
         return x_BKD.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def _values(self, states_BKD: Tensor) -> Tensor:
-        """Of the memory; turned round where `attend` is quicker with them, by the product that makes them."""
+        """The memory's values; transposed by the product that computes them if that makes `attend` faster."""
         keys = states_BKD.shape[1]
-        blocks, size = (0, 0) if self.value_weights is None else turns(states_BKD)
+        blocks, size = (0, 0) if self.value_weights is None else value_blocks(states_BKD)
         if self.value_weights is None or not blocks:
-            return self._of_sentences(self.value(states_BKD))
+            return self._memory_heads(self.value(states_BKD))
         weight_DD, bias_D = self.value_weights
         padded = F.pad(states_BKD, (0, 0, 0, blocks * size - keys)) if blocks * size > keys else states_BKD
-        turned = torch.matmul(weight_DD, padded.unflatten(1, (blocks, size)).transpose(2, 3))
+        transposed = torch.matmul(weight_DD, padded.unflatten(1, (blocks, size)).transpose(2, 3))
         if bias_D is not None:
-            turned += bias_D[:, None]
-        return turned.unflatten(2, (self.heads, -1))
+            transposed += bias_D[:, None]
+        return transposed.unflatten(2, (self.heads, -1))
 
     def _attended(self, query_RD: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         rows, width = query_RD.shape

@@ -1,8 +1,8 @@
-"""Bulk decoding: lines in, lines out, in order, in memory that does not grow with the input.
+"""Bulk decoding: lines in, lines out, in order, with memory use that does not grow with the input.
 
-A window of lines is read, tokenized, sorted by length into batches, decoded, and written in its order; then the next.
-Batches are formed before they are shared among processes, so a line is decoded in the same company, and gives the same
-output, whatever the number of processes. The first process reads and writes.
+A window of lines is read, tokenized, sorted by length into batches, decoded, and written in input order; then the next.
+Batches are formed before they are distributed over processes, so a line is in the same batch, and gives the same
+output, for any number of processes. The first process reads and writes.
 """
 
 import json
@@ -24,15 +24,15 @@ from l0drop.decoding.text import BATCH_TOKENS, Source, TextModel
 
 WINDOW = 2048
 """Lines read, sorted and written at a time."""
-CUTS_TOLD = 10
-"""Lines that are too long are named, up to so many; all are counted."""
+MAX_CUT_WARNINGS = 10
+"""Lines that are too long are named in a warning up to this number; all are counted."""
 
-Say = Callable[[str], None]
+Warn = Callable[[str], None]
 
 
 @dataclass
 class Totals:
-    """Sums over the lines that are written. `decoding_seconds` are of all processes together."""
+    """Sums over the lines written. `decoding_seconds` is the sum over processes."""
 
     lines: int = 0
     blank: int = 0
@@ -45,7 +45,7 @@ class Totals:
 
     @property
     def sparsity(self) -> float | None:
-        """Dropped of real source tokens; None before there were any."""
+        """Dropped / real source tokens; None without source tokens."""
         return 1 - self.kept_tokens / self.source_tokens if self.source_tokens else None
 
     def add(self, other: "Totals") -> None:
@@ -55,9 +55,9 @@ class Totals:
 
 @dataclass(frozen=True)
 class Job:
-    """How a stream is decoded; together with model and input it decides the output.
+    """Settings for decoding a stream; with model and input they determine the output.
 
-    generation: what `TextModel.generate` takes beside these. as_json: an object per line instead of its text.
+    generation: further settings of `TextModel.generate`. as_json: write a JSON object per line instead of the text.
     """
 
     generation: Mapping[str, Any]
@@ -71,7 +71,7 @@ class Job:
 
 
 class Processes:
-    """The processes that share the work. Objects go over gloo, whatever the model runs on."""
+    """The processes that share the work. Objects are sent over gloo, on any device."""
 
     def __init__(self) -> None:
         self.rank, self.count = 0, 1
@@ -86,7 +86,7 @@ class Processes:
         return self.rank == 0
 
     def broadcast(self, value: Any) -> Any:
-        """The first process's value, in all of them."""
+        """The first process's value, in every process."""
         if self.count == 1:
             return value
         box = [value]
@@ -94,7 +94,7 @@ class Processes:
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all processes, in the first one."""
+        """The values of all processes, in the first process."""
         if self.count == 1:
             return [value]
         values: list[Any] = [None] * self.count
@@ -102,8 +102,8 @@ class Processes:
         return values
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """What only the first process does while the others wait for its next window; an error sends them home."""
+    def first_only(self) -> Iterator[None]:
+        """Work of the first process while the others wait for its next window; an error ends them as well."""
         try:
             yield
         except BaseException:
@@ -117,8 +117,8 @@ class _Window(NamedTuple):
     texts: list[str]
 
 
-class _Done(NamedTuple):
-    """One process's share of a window: output lines by their place in it."""
+class _Share(NamedTuple):
+    """One process's share of a window: output lines by their index in it."""
 
     lines: dict[int, str]
     totals: Totals
@@ -133,22 +133,24 @@ def decode_stream(
     *,
     processes: Processes | None = None,
     start: Progress | None = None,
-    warn: Say = lambda text: None,
+    warn: Warn = lambda text: None,
     progress: Callable[[Totals], None] = lambda totals: None,
 ) -> Totals:
-    """Decode `lines` into `output`, which only the first process has, from where `start` says.
+    """Decode `lines` into `output`, which only the first process has, beginning at `start`.
 
-    `warn` is told of lines that were cut and of batches that did not fit into memory, `progress` after every window.
+    `warn` is called for lines that were cut and batches that did not fit into memory, `progress` after every window.
     """
     processes = processes or Processes()
     totals = Totals(**start.totals) if start is not None and start.totals else Totals()
     settings = model.settings(job.target_lang, job.generation)
     name = processes.broadcast(lines.name if lines is not None else None)
-    model.engine.linears = processes.broadcast(model.engine.linears)  # measured by each; they round differently
+    model.engine.linears = processes.broadcast(
+        model.engine.linears
+    )  # each process measures; the kinds round differently
     texts = iter(lines) if lines is not None else iter(())
     while True:
         window = None
-        with processes.alone():
+        with processes.first_only():
             if lines is not None:
                 first = lines.number + 1
                 window = _Window(first, list(islice(texts, job.window)))
@@ -161,10 +163,10 @@ def decode_stream(
         )  # fmt: skip
         if processes.is_first:
             _warn_of_cuts(sources, totals.cut, warn)
-        shares = processes.gather(_share(model, job, settings, window, sources, processes, warn))
+        shares = processes.gather(_decode_share(model, job, settings, window, sources, processes, warn))
         if not processes.is_first:
             continue
-        with processes.alone():
+        with processes.first_only():
             assert lines is not None
             assert output is not None
             done: dict[int, str] = {}
@@ -173,33 +175,33 @@ def decode_stream(
                     raise ValueError(share.error)
                 done |= share.lines
                 totals.add(share.totals)
-            blanks = [place for place, source in enumerate(sources) if source.is_blank]
-            done |= {place: _line(Result(""), window.first + place, 0.0, job) for place in blanks}
+            blanks = [index for index, source in enumerate(sources) if source.is_blank]
+            done |= {index: _line(Result(""), window.first + index, 0.0, job) for index in blanks}
             totals.add(Totals(lines=len(sources), blank=len(blanks), cut=sum(source.cut > 0 for source in sources)))
-            text = "".join(done[place] + "\n" for place in range(len(sources)))
+            text = "".join(done[index] + "\n" for index in range(len(sources)))
             output.append(text, Progress(lines.number, lines.digest, asdict(totals)))
             progress(totals)
 
 
 def one_line(text: str) -> str:
-    """A text as it stands in a file with a line for each: a line break that a model wrote becomes a space."""
+    """A text on one line: line breaks in a model's output become spaces."""
     return re.sub(r"[\r\n]+", " ", text)
 
 
-def _name(file: str, first: int, place: int) -> str:
-    return f"{file}, line {first + place}"
+def _name(file: str, first: int, index: int) -> str:
+    return f"{file}, line {first + index}"
 
 
-def _share(
+def _decode_share(
     model: TextModel,
     job: Job,
     settings: Mapping[str, Any],
     window: _Window,
     sources: Sequence[Source],
     processes: Processes,
-    warn: Say,
-) -> _Done:
-    """Decode this process's batches of a window. What the user can mend is told, not raised: others wait for it."""
+    warn: Warn,
+) -> _Share:
+    """Decode this process's batches of a window. User errors are returned, not raised: other processes are waiting."""
     lines: dict[int, str] = {}
     totals = Totals()
 
@@ -207,23 +209,23 @@ def _share(
         totals.halved += 1
         warn(
             f"{batch[0].name}: out of memory with {len(batch)} lines of up to {max(len(s.ids) for s in batch)} tokens; "
-            "going on with half of them (a smaller --batch-tokens avoids this)"
+            "trying again with half of them (a smaller --batch-tokens avoids this)"
         )
 
     try:
         for batch in model.batches(sources, job.batch_tokens)[processes.rank :: processes.count]:
             began = time.perf_counter()
-            results = model.decode([sources[place] for place in batch], settings, halved)
+            results = model.decode([sources[index] for index in batch], settings, halved)
             seconds = time.perf_counter() - began
             totals.decoding_seconds += seconds
-            for place, result in zip(batch, results, strict=True):
-                lines[place] = _line(result, window.first + place, seconds / len(batch), job)
+            for index, result in zip(batch, results, strict=True):
+                lines[index] = _line(result, window.first + index, seconds / len(batch), job)
                 totals.source_tokens += result.source_tokens
                 totals.kept_tokens += len(result.kept)
                 totals.output_tokens += result.output_tokens
     except ValueError as error:
-        return _Done({}, totals, str(error))
-    return _Done(lines, totals)
+        return _Share({}, totals, str(error))
+    return _Share(lines, totals)
 
 
 def _line(result: Result, number: int, seconds: float, job: Job) -> str:
@@ -244,10 +246,10 @@ def _line(result: Result, number: int, seconds: float, job: Job) -> str:
     return json.dumps(values, ensure_ascii=False)
 
 
-def _warn_of_cuts(sources: Sequence[Source], before: int, warn: Say) -> None:
+def _warn_of_cuts(sources: Sequence[Source], before: int, warn: Warn) -> None:
     cut = [source for source in sources if source.cut]
-    for source in cut[: max(0, CUTS_TOLD - before)]:
+    for source in cut[: max(0, MAX_CUT_WARNINGS - before)]:
         tokens = len(source.ids) + source.cut
-        warn(f"{source.name}: {tokens} tokens are more than the model reads; cut to {len(source.ids)}")
-    if before < CUTS_TOLD <= before + len(cut):
-        warn("further lines that are too long are cut and counted without a word each")
+        warn(f"{source.name}: {tokens} tokens are too many for the model; cut to {len(source.ids)}")
+    if before < MAX_CUT_WARNINGS <= before + len(cut):
+        warn("further lines that are too long are cut and counted without a warning")

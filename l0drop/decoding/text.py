@@ -1,8 +1,8 @@
-"""Text in, text out: a model with its tokenizers, and what it kept of each text.
+"""Text in, text out: a model with its tokenizers, and the source tokens it keeps.
 
     model = load("runs/sparse")                    # a run folder, a model folder, or a name on the Hugging Face hub
     result = model.generate(["The house is small."])[0]
-    result.text, result.score, result.kept         # kept: source tokens with their places in the text
+    result.text, result.score, result.kept         # kept: source tokens with character offsets
 
 Shapes: N source positions, K memory rows, T output tokens, L decoder layers, H heads.
 """
@@ -26,27 +26,28 @@ from l0drop.data.hints import TextAnnotator, annotator_for
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.decoding.corpus import length_batches
 from l0drop.decoding.engine import Engine
-from l0drop.decoding.folder import dtype_of, first_line, load_model, load_pair, of_recipe, places
-from l0drop.decoding.languages import begin_in, language_id, language_ids
+from l0drop.decoding.folder import dtype_of, first_line, load_model, load_pair, locate_model, recipe_settings
+from l0drop.decoding.languages import language_id, language_ids, target_language_setting
 from l0drop.decoding.offsets import Span, spans
 from l0drop.decoding.results import Alternative, Explained, Result, SourceToken
+from l0drop.decoding.settings import check_names
 from l0drop.models.adopt import adopt_parameters
 from l0drop.models.families import family_of, positions_of
 from l0drop.models.modeling import L0DropModel
 
 BATCH_TOKENS = 8192
 """Padded source tokens decoded at once."""
-LEAST_TOKENS = 128
-"""On a CPU a shorter sentence counts as so long: more than 64 at once gain nothing, and leave the caches."""
+MIN_CPU_TOKENS = 128
+"""Batches on a CPU count a shorter source as this long: more than 64 sentences exceed the caches and gain nothing."""
 MAX_SOURCE = 1024
-"""Longest source, where neither the model's positions nor its tokenizer set a limit."""
+"""Longest source if neither the model's positions nor its tokenizer set a limit."""
 MAX_NEW_TOKENS = 256
-"""Longest output, where neither caller nor model says; generate's own default of 20 would cut sentences short."""
+"""Longest output if neither caller nor model sets one; generate's own default of 20 would cut sentences short."""
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A text as the model reads it; `name` is how messages call it. A blank text has no ids."""
+    """A tokenized text; `name` identifies it in messages. A blank text has no ids."""
 
     name: str
     ids: Sequence[int] = ()
@@ -60,15 +61,18 @@ class Source:
 
 
 class OutOfMemoryError(ValueError):
-    """One text alone does not fit into memory."""
+    """A single text does not fit into memory."""
+
+
+_ARGUMENTS = ("source_lang", "target_lang", "prefix", "max_source", "batch_tokens")
+"""The arguments of `TextModel.generate` that the engine does not know."""
 
 
 class TextModel:
-    """A model with its tokenizers; `load` makes one.
+    """A model with its tokenizers, returned by `load`.
 
-    defaults: generation settings of the run that the model comes from. prefix: what is put before every source.
-    limit: the longest source that the run reads.
-    annotator: makes the hints that a rule needs. int8: whether linear layers decode with weights of 8 bits.
+    defaults: generation settings of the model's run. prefix: text put before every source. limit: maximum source length
+    of the run. annotator: computes the hints that a rule needs. int8: whether linear layers have 8-bit weights.
     """
 
     def __init__(
@@ -87,19 +91,33 @@ class TextModel:
         self.engine = Engine(model, dtype="int8" if int8 else None)
         self._source_lang = getattr(tokenizers.source, "src_lang", None)
 
+    def __repr__(self) -> str:
+        config = self.model.config
+        facts = [f"model_type={config.model_type!r}"]
+        l0drop = getattr(config, "l0drop", None)
+        if l0drop is None:
+            facts.append("gating=None")
+        else:
+            facts.append(f"gating={l0drop.gating!r}" if l0drop.enabled else f"gating={l0drop.gating!r} (disabled)")
+            facts.append(f"gate={l0drop.gate!r}" if l0drop.gate != "learned" else "")
+            aims = (f"{name}={value}" for name in ("target_sparsity", "lambda_") if (value := getattr(l0drop, name)))
+            facts += aims
+        facts += [f"device={str(self.model.device)!r}", f"dtype={self.dtype!r}"]
+        return f"{type(self).__name__}({self.name!r}, {type(self.model).__name__}, {', '.join(filter(None, facts))})"
+
     @property
     def is_gated(self) -> bool:
         return isinstance(self.model, L0DropModel) and self.model.config.l0drop.enabled
 
     @property
     def dtype(self) -> str:
-        """What it computes with: int8, or the type of its weights."""
+        """The type it computes in: int8, or the type of its weights."""
         return "int8" if self.engine.linears.startswith("int8") else str(self.model.dtype).removeprefix("torch.")
 
     @property
     def max_source(self) -> int:
-        """The longest source in tokens: what the run was trained on; else the encoder's positions, the tokenizer's
-        limit, or MAX_SOURCE."""
+        """The longest source in tokens: the run's limit, else the minimum of the encoder's positions and the limit of
+        the tokenizer, else MAX_SOURCE."""
         if self.limit is not None:
             return self.limit
         limits = (positions_of(self.model, "encoder"), self.tokenizers.source.model_max_length)
@@ -120,25 +138,25 @@ class TextModel:
     ) -> list[Result]:
         """One result per text, in order.
 
-        `generation` is what `Engine.generate` takes: generation_config's names, `keep`, `max_memory`, `shift`, `dense`,
-        `length_penalty_style`. What is unset comes from the recipe of the run, then from the model's generation_config.
-        `num_return_sequences` above 1 gives alternatives. Texts longer than `max_source` tokens are cut and warned of.
+        `generation` takes the settings of `Engine.generate`: generation_config's names, `keep`, `max_memory`, `shift`,
+        `dense`, `length_penalty_style`. Unset ones come from the run's recipe, then from the model's generation_config.
+        `num_return_sequences` above 1 gives alternatives. Texts longer than `max_source` tokens are cut with a warning.
         """
         if isinstance(texts, str):
             raise ValueError("texts: expected a list of texts, got one text; put it into a list")
+        settings = self.settings(target_lang, generation)
         sources = self.encode(texts, source_lang=source_lang, prefix=prefix, max_source=max_source)
         cut = [source for source in sources if source.cut]
         if cut:
             warnings.warn(
-                f"{len(cut)} of {len(texts)} texts are longer than the model reads and were cut; the first is "
-                f"{cut[0].name}, to {len(cut[0].ids)} tokens",
+                f"{len(cut)} of {len(texts)} texts were too long for the model and were cut; the first is "
+                f"{cut[0].name}, cut to {len(cut[0].ids)} tokens",
                 stacklevel=2,
             )
-        settings = self.settings(target_lang, generation)
         results = [Result("") for _ in sources]
         for batch in self.batches(sources, batch_tokens):
-            for place, result in zip(batch, self.decode([sources[i] for i in batch], settings), strict=True):
-                results[place] = result
+            for index, result in zip(batch, self.decode([sources[i] for i in batch], settings), strict=True):
+                results[index] = result
         return results
 
     def explain(
@@ -151,13 +169,19 @@ class TextModel:
         max_source: int | None = None,
         **generation: Any,
     ) -> Explained:
-        """The best output of one text, with gates and cross-attention."""
-        (source,) = self.encode([text], source_lang=source_lang, prefix=prefix, max_source=max_source)
-        if source.is_blank:
-            raise ValueError("text: it is blank, there is nothing to explain")
+        """The best output for one text, with gates and cross-attention. A long text is cut with a warning."""
+        if isinstance(text, (list, tuple)):
+            raise TypeError("text: explain takes one text, not a list; call it for each text")
         settings = {**self.settings(target_lang, generation), "num_return_sequences": 1}
+        (source,) = self.encode(
+            [text], source_lang=source_lang, prefix=prefix, max_source=max_source, names=lambda _: "text"
+        )
+        if source.is_blank:
+            raise ValueError("text: is blank, there is nothing to explain")
+        if source.cut:
+            warnings.warn(f"the text was too long for the model and was cut to {len(source.ids)} tokens", stacklevel=2)
         dial = {name: settings.pop(name) for name in ("keep", "max_memory", "shift") if name in settings}
-        settings.pop("dense", None)  # the short memory computes the same, and has a row for what was dropped
+        settings.pop("dense", None)  # the short memory gives the same result, and one row for all dropped tokens
         encoded = self.engine.encode(**self._batch([source]), **dial)
         generated = self.engine.decode(encoded, **settings)
         ids = generated.sequences[0, : _lengths(generated.sequences, self.model)[0] + 1]
@@ -176,11 +200,12 @@ class TextModel:
             output=[*self.tokenizers.target.convert_ids_to_tokens(ids[1:].tolist())],
             attentions=attentions_LHTN,
             zero_row=attentions_LHTK[..., index_K < 0].sum(-1),
+            cut=source.cut,
         )
 
     def batches(self, sources: Sequence[Source], batch_tokens: int) -> list[list[int]]:
-        """Places of the sources that are not blank, in batches to decode at once; the longest first."""
-        return batches(sources, batch_tokens, LEAST_TOKENS if self.model.device.type == "cpu" else 1)
+        """Indices of the sources that are not blank, in batches to decode together; the longest first."""
+        return batches(sources, batch_tokens, MIN_CPU_TOKENS if self.model.device.type == "cpu" else 1)
 
     # --- the steps, for streams ----------------------------------------------------------------------------------
 
@@ -193,44 +218,49 @@ class TextModel:
         max_source: int | None = None,
         names: Callable[[int], str] = "texts[{}]".format,
     ) -> list[Source]:
-        """Tokenize texts; `names` gives what messages call the n-th of them, counted from 0."""
+        """Tokenize texts; `names` maps the index of a text to its name in messages."""
         prefix = self.prefix if prefix is None else prefix
         limit = self._limit(max_source)
-        full = [number for number, text in enumerate(texts) if text.strip()]
-        sources = [Source(names(number)) for number in range(len(texts))]
-        if not full:
+        for index, text in enumerate(texts):
+            _check_text(text, names(index))
+        filled = [index for index, text in enumerate(texts) if text.strip()]
+        sources = [Source(names(index)) for index in range(len(texts))]
+        if not filled:
             return sources
         tokenizer = self.tokenizers.source
-        self._speak(source_lang)
-        read = [self._read(texts[number], prefix, names(number)) for number in full]
-        encoding = tokenizer(read, return_attention_mask=False, verbose=False)
-        hints = {} if self.annotator is None else self.annotator(read, encoding)
+        self._set_source_language(source_lang)
+        inputs = [self._model_input(texts[index], prefix, names(index)) for index in filled]
+        encoding = tokenizer(inputs, return_attention_mask=False, verbose=False)
+        hints = {} if self.annotator is None else self.annotator(inputs, encoding)
         special = frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-        for row, (number, row_spans) in enumerate(zip(full, spans(tokenizer, read, encoding), strict=True)):
-            ids = encoding["input_ids"][row]
-            chosen = _within(ids, limit, special)
-            sources[number] = Source(
-                name=names(number),
-                ids=chosen(ids),
-                spans=[_moved(span, len(prefix)) for span in chosen(row_spans)],
-                hints={name: chosen(values[row]) for name, values in hints.items()},
+        for number, (index, text_spans) in enumerate(zip(filled, spans(tokenizer, inputs, encoding), strict=True)):
+            ids = encoding["input_ids"][number]
+            truncate = _truncation(ids, limit, special)
+            sources[index] = Source(
+                name=names(index),
+                ids=truncate(ids),
+                spans=[_without_prefix(span, len(prefix)) for span in truncate(text_spans)],
+                hints={name: truncate(values[number]) for name, values in hints.items()},
                 cut=max(0, len(ids) - limit),
             )
         return sources
 
     def settings(self, target_lang: str | None, generation: Mapping[str, Any]) -> dict[str, Any]:
-        """Everything that `decode` hands to the engine, from what the caller, the run and the model say."""
+        """All settings that `decode` passes to the engine, from the caller, the run and the model."""
+        check_names(generation, self.model.generation_config, (*self.engine.argument_names, *_ARGUMENTS))
         settings = {**self.defaults, **generation}
         if "max_length" in generation and "max_new_tokens" not in generation:
             settings.pop("max_new_tokens", None)
         own = self.model.generation_config
         if all(settings.get(name) is None and getattr(own, name) is None for name in ("max_new_tokens", "max_length")):
             settings["max_new_tokens"] = min(MAX_NEW_TOKENS, positions_of(self.model, "decoder") or MAX_NEW_TOKENS)
-        begun = [name for name in ("forced_bos_token_id", "decoder_start_token_id") if name in settings]
-        if not begun:
+        first_token = [name for name in ("forced_bos_token_id", "decoder_start_token_id") if name in settings]
+        if not first_token:
             settings.update(self._target_language(target_lang))
         elif target_lang is not None:
-            raise ValueError(f"target_lang: it says what outputs begin with, as {begun[0]} does; give one of them")
+            raise ValueError(
+                f"target_lang and {first_token[0]}: both set the token that outputs begin with; give one of them"
+            )
         return settings
 
     def decode(
@@ -239,7 +269,7 @@ class TextModel:
         settings: Mapping[str, Any],
         halved: Callable[[Sequence[Source]], None] | None = None,
     ) -> list[Result]:
-        """Results of one batch. One that does not fit into memory is cut in two; `halved` is told each time."""
+        """Results of one batch. A batch that does not fit into memory is halved; `halved` is called each time."""
         try:
             return self._decode(sources, settings)
         except (RuntimeError, MemoryError) as error:
@@ -248,9 +278,9 @@ class TextModel:
             if len(sources) == 1:
                 raise OutOfMemoryError(
                     f"{sources[0].name}: out of memory with this text alone ({len(sources[0].ids)} tokens); "
-                    "set a smaller max_source, fewer beams or another device"
+                    "use a smaller max_source, fewer beams or another device"
                 ) from error
-        # only here, where the failed attempt's tensors are gone with its traceback
+        # outside the except block, so that the failed attempt's tensors are freed with its traceback
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         if halved:
@@ -280,12 +310,12 @@ class TextModel:
         return results
 
     def _batch(self, sources: Sequence[Source]) -> dict[str, Any]:
-        """What the engine takes of sources: padded ids, their mask, hints."""
+        """The engine's inputs for these sources: padded ids, mask, hints."""
         pad = self.tokenizers.source.pad_token_id
         pad = self.model.config.pad_token_id if pad is None else pad
         examples = [
-            Example(np.array(source.ids), None, {name: np.array(hint) for name, hint in source.hints.items()}, place)
-            for place, source in enumerate(sources)
+            Example(np.array(source.ids), None, {name: np.array(hint) for name, hint in source.hints.items()}, index)
+            for index, source in enumerate(sources)
         ]
         batch = collate(examples, pad_id=pad or 0)
         return {
@@ -294,26 +324,26 @@ class TextModel:
             "hints": batch["hints"] or None,
         }
 
-    def _read(self, text: str, prefix: str, name: str) -> str:
-        """What the tokenizer sees of a text."""
+    def _model_input(self, text: str, prefix: str, name: str) -> str:
+        """The text that the tokenizer reads."""
         if self.annotator is None:
             return prefix + text
         try:
             return self.annotator.read(prefix + text)
-        except ValueError as error:  # text that should bring its own tags
+        except ValueError as error:  # a text that must contain its own tags
             raise ValueError(f"{name}: {error}") from error
 
     def _texts(self, sequences: Tensor) -> list[str]:
         return self.tokenizers.target.batch_decode(sequences, skip_special_tokens=True)
 
     def _tokens(self, source: Source, positions: Sequence[int]) -> tuple[SourceToken, ...]:
-        tokens = self.tokenizers.source.convert_ids_to_tokens([source.ids[place] for place in positions])
-        places = (source.spans[place] or (None, None) for place in positions)
-        return tuple(SourceToken(token, *place) for token, place in zip(tokens, places, strict=True))
+        tokens = self.tokenizers.source.convert_ids_to_tokens([source.ids[i] for i in positions])
+        offsets = (source.spans[i] or (None, None) for i in positions)
+        return tuple(SourceToken(token, *span) for token, span in zip(tokens, offsets, strict=True))
 
     @torch.no_grad()
     def _cross_attention(self, memory: Any, ids: Tensor) -> Tensor:
-        """[L, H, T, K], where each token after the first of `ids` looked when it was chosen."""
+        """[L, H, T, K], the attention to the memory when each token of `ids` after the first was chosen."""
         bias = memory.bias.to(memory.states.dtype)
         if self.engine.family.full_bias:
             bias = bias.expand(-1, -1, len(ids) - 1, -1)
@@ -328,7 +358,7 @@ class TextModel:
 
     @cached_property
     def _eager(self) -> PreTrainedModel:
-        """The same parameters in modules that tell their attention weights, which sdpa does not."""
+        """The same parameters in modules that return attention weights, which sdpa does not."""
         base = getattr(self.model, "base_class", type(self.model))
         gated = isinstance(self.model, L0DropModel)
         config = self.model.config.to_base() if gated else copy.deepcopy(self.model.config)
@@ -343,68 +373,69 @@ class TextModel:
             raise ValueError(f"max_source: {max_source} is more than the {most} positions of the encoder")
         fewest = len(self.tokenizers.source("")["input_ids"]) + 1
         if max_source < fewest:
-            raise ValueError(f"max_source: {max_source} leaves no room beside special tokens; at least {fewest}")
+            raise ValueError(
+                f"max_source: {max_source} leaves no room for text next to special tokens; use at least {fewest}"
+            )
         return max_source
 
     # --- languages -----------------------------------------------------------------------------------------------
 
-    def _speak(self, source_lang: str | None) -> None:
-        """Tell the tokenizer which language it reads."""
+    def _set_source_language(self, source_lang: str | None) -> None:
         tokenizer = self.tokenizers.source
         if self._source_lang is None:
             if source_lang is not None:
-                raise ValueError(f"source_lang: the tokenizer of {self.name} knows no languages; leave it out")
+                raise ValueError(f"source_lang: the tokenizer of {self.name} knows no languages; omit this")
             return
         language = source_lang or self._source_lang
         language_id(tokenizer, language, "source_lang")
         tokenizer.src_lang = language
 
     def _target_language(self, target_lang: str | None) -> dict[str, int]:
-        """The setting that makes the model begin with a language, where it can speak several."""
+        """The generation setting that selects the output language of a multilingual model."""
         tokenizer, own = self.tokenizers.target, self.model.generation_config
         if self._source_lang is None:
             if target_lang is not None:
                 raise ValueError(
-                    f"target_lang: the tokenizer of {self.name} knows no languages; leave it out (some models take the "
+                    f"target_lang: the tokenizer of {self.name} knows no languages; omit this (some models take the "
                     'language as a prefix, such as ">>fra<< ")'
                 )
             return {}
         language = target_lang or getattr(tokenizer, "tgt_lang", None)
         if language is not None:
-            return begin_in(tokenizer, language, own.decoder_start_token_id)
+            return target_language_setting(tokenizer, language, own.decoder_start_token_id)
         starts_with = {own.forced_bos_token_id, own.decoder_start_token_id}
         if not starts_with & language_ids(tokenizer):
-            raise ValueError(f"target_lang: {self.name} translates into several languages; say which one")
+            raise ValueError(f"target_lang: {self.name} translates into several languages; choose one")
         return {}
 
 
 def load(
     dir_or_name: str | Path, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
 ) -> TextModel:
-    """A model with its tokenizers: a run folder, a model folder, or a name on the Hugging Face hub.
+    """Load a model with its tokenizers from a run folder, a model folder, or the Hugging Face hub.
 
-    device: left out, a GPU if there is one. dtype: left out, that of the stored weights; "int8", on a CPU, rounds the
-    weights of linear layers to 8 bits. A model without a gate decodes densely. What a run's recipe says about its
-    decoding, its source prefix and its longest source holds unless a call says otherwise.
+    device: default: a GPU if there is one. dtype: default: the type of the stored weights; "int8", on a CPU, rounds the
+    weights of linear layers to 8 bits. A model without gates decodes densely. A run's recipe sets the defaults for
+    generation settings, source prefix and maximum source length; arguments of a call override them.
     """
     name = str(dir_or_name)
-    folder, run = places(name)
+    folder, run = locate_model(name)
     int8 = dtype == "int8"
     model = load_model(name, folder, dtype_of("float32" if int8 else dtype))
     family_of(type(model))
     tokenizers = load_pair(name, folder, run, model)
-    defaults, prefix, limit = of_recipe(run)
+    defaults, prefix, limit = recipe_settings(run)
     annotator = None
     if isinstance(model, L0DropModel) and model.gate.needs:
         annotator = annotator_for(folder or name, tokenizers.source)
         if annotator is None:
             needs = ", ".join(model.gate.needs)
-            raise ValueError(f"{name}: its gate needs hints ({needs}), but there is no hints.json beside the model")
+            raise ValueError(f"{name}: its gate needs hints ({needs}), but the model folder has no hints.json")
     if device is None:
         device = "cuda" if torch.cuda.is_available() and not int8 else "cpu"
     try:
         model.to(device)  # type: ignore[arg-type]
-    except (RuntimeError, AssertionError) as error:  # unknown names, and GPUs that are not there
+    except (RuntimeError, AssertionError) as error:  # unknown names, missing GPUs
         if _is_out_of_memory(error):
             raise
         raise ValueError(f"device: {device} cannot be used ({first_line(error)})") from error
@@ -412,17 +443,29 @@ def load(
 
 
 def batches(sources: Sequence[Source], batch_tokens: int, least: int = 1) -> list[list[int]]:
-    """Places of the sources that are not blank, in batches of at most so many padded tokens; the longest first.
+    """Indices of the sources that are not blank, in batches of at most `batch_tokens` padded tokens; the longest first.
 
-    `least`: what a source counts as at least, in tokens.
+    A source counts as at least `least` tokens.
     """
-    full = np.array([place for place, source in enumerate(sources) if not source.is_blank], dtype=np.int64)
-    lengths = np.array([max(least, len(sources[place].ids)) for place in full], dtype=np.int64)
-    return [full[chosen].tolist() for chosen in length_batches(lengths, batch_tokens)]
+    filled = np.array([index for index, source in enumerate(sources) if not source.is_blank], dtype=np.int64)
+    lengths = np.array([max(least, len(sources[index].ids)) for index in filled], dtype=np.int64)
+    return [filled[chosen].tolist() for chosen in length_batches(lengths, batch_tokens)]
 
 
-def _within(ids: Sequence[int], limit: int, special: frozenset[int]) -> Callable[[Sequence[Any]], list[Any]]:
-    """What cuts a row of values to the limit: the last ones before the closing special tokens go."""
+def _check_text(text: Any, name: str) -> None:
+    if not isinstance(text, str):
+        raise TypeError(f"{name}: expected a text, got {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name}: character {error.start} is half of a surrogate pair (U+{ord(text[error.start]):04X}), which is "
+            'not valid text; decode the bytes as UTF-8, or replace it: text.encode("utf-8", "replace").decode()'
+        ) from None
+
+
+def _truncation(ids: Sequence[int], limit: int, special: frozenset[int]) -> Callable[[Sequence[Any]], list[Any]]:
+    """A function that cuts a list with one value per token to the limit and keeps the closing special tokens."""
     closing = 0
     while closing < min(limit, len(ids)) and ids[-closing - 1] in special:
         closing += 1
@@ -431,15 +474,15 @@ def _within(ids: Sequence[int], limit: int, special: frozenset[int]) -> Callable
     return lambda values: [*values[: limit - closing], *values[len(ids) - closing :]]
 
 
-def _moved(span: Span, prefix: int) -> Span:
-    """A span in the text behind a prefix; None within the prefix."""
+def _without_prefix(span: Span, prefix: int) -> Span:
+    """A span relative to the text after the prefix; None for tokens of the prefix."""
     if span is None or span[1] <= prefix:
         return None
     return max(0, span[0] - prefix), span[1] - prefix
 
 
 def _lengths(sequences: Tensor, model: Any) -> list[int]:
-    """Tokens of each sequence behind the start token, EOS included, padding not."""
+    """Tokens of each sequence after the start token, with EOS, without padding."""
     eos = model.generation_config.eos_token_id
     ends = torch.tensor([] if eos is None else eos, device=sequences.device).reshape(-1)
     ended = torch.isin(sequences[:, 1:], ends)

@@ -11,7 +11,7 @@ import numpy as np
 
 from l0drop.data.sparsity import SparsityMeter
 from l0drop.data.text import CorpusError, file_stamp, read_lines
-from l0drop.decoding.folder import fingerprint, places
+from l0drop.decoding.folder import fingerprint, locate_model
 from l0drop.decoding.offsets import Span
 from l0drop.decoding.results import SourceToken
 from l0drop.decoding.text import Source, TextModel, batches, load
@@ -74,7 +74,7 @@ class System:
         if not self.path.exists() and self.path.parent != Path() and self.path.parent.is_dir():
             raise CorpusError(f"{self.path}: no model folder and no file of outputs here")
         if self.is_model:
-            places(str(self.path))  # raises if there is no model
+            locate_model(str(self.path))  # raises if there is no model
 
     @property
     def is_model(self) -> bool:
@@ -83,12 +83,12 @@ class System:
     @property
     def folder(self) -> Path:
         """The model's folder; a name on the hub stands for itself."""
-        return places(str(self.path))[0] or self.path
+        return locate_model(str(self.path))[0] or self.path
 
     @property
     def run(self) -> Path | None:
         """The run that the model belongs to, if any."""
-        return places(str(self.path))[1] if self.is_model else None
+        return locate_model(str(self.path))[1] if self.is_model else None
 
     @property
     def recipe(self) -> Recipe | None:

@@ -20,7 +20,7 @@ from l0drop.data.tagger import PRETAGGED
 from l0drop.data.text import ParallelText
 from l0drop.data.tokenizer import TokenizerPair, fingerprint, load_tokenizers, train_tokenizer
 from l0drop.decoding.folder import load_tokenizer
-from l0drop.decoding.languages import language_id, speaks_several
+from l0drop.decoding.languages import is_multilingual, language_id
 from l0drop.models.config import L0DropConfig
 from l0drop.models.families import positions_of
 from l0drop.models.modeling import L0DropModel
@@ -67,7 +67,7 @@ def _speaking(tokenizers: TokenizerPair, name: str, recipe: Recipe) -> Tokenizer
     """
     source, data = tokenizers.source, recipe.data
     asked = {"src_lang": ("source_lang", data.source_lang), "tgt_lang": ("target_lang", data.target_lang)}
-    if not speaks_several(source):
+    if not is_multilingual(source):
         for setting, language in asked.values():
             if language is not None:
                 raise ValueError(f"data.{setting}: the tokenizer of {name} knows no languages; leave it out")

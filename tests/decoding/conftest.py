@@ -1,4 +1,4 @@
-"""For the tests of decoding: a tiny model folder with a gate."""
+"""Fixture: a tiny model folder with gates."""
 
 from pathlib import Path
 
@@ -9,5 +9,5 @@ from tests.decoding import folders
 
 @pytest.fixture(scope="session")
 def sparse_folder(baseline: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder, without a run around it."""
+    """A model folder outside a run folder."""
     return folders.sparse(baseline, tmp_path_factory.mktemp("sparse") / "model")

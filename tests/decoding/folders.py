@@ -1,4 +1,4 @@
-"""Model folders with tokenizers, tiny: what `load` and `l0drop translate` are given."""
+"""Tiny model folders with tokenizers, for `load`, `l0drop translate` and `l0drop explain`."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ SENTENCES = ["the dog sees a cat .", "a river knows the stone a road the bird ."
 
 
 def sparse(baseline: Path, folder: Path, **config: Any) -> Path:
-    """The tiny baseline with a gate that is closed on about half of the tokens of SENTENCES."""
+    """The tiny baseline with gates that drop about half of the tokens of SENTENCES."""
     tokenizer = hf.AutoTokenizer.from_pretrained(baseline / "model")
     model = sparsify(hf.AutoModelForSeq2SeqLM.from_pretrained(baseline / "model"), L0DropConfig(**config)).eval()
     if config.get("gate", "learned") == "learned":
@@ -40,7 +40,7 @@ def resized(family: str, tokenizer: Any, **config: Any) -> Any:
 
 
 def sentencepiece_model(folder: Path, name: str, normalization: str = "nmt_nfkc") -> Path:
-    """A SentencePiece model of the tiny corpus's words."""
+    """A SentencePiece model trained on the tiny corpus."""
     text = folder / f"{name}.txt"
     text.write_text("".join(line + "\n" for line in [*SENTENCES * 20, "fine office 12 files", "Ünder"]))
     sentencepiece.SentencePieceTrainer.train(
@@ -51,7 +51,7 @@ def sentencepiece_model(folder: Path, name: str, normalization: str = "nmt_nfkc"
 
 
 def marian_tokenizer(folder: Path) -> hf.MarianTokenizer:
-    """Marian's own tokenizer, a slow one, on SentencePiece models."""
+    """Marian's own slow tokenizer with SentencePiece models."""
     import json
 
     model = sentencepiece_model(folder, "spm")

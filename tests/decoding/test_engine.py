@@ -1,4 +1,4 @@
-"""The engine against Hugging Face's generate: the same tokens and scores, with less memory."""
+"""The engine compared with Hugging Face's generate: the same tokens and scores, with less memory."""
 
 import copy
 
@@ -17,7 +17,7 @@ from tests.models import zoo
 
 GATINGS = ("zero", "mask", "weight")
 MANY_EOS = [2, *range(20, 32)]
-"""With an eighth of the vocabulary ending a sentence, random models end early and at different lengths."""
+"""An eighth of the vocabulary ends a sentence, so that random models stop early and at different lengths."""
 
 SETTINGS = {
     "greedy": {"num_beams": 1},
@@ -37,7 +37,7 @@ def gated(family, gating="zero", dtype=torch.float64, **config):
 
 
 def both(model, batch, given=None, **generation):
-    """What generate and the engine return for the same settings."""
+    """The results of generate and of the engine for the same settings."""
     generation = {"max_new_tokens": 18, "do_sample": False, **generation}
     theirs = model.generate(**batch, **(given or {}), **generation, return_dict_in_generate=True, output_scores=True)
     ours = Engine(model).generate(batch["input_ids"], batch["attention_mask"], **(given or {}), **generation)
@@ -45,7 +45,7 @@ def both(model, batch, given=None, **generation):
 
 
 def assert_same(theirs, ours, tie):
-    """Equal tokens, and equal scores where generate gives them; tokens may differ only where the scores tie."""
+    """Tokens are equal, and scores if generate returns them; tokens may differ only if scores tie."""
     assert theirs.sequences.shape == ours.sequences.shape
     scores = theirs.get("sequences_scores")
     differ = (theirs.sequences != ours.sequences).any(1)
@@ -90,13 +90,13 @@ def test_same_tokens_in_float32(family, name):
     ids=lambda changes: " ".join(changes),
 )
 @pytest.mark.parametrize("beams", [1, 4])
-def test_other_settings_are_generates(changes, beams):
+def test_other_settings_act_as_in_generate(changes, beams):
     theirs, ours = both(gated("marian"), zoo.ragged_batch(), num_beams=beams, **changes)
     assert_same(theirs, ours, tie=1e-9)
 
 
-def test_attention_of_another_kind_is_left_to_it():
-    """Sparse attention is neither folded away nor taken for softmax."""
+def test_custom_attention_is_used():
+    """A model with sparse attention is not decoded with softmax."""
     pytest.importorskip("entmax")
     model = with_entmax(zoo.build("bart").double()).eval()
     theirs, ours = both(model, zoo.ragged_batch(), **SETTINGS["beam 4, early"])
@@ -107,11 +107,11 @@ def test_attention_of_another_kind_is_left_to_it():
 
 @pytest.mark.parametrize("longest", [1, 3, 100])
 @pytest.mark.parametrize("family", ["marian", "bart", "mbart", "m2m100", "pegasus"])
-def test_values_turned_round_change_nothing(family, longest, monkeypatch):
-    """In blocks of every size; sentences that end early leave, and the memory gets shorter."""
-    monkeypatch.setattr(attention_module, "TURNED_FROM", 1)
+def test_transposed_values_change_nothing(family, longest, monkeypatch):
+    """For several block sizes, while finished sentences leave and the memory gets shorter."""
+    monkeypatch.setattr(attention_module, "TRANSPOSE_FROM", 1)
     monkeypatch.setattr(attention_module, "LONGEST_BLOCK", longest)
-    monkeypatch.setattr(engine_module, "LEAVE_AT", 1.0)
+    monkeypatch.setattr(engine_module, "SHRINK_AT", 1.0)
     batch = zoo.ragged_batch(lengths=(24, 17, 9, 20, 24, 3, 5, 11), seed=8)
     kept = []
     keep = caches_module.MemoryLayer.keep
@@ -129,7 +129,7 @@ def test_values_turned_round_change_nothing(family, longest, monkeypatch):
 
 
 @pytest.mark.parametrize("family", zoo.FAMILIES)
-def test_known_layers_run_as_one(family):
+def test_supported_layers_are_stacked(family):
     decoder = Engine(gated(family))._decoder()
     stacked = any(isinstance(module, Stack) for module in decoder.modules.modules())
     assert stacked == (family not in ("t5", "mt5", "led"))
@@ -146,7 +146,7 @@ def test_unset_settings_come_from_the_model():
     assert_same(theirs, ours, tie=1e-9)
 
 
-def test_default_length_is_generates():
+def test_default_length_is_that_of_generate():
     model = gated("bart")
     batch = zoo.ragged_batch()
     assert torch.equal(model.generate(**batch), Engine(model).generate(**_inputs()).sequences)
@@ -170,13 +170,13 @@ def test_disabled_gates_decode_as_the_base_model():
 
 
 @pytest.mark.parametrize("gating", GATINGS)
-@pytest.mark.parametrize("turn", [{"keep": 0.3}, {"max_memory": 6}, {"shift": 1.0}, {"dense": True}], ids=str)
-def test_the_dial(gating, turn):
+@pytest.mark.parametrize("dial", [{"keep": 0.3}, {"max_memory": 6}, {"shift": 1.0}, {"dense": True}], ids=str)
+def test_the_dial(gating, dial):
     model = gated("marian", gating)
-    with model.dial(**turn):
+    with model.dial(**dial):
         theirs = model.generate(**zoo.ragged_batch(), num_beams=4, max_new_tokens=18)
         inside = Engine(model).generate(**_inputs(), num_beams=4, max_new_tokens=18)
-    ours = Engine(model).generate(**_inputs(), num_beams=4, max_new_tokens=18, **turn)
+    ours = Engine(model).generate(**_inputs(), num_beams=4, max_new_tokens=18, **dial)
     assert torch.equal(theirs, ours.sequences)
     assert torch.equal(theirs, inside.sequences)
 
@@ -188,7 +188,7 @@ def test_layerwise(family):
 
 
 @pytest.mark.parametrize("gating", GATINGS)
-def test_gates_from_outside_replace_the_models(gating):
+def test_given_gates_replace_those_of_the_model(gating):
     model = gated("marian", gating)
     own = Engine(model).generate(**_inputs(), num_beams=4, max_new_tokens=18)
     given = Engine(model).generate(**_inputs(), gates=own.gates, num_beams=4, max_new_tokens=18)
@@ -214,12 +214,12 @@ def test_hints_reach_the_gate():
     assert torch.equal(ours.kept, (tags == 1) & zoo.ragged_batch()["attention_mask"].bool())
 
 
-# --- what the engine is for --------------------------------------------------------------------------------------
+# --- memory and grouping -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("gating", GATINGS)
 def test_memory_of_the_cross_attention(gating):
-    """At most K / (beams · N) of what generate holds, K the longest memory in the batch."""
+    """At most K / (beams · N) of the cache of generate, where K is the longest memory of the batch."""
     model, beams = gated("marian", gating), 4
     batch = zoo.ragged_batch()
     with model.dial(dense=True):
@@ -249,9 +249,9 @@ def test_memory_is_never_repeated_for_beams(monkeypatch):
     assert all(rows == {6} for rows in seen)
 
 
-@pytest.mark.parametrize("leave_at", [0.0, 0.5, 1.0])
-def test_leaving_the_batch_changes_nothing(monkeypatch, leave_at):
-    monkeypatch.setattr(engine_module, "LEAVE_AT", leave_at)
+@pytest.mark.parametrize("shrink_at", [0.0, 0.5, 1.0])
+def test_removing_finished_sentences_changes_nothing(monkeypatch, shrink_at):
+    monkeypatch.setattr(engine_module, "SHRINK_AT", shrink_at)
     model = gated("marian")
     batch = zoo.ragged_batch(lengths=(24, 17, 9, 20, 24, 3, 5, 11), seed=8)
     theirs, ours = both(model, batch, num_beams=4, eos_token_id=MANY_EOS, num_return_sequences=2)
@@ -265,14 +265,14 @@ def test_groups_change_nothing(monkeypatch, cost):
     assert_same(theirs, ours, tie=1e-9)
 
 
-def test_one_long_memory_is_decoded_apart():
+def test_one_long_memory_is_decoded_separately():
     assert group_by_rows([30] * 20 + [5_000] + [28] * 20) == [[20], [*range(20), *range(21, 41)]]
     assert group_by_rows([30, 29, 31]) == [[2, 0, 1]]
     assert sorted(i for group in group_by_rows([7, 900, 33, 4_000, 2]) for i in group) == [0, 1, 2, 3, 4]
 
 
-def test_groups_cost_the_least():
-    """Against every way to cut a short sorted list."""
+def test_groups_have_the_lowest_cost():
+    """Compared with all ways to split a short sorted list."""
     rows = [1_500, 1_200, 400, 380, 90, 10]
 
     def cost(groups):
@@ -312,7 +312,7 @@ def test_encoding_in_groups_changes_nothing(monkeypatch, family, dense, most, gr
         torch.testing.assert_close(ours, theirs)
 
 
-def test_what_is_given_by_sentence_follows_it_into_its_group(monkeypatch):
+def test_arguments_per_sentence_follow_their_sentence(monkeypatch):
     model = gated("marian")
     batch = zoo.ragged_batch(lengths=(24, 5, 9, 17), seed=3)
     keep = torch.tensor([0.25, 1.0, 0.5, 0.75])
@@ -333,7 +333,7 @@ def test_what_is_given_by_sentence_follows_it_into_its_group(monkeypatch):
 
 @pytest.mark.parametrize(("every", "at"), [(1, 1.0), (3, 0.9), (10_000, 0.0)])
 @pytest.mark.parametrize("family", ["marian", "t5"])
-def test_taking_out_what_nobody_descends_from_changes_nothing(monkeypatch, family, every, at):
+def test_removing_slots_without_descendants_changes_nothing(monkeypatch, family, every, at):
     monkeypatch.setattr(caches_module, "PACK_EVERY", every)
     monkeypatch.setattr(caches_module, "PACK_AT", at)
     for name in ("beam 4, full length", "beam 8, never"):
@@ -341,10 +341,10 @@ def test_taking_out_what_nobody_descends_from_changes_nothing(monkeypatch, famil
         assert_same(theirs, ours, tie=1e-9)
 
 
-# --- the model stays as it was -----------------------------------------------------------------------------------
+# --- the model and its settings ----------------------------------------------------------------------------------
 
 
-def test_the_model_is_left_alone():
+def test_the_model_is_not_modified():
     model = gated("bart")
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     attention = model.get_decoder().config._attn_implementation
@@ -357,7 +357,7 @@ def test_the_model_is_left_alone():
     assert torch.equal(ours.sequences, model.eval().generate(**zoo.ragged_batch(), num_beams=4, max_new_tokens=6))
 
 
-def test_later_changes_of_the_model_are_seen():
+def test_later_changes_of_the_model_take_effect():
     model = gated("marian")
     engine = Engine(model)
     engine.generate(**_inputs(), max_new_tokens=3)
@@ -394,8 +394,8 @@ def test_sampling_follows_the_seed_and_the_settings():
     assert ((allowed == chosen).any(-1) | ~before_end).all()
 
 
-def test_gnmt_scores_are_generates_with_another_divisor():
-    """Without early ends both styles find the same hypotheses; their scores differ by the divisors."""
+def test_gnmt_scores_differ_only_by_the_divisor():
+    """At a fixed length both styles find the same hypotheses."""
     model = gated("marian")
     settings = {"num_beams": 4, "min_new_tokens": 10, "max_new_tokens": 10, "length_penalty": 0.6}
     hf = Engine(model).generate(**_inputs(), **settings)
@@ -407,7 +407,10 @@ def test_gnmt_scores_are_generates_with_another_divisor():
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"nmu_beams": 3}, "nmu_beams: not a setting"),
+        ({"nmu_beams": 3}, "^nmu_beams: not a generation setting; did you mean num_beams\\?$"),
+        ({"num_beam": 4}, "^num_beam: not a generation setting; did you mean num_beams\\?$"),
+        ({"max_memry": 4}, "^max_memry: .* did you mean max_memory\\?$"),
+        ({"xyzzy": 4}, "^xyzzy: not a generation setting$"),
         ({"diversity_penalty": 0.5, "num_beam_groups": 2}, "num_beam_groups|diversity_penalty"),
         ({"num_beams": 4, "do_sample": True}, "do_sample"),
         ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences"),
@@ -434,7 +437,7 @@ def test_gnmt_scores_are_generates_with_another_divisor():
         ({"eos_token_id": [2, -1]}, "eos_token_id: no token has the id -1"),
     ],
 )
-def test_refusals_name_the_setting(changes, named):
+def test_errors_name_the_setting(changes, named):
     with pytest.raises(ValueError, match=named):
         Engine(gated("marian")).generate(**_inputs(), **{"max_new_tokens": 5, **changes})
 
@@ -445,6 +448,29 @@ def test_an_output_longer_than_the_decoder_has_positions_is_refused(family):
         Engine(gated(family)).generate(**_inputs(), max_new_tokens=200)
 
 
+@pytest.mark.parametrize("texts", ["hello", ["hello"], ("hello", "you")])
+def test_texts_instead_of_token_ids(texts):
+    with pytest.raises(TypeError, match=r"^inputs: expected token ids, got text; tokenize .* l0drop\.load\(folder\)"):
+        Engine(gated("marian")).generate(texts)
+
+
+def test_inputs_of_other_types_and_shapes():
+    engine = Engine(gated("marian"))
+    with pytest.raises(TypeError, match=r"^inputs: expected a tensor of token ids \[B, N\], got list"):
+        engine.generate([[5, 6, 2]])
+    with pytest.raises(ValueError, match=r"^inputs: expected token ids \[B, N\], got torch.int64 of shape \(3,\)"):
+        engine.generate(torch.tensor([5, 6, 2]))
+    with pytest.raises(ValueError, match=r"^inputs: expected token ids \[B, N\], got torch.float32 of shape"):
+        engine.generate(torch.rand(2, 3))
+
+
+def test_a_misspelled_setting_fails_before_encoding(monkeypatch):
+    engine = Engine(gated("marian"))
+    monkeypatch.setattr(engine, "encode", lambda *_, **__: pytest.fail("the batch was encoded"))
+    with pytest.raises(ValueError, match="did you mean num_beams"):
+        engine.generate(**_inputs(), num_beam=4)
+
+
 def test_dial_and_gates_need_a_gated_model():
     plain = zoo.build("marian")
     with pytest.raises(ValueError, match="keep: this model has no gates"):
@@ -453,7 +479,7 @@ def test_dial_and_gates_need_a_gated_model():
         Engine(plain).generate(**_inputs(), gates=torch.ones(6, 24))
 
 
-def test_led_says_that_it_goes_through_generate():
+def test_led_decodes_through_generate():
     engine = Engine(gated("led"))
     assert engine.through_generate
     with pytest.raises(ValueError, match="length_penalty_style"):

@@ -1,4 +1,4 @@
-"""The encoder's attention in bfloat16 against the same in float64."""
+"""The encoder's bfloat16 attention compared with float64."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from tests.models import zoo
 
 
 def slow_attention(q, k, v, bias_BS):
-    """[B, T, H, D] in float64, score by score."""
+    """Reference: [B, T, H, D] in float64."""
     q, k, v = (x.double() for x in (q, k, v))
     scores = torch.einsum("bhtd,bhsd->bhts", q, k)
     if bias_BS is not None:
@@ -18,28 +18,30 @@ def slow_attention(q, k, v, bias_BS):
 
 
 @pytest.mark.parametrize(("queries", "padding"), [(300, 0), (300, 40), (7, 3)])
-def test_it_is_attention_rounded_to_bfloat16(queries, padding):
+def test_result_is_attention_rounded_to_bfloat16(queries, padding):
     generator = torch.Generator().manual_seed(1)
     q, k, v = (torch.randn(2, 3, queries, 8, generator=generator) for _ in range(3))
     q = q * 8**-0.5
     bias = torch.zeros(2, queries)
     if padding:
         bias[1, -padding:] = -torch.inf
-    found = module._in_halves(q, k, v, bias.bfloat16() if padding else None).double()
+    found = module._bfloat16_attention(q, k, v, bias.bfloat16() if padding else None).double()
     slow = slow_attention(q, k, v, bias if padding else None)
     assert float((found - slow).norm() / slow.norm()) < 0.01
     if padding:
         v[1, :, -padding:] = 100.0
-        assert torch.equal(module._in_halves(q, k, v, bias.bfloat16()).double(), found), "padding has no weight"
+        assert torch.equal(module._bfloat16_attention(q, k, v, bias.bfloat16()).double(), found), (
+            "padding must have no weight"
+        )
 
 
 @pytest.mark.parametrize("family", ["marian", "bart", "t5"])
-def test_an_int8_engine_encodes_long_sources_with_it(family, monkeypatch):
-    """With the mask that Hugging Face hands over; T5's biases take torch's attention."""
+def test_int8_engine_uses_it_for_long_sources(family, monkeypatch):
+    """With Hugging Face's mask; T5 has position biases and uses torch's attention."""
     calls = []
-    real = module._in_halves
-    monkeypatch.setattr(module, "_in_halves", lambda *arguments: calls.append(1) or real(*arguments))
-    monkeypatch.setattr(module, "FROM", 4)
+    real = module._bfloat16_attention
+    monkeypatch.setattr(module, "_bfloat16_attention", lambda *arguments: calls.append(1) or real(*arguments))
+    monkeypatch.setattr(module, "MIN_KEYS", 4)
     model, batch = zoo.build(family).float(), zoo.ragged_batch()
     inputs = batch["input_ids"], batch["attention_mask"]
     engine = Engine(model, dtype="int8")
@@ -49,25 +51,25 @@ def test_an_int8_engine_encodes_long_sources_with_it(family, monkeypatch):
     engine.linears += "-bf16"
     halves = engine.encode(*inputs, dense=True).memory.states
     assert bool(calls) == (family != "t5")
-    real_rows = inputs[1].bool()
-    away = (halves - plain)[real_rows].norm() / plain[real_rows].norm()
-    assert (0 < away < 0.05) if calls else away == 0
-    assert model.config._attn_implementation == "sdpa", "as it was"
+    real_tokens = inputs[1].bool()
+    difference = (halves - plain)[real_tokens].norm() / plain[real_tokens].norm()
+    assert (0 < difference < 0.05) if calls else difference == 0
+    assert model.config._attn_implementation == "sdpa", "the setting must be restored"
 
 
-def test_short_sources_keep_torchs_attention(monkeypatch):
-    monkeypatch.setattr(module, "_in_halves", None)
+def test_short_sources_use_torchs_attention(monkeypatch):
+    monkeypatch.setattr(module, "_bfloat16_attention", None)
     model, batch = zoo.build("marian").float(), zoo.ragged_batch()
     engine = Engine(model, dtype="int8")
     engine.linears = f"{engine.linears.removesuffix('-bf16')}-bf16"
     engine.encode(batch["input_ids"], batch["attention_mask"])
 
 
-def test_whether_it_pays_is_measured(monkeypatch):
-    module.pays.cache_clear()
+def test_a_measurement_decides_whether_it_is_used(monkeypatch):
+    module.is_faster.cache_clear()
     monkeypatch.setattr(module, "_seconds", lambda q, k: 1.0 if q.dtype == torch.bfloat16 else 2.0)
-    assert module.pays(1)
-    module.pays.cache_clear()
+    assert module.is_faster(1)
+    module.is_faster.cache_clear()
     monkeypatch.setattr(module, "_seconds", lambda q, k: 1.0)
-    assert not module.pays(1)
-    module.pays.cache_clear()
+    assert not module.is_faster(1)
+    module.is_faster.cache_clear()

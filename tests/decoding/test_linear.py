@@ -1,4 +1,4 @@
-"""Packed and rounded linear layers against plain ones, and the choice between them."""
+"""Packed and int8 linear layers compared with plain ones, and the choice between them."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from l0drop.decoding.linear import Int8Linear, Linears, PackedLinear, chosen_kin
 from tests.models import zoo
 
 ON_CPU = [family for family in zoo.FAMILIES if family != "led"]
-"""LED decodes through generate, with the model's own layers."""
+"""All but LED, which decodes through generate with the model's own layers."""
 
 
 def layer(out=24, into=40, bias=True):
@@ -29,14 +29,14 @@ def model_of(family):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(1, 40), (7, 40), (300, 40), (5, 1, 40), (2, 3, 40)])
-def test_packed_is_the_same_product(shape, bias):
+def test_packed_layer_equals_plain_layer(shape, bias):
     weight, added = layer(bias=bias)
     x = torch.randn(shape)
     torch.testing.assert_close(PackedLinear(weight, added)(x), F.linear(x, weight, added), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("engine", int8_engines())
-def test_int8_is_the_product_of_what_was_rounded(engine):
+def test_int8_layer_multiplies_rounded_weights_and_inputs(engine):
     weight, added = layer()
     x = torch.randn(9, 40)
     scale = weight.abs().amax(1, keepdim=True) / 127
@@ -45,18 +45,18 @@ def test_int8_is_the_product_of_what_was_rounded(engine):
     step = (high - low) / 255
     exact = F.linear((x / step).round() * step, rounded, added)
     made = Int8Linear(weight, added, engine)
-    # the zero point is rounded too, which moves all inputs by up to half a step
+    # rounding the zero point shifts all inputs by up to half a step
     slack = step * rounded.abs().sum(1).max()
     assert float((made(x) - exact).abs().max()) <= slack
     assert float((made(x) - F.linear(x, weight, added)).abs().max()) < 0.1 * float(exact.std())
 
 
 @pytest.mark.skipif(len(int8_engines()) < 2, reason="this torch has one int8 engine")
-def test_large_calls_go_to_the_other_engine(monkeypatch):
+def test_large_calls_use_the_other_engine(monkeypatch):
     few, many = int8_engines()[:2]
     weight, added = layer()
     made, alone = Int8Linear(weight, added, few, many), Int8Linear(weight, added, many)
-    monkeypatch.setattr(linear_module, "MANY", 24 * 5)
+    monkeypatch.setattr(linear_module, "MANY_OUTPUTS", 24 * 5)
     used = []
     monkeypatch.setattr(
         linear_module.torch.ops.quantized, "linear_dynamic", lambda x, packed, reduce: used.append(packed) or x
@@ -68,7 +68,7 @@ def test_large_calls_go_to_the_other_engine(monkeypatch):
     assert alone.few is alone.many
 
 
-def test_an_output_without_weights_stays_finite():
+def test_an_output_with_zero_weights_is_finite():
     weight, added = layer()
     weight[3] = 0
     assert torch.isfinite(Int8Linear(weight, added, int8_engines()[0])(torch.randn(4, 40))).all()
@@ -77,7 +77,7 @@ def test_an_output_without_weights_stays_finite():
 # --- the choice --------------------------------------------------------------------------------------------------
 
 
-def test_the_quicker_is_taken(monkeypatch):
+def test_the_fastest_kind_is_chosen(monkeypatch):
     model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 512), nn.Linear(8, 8))
     for packed_takes, expected in ((1.0, "packed"), (2.1, "packed"), (3.0, "plain")):
         seconds = {"packed": packed_takes, "plain": 2.0}
@@ -86,7 +86,7 @@ def test_the_quicker_is_taken(monkeypatch):
     engines = ["fbgemm", "onednn"]
     monkeypatch.setattr(linear_module, "int8_engines", lambda: engines)
     monkeypatch.setattr(linear_module, "_measured", lambda kind, *_: {"int8-fbgemm": 2.0, "int8-onednn": 1.0}[kind])
-    monkeypatch.setattr(linear_module.half_attention, "pays", lambda threads: False)
+    monkeypatch.setattr(linear_module.half_attention, "is_faster", lambda threads: False)
     assert chosen_kind("int8", model) == "int8-onednn-onednn"
     monkeypatch.setattr(
         linear_module,
@@ -94,31 +94,31 @@ def test_the_quicker_is_taken(monkeypatch):
         lambda kind, out, into, threads, outputs: 1.0 if (kind == "int8-fbgemm") == (outputs is None) else 2.0,
     )
     assert chosen_kind("int8", model) == "int8-fbgemm-onednn"
-    monkeypatch.setattr(linear_module.half_attention, "pays", lambda threads: True)
+    monkeypatch.setattr(linear_module.half_attention, "is_faster", lambda threads: True)
     assert chosen_kind("int8", model) == "int8-fbgemm-onednn-bf16"
     assert chosen_kind("int8-fbgemm-onednn-bf16", model) == "int8-fbgemm-onednn-bf16"
     assert chosen_kind("int8-fbgemm", model) == "int8-fbgemm"
 
 
-def test_what_is_small_or_cannot_be_packed_stays_plain():
+def test_small_and_unpackable_layers_stay_plain():
     assert chosen_kind("auto", nn.Linear(8, 8)) == "plain"
     assert chosen_kind("auto", nn.Linear(512, 512).double()) == "plain"
     assert make_linear("plain", *layer()) is None
     assert make_linear("packed", layer()[0].double(), None) is None
 
 
-def test_a_measurement_takes_time():
+def test_measured_times_are_positive():
     assert linear_module._measured("packed", 256, 256, 1) > 0
     assert linear_module._measured("plain", 256, 256, 1) > 0
 
 
-def test_bad_kinds_are_named(monkeypatch):
+def test_errors_name_the_bad_argument(monkeypatch):
     model = zoo.build("marian").float()
     with pytest.raises(ValueError, match=r"^linears: expected auto, plain or packed, got 'fast'"):
         Engine(model, linears="fast")
     with pytest.raises(ValueError, match=r"^dtype: expected int8 or None, got 'int4'"):
         Engine(model, dtype="int4")
-    with pytest.raises(ValueError, match=r"^dtype: int8 starts from float32"):
+    with pytest.raises(ValueError, match=r"^dtype: int8 needs float32"):
         Engine(model.double(), dtype="int8")
     with pytest.raises(ValueError, match=r"^linears: packed needs a float32 model"):
         Engine(model, linears="packed")
@@ -131,7 +131,7 @@ def test_bad_kinds_are_named(monkeypatch):
 
 
 @pytest.mark.parametrize("family", ON_CPU)
-def test_packed_engine_is_the_plain_one(family):
+def test_packed_engine_gives_the_same_output(family):
     model, batch = model_of(family), zoo.ragged_batch()
     settings = {"num_beams": 4, "max_new_tokens": 12, "num_return_sequences": 2}
     plain = Engine(model, linears="plain").generate(batch["input_ids"], batch["attention_mask"], **settings)
@@ -142,13 +142,13 @@ def test_packed_engine_is_the_plain_one(family):
     head = model.get_output_embeddings().weight.nbytes
     assert engine._encoder.count > 0
     assert isinstance(engine._decoder().head, PackedLinear)
-    assert engine.copied_bytes >= 0.9 * (sum(sizes.values()) + head), "all of them are packed"
+    assert engine.copied_bytes >= 0.9 * (sum(sizes.values()) + head), "all layers must be packed"
     assert torch.equal(packed.sequences, plain.sequences)
     torch.testing.assert_close(packed.scores, plain.scores, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("family", ON_CPU)
-def test_int8_engine_is_near_the_plain_one(family):
+def test_int8_engine_is_close_to_the_plain_one(family):
     model, batch = zoo.build(family).float(), zoo.ragged_batch()
     inputs = (batch["input_ids"], batch["attention_mask"])
     engine = Engine(model, dtype="int8")
@@ -160,16 +160,16 @@ def test_int8_engine_is_near_the_plain_one(family):
     assert engine._decoder().copied_bytes > engine._decoder().head.copied_bytes
 
 
-def test_a_model_cast_after_its_engine_was_made():
+def test_casting_the_model_after_creating_an_int8_engine_is_an_error():
     model, batch = zoo.build("marian").float(), zoo.ragged_batch()
     engine = Engine(model, dtype="int8")
     model.double()
-    with pytest.raises(ValueError, match=r"^dtype: int8 starts from float32"):
+    with pytest.raises(ValueError, match=r"^dtype: int8 needs float32"):
         engine.generate(batch["input_ids"], batch["attention_mask"], num_beams=2, max_new_tokens=4)
 
 
 @pytest.mark.parametrize("kind", ["packed", "int8"])
-def test_weights_that_change_are_packed_again(kind):
+def test_changed_weights_are_packed_again(kind):
     model, batch = model_of("marian"), zoo.ragged_batch()
     made = {"dtype": "int8"} if kind == "int8" else {"linears": "packed"}
     engine = Engine(model, **made)
@@ -197,11 +197,11 @@ def test_the_model_keeps_its_own_layers():
     assert {name: type(module) for name, module in model.named_modules()} == types
 
 
-def test_layers_come_back_after_an_error():
+def test_layers_are_restored_after_an_error():
     linears = Linears("packed")
     module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
     before = list(module)
     linears.prepare(module)
-    with pytest.raises(RuntimeError, match="inner product"), linears.running():
+    with pytest.raises(RuntimeError, match="inner product"), linears.installed():
         module[1](module[0](torch.zeros(2, 9)))
     assert list(module) == before

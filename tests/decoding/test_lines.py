@@ -1,4 +1,4 @@
-"""Lines of a stream of bytes: what ends one, what is refused, what is counted."""
+"""Reading lines from a stream of bytes: line ends, invalid input, counts."""
 
 import gzip
 import hashlib
@@ -40,13 +40,13 @@ def test_only_a_line_feed_ends_a_line(data: bytes, expected: list[str]) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_as_many_lines_as_line_feeds_and_a_rest(data: bytes) -> None:
+def test_the_number_of_lines_follows_from_the_line_feeds(data: bytes) -> None:
     texts = read(data, errors="replace")
     assert len(texts) == data.count(b"\n") + (not data.endswith(b"\n") and data != b"")
     assert all("\n" not in text for text in texts)
 
 
-def test_bad_bytes_are_named_with_their_line() -> None:
+def test_invalid_utf8_is_reported_with_its_line() -> None:
     with pytest.raises(CorpusError, match="in, line 2: not valid UTF-8 at byte 1 of the line .*--errors replace"):
         read(b"fine\na\xff\n")
     assert read(b"fine\na\xff\n", errors="replace") == ["fine", "a\ufffd"]
@@ -62,8 +62,8 @@ def test_json_lines() -> None:
     ("data", "message"),
     [
         (b'"a"\n{"text": ', "in, line 2: not JSON"),
-        (b'"a"\n{"txt": "b"}', "in, line 2: no field 'text'; there is txt"),
-        (b'"a"\n{}', "in, line 2: no field 'text'; there is none"),
+        (b'"a"\n{"txt": "b"}', "in, line 2: no field 'text'; found txt"),
+        (b'"a"\n{}', "in, line 2: no field 'text'; found no fields"),
         (b'"a"\n{"text": 5}', "in, line 2: expected a text"),
         (b'"a"\n[1]', "in, line 2: expected a text"),
         (b'"a"\n"\\ud800"', "in, line 2: half of a surrogate pair at character 0"),
@@ -71,18 +71,18 @@ def test_json_lines() -> None:
         (b'"a"\n' + b"1" * 10_000, "in, line 2: "),
     ],
 )
-def test_bad_json_is_named_with_its_line(data: bytes, message: str) -> None:
+def test_invalid_json_is_reported_with_its_line(data: bytes, message: str) -> None:
     with pytest.raises(CorpusError, match=message):
         read(data, jsonl=True)
 
 
-def test_surrogates_are_replaced_if_asked() -> None:
+def test_surrogates_are_replaced_on_request() -> None:
     (text,) = read(b'"a\\ud800b"', jsonl=True, errors="replace")
     assert text == "a\ufffdb"
-    assert read(json.dumps("😀").encode(), jsonl=True) == ["😀"], "a whole pair is a character"
+    assert read(json.dumps("😀").encode(), jsonl=True) == ["😀"], "a complete pair is a character"
 
 
-def test_what_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_line_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines_module, "LONGEST", 1000)
     with pytest.raises(CorpusError, match="in, line 2: longer than"):
         read(b"a\n" + b"x" * 1000)
@@ -90,7 +90,7 @@ def test_what_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read(b"a\n" + b"x" * 999 + b"\n") == ["a", "x" * 999]
 
 
-def test_it_knows_how_far_it_has_come() -> None:
+def test_position_and_digest_and_skipping() -> None:
     data = b"a\nb\r\nc\n"
     lines = Lines(io.BytesIO(data), "in")
     texts = iter(lines)
@@ -101,11 +101,11 @@ def test_it_knows_how_far_it_has_come() -> None:
     again.skip(2, lines.digest)
     assert list(again) == ["c"]
     for other in (b"a\nB\r\nc\n", b"a\nb\nc\n", b"a\n"):
-        with pytest.raises(CorpusError, match="the first 2 lines are not those"):
+        with pytest.raises(CorpusError, match="the first 2 lines differ from those"):
             Lines(io.BytesIO(other), "in").skip(2, lines.digest)
 
 
-def test_packed_files_and_missing_ones(tmp_path: Path) -> None:
+def test_compressed_and_missing_files(tmp_path: Path) -> None:
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"a\nb\n"))
     (tmp_path / "a.xz").write_bytes(lzma.compress(b"a\nb\n"))
     for name in ("a.gz", "a.xz"):

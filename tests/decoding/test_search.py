@@ -1,4 +1,4 @@
-"""Every step of the search against numpy, and whole searches against slow ones in plain Python."""
+"""Each search step compared with numpy, and whole searches with slow ones in plain Python."""
 
 import itertools
 import math
@@ -28,7 +28,7 @@ def tokens(rows, length, seed=0):
     return torch.randint(0, V, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-# --- what may come next ------------------------------------------------------------------------------------------
+# --- scores of the next token ------------------------------------------------------------------------------------
 
 
 def test_ban_and_force():
@@ -65,7 +65,7 @@ def test_repeated_ngrams_are_banned(size):
             assert bool(banned[row, token]) == (ngrams[-1] in ngrams[:-1])
 
 
-def test_no_ngram_repeats_before_there_is_one():
+def test_ngrams_longer_than_the_text_are_not_banned():
     x = scores(2)
     assert s.ban_repeated_ngrams(x, tokens(2, 2), 3) is x
 
@@ -93,7 +93,7 @@ def test_top_p(mass):
         assert set(np.flatnonzero(kept[row])) == set(order[:count])
 
 
-def test_constraints_apply_where_they_say():
+def test_constraints_apply_at_their_lengths():
     search = a_search(min_length=4, forced_first=5, forced_last=(2,), banned=(7,), banned_first=(6,))
     x = scores(1)
 
@@ -103,7 +103,7 @@ def test_constraints_apply_where_they_say():
 
     everything = set(range(V))
     assert allowed(1) == {5}
-    assert allowed(2) == everything - {7, 2, 6}  # after the forced token comes the first free one
+    assert allowed(2) == everything - {7, 2, 6}  # the first free token follows the forced one
     assert allowed(3) == everything - {7, 2}
     assert allowed(4) == everything - {7}
     assert allowed(8) == {2}
@@ -158,15 +158,15 @@ def test_expand_with_fewer_tokens_than_candidates():
 
 
 @pytest.mark.parametrize("vocabulary", [7, 128, 8_192, 8_200, 32_001])
-def test_best_of_rows_is_topk(vocabulary):
+def test_best_of_rows_equals_topk(vocabulary):
     x = torch.randn(5, vocabulary, generator=torch.Generator().manual_seed(5))
     x[1, :] = -torch.inf
     x[1, -1] = 0.0
     count = min(8, vocabulary)
-    values, places = s.best_of_rows(x, count)
+    values, indices = s.best_of_rows(x, count)
     assert torch.equal(values, x.topk(count).values)
-    assert torch.equal(x.gather(1, places), values)
-    assert all(len(set(row)) == count for row in places.tolist())
+    assert torch.equal(x.gather(1, indices), values)
+    assert all(len(set(row)) == count for row in indices.tolist())
 
 
 def test_extended_appends_to_the_continued_hypothesis():
@@ -222,7 +222,7 @@ def test_finish_adds_nothing_to_a_closed_sentence():
     assert got.done_scores[0].tolist() == [-5.0, -6.0, -7.0]
 
 
-def test_select_continues_what_does_not_end():
+def test_select_continues_incomplete_candidates():
     search = a_search()
     state = running(search, 1, 4)
     candidates = Candidates(
@@ -236,7 +236,7 @@ def test_select_continues_what_does_not_end():
 
 
 def closes(search, running_score, done_scores, length=5):
-    """Whether a sentence is closed with this best running score and these finished ones."""
+    """Whether a sentence with this best running score and these finished scores is closed."""
     count = len(done_scores)
     values = [*done_scores, *[s.NEVER] * (search.beams - count)]
     state = s.start(search, 1, "cpu")._replace(
@@ -247,7 +247,7 @@ def closes(search, running_score, done_scores, length=5):
     return not bool(s.still_open(state, length, search).open)
 
 
-def test_hf_stops_when_the_present_length_cannot_beat_the_worst_finished():
+def test_hf_stops_when_the_best_running_score_is_below_the_worst_finished_one():
     search = a_search(beams=2, length_penalty=1.0)
     assert not closes(search, -1.0, [-0.1])  # not enough finished
     assert closes(search, -4.4, [-0.5, -1.0])  # -4.4 / 4 < -1.0
@@ -260,10 +260,10 @@ def test_hf_stops_when_the_present_length_cannot_beat_the_worst_finished():
     assert not closes(early, -0.1, [-0.5])
 
 
-def test_gnmt_stops_when_nothing_running_can_win():
+def test_gnmt_stops_when_no_running_hypothesis_can_win():
     search = a_search(beams=2, length_penalty=1.0, penalty_style="gnmt")
     assert not closes(search, -1.0, [-0.5])  # at length 8 it may become -1 / (13/6) = -0.46
-    assert closes(search, -1.2, [-0.5])  # one finished hypothesis is all that is asked for
+    assert closes(search, -1.2, [-0.5])  # only one hypothesis is to be returned
     assert not closes(a_search(beams=2, length_penalty=1.0, penalty_style="gnmt", returned=2), -1.2, [-0.5])
 
 
@@ -275,9 +275,9 @@ def test_every_sentence_closes_at_the_limit():
 
 
 def table(seed):
-    """A language: log-probabilities of the next token by position and last token; it ends often enough.
+    """A random language model: log-probabilities of the next token by position and last token, with frequent EOS.
 
-    By position, because otherwise the same transitions in another order would tie.
+    They depend on the position, because otherwise the same transitions in another order would tie.
     """
     generator = np.random.default_rng(seed)
     logits = generator.normal(size=(9, V, V)) * 2
@@ -296,7 +296,7 @@ def run(search, tables):
 
 
 def slow_beam_search(search, language):
-    """One sentence in plain Python with lists, as `generate` describes it."""
+    """Reference beam search for one sentence, in plain Python."""
     k = search.beams
     live, done = [(0.0, [search.start])], []
     for length in range(1, search.max_length):
@@ -329,23 +329,23 @@ def slow_beam_search(search, language):
     penalty=st.sampled_from([0.0, 0.6, 1.0, 2.0]),
     early=st.sampled_from([True, False, "never"]),
 )
-def test_beam_search_is_the_slow_one(seed, beams, penalty, early):
+def test_beam_search_equals_the_slow_one(seed, beams, penalty, early):
     search = a_search(beams=beams, length_penalty=penalty, early_stopping=early, returned=beams)
     languages = [table(seed), table(seed + 1)]
     state = run(search, languages)
     for b, language in enumerate(languages):
         expected = slow_beam_search(search, language)
         assert int(state.done[b].sum()) == len(expected)
-        for place, (score, sequence) in enumerate(expected):
-            assert float(state.done_scores[b, place]) == pytest.approx(score, abs=1e-5)
-            assert state.done_tokens[b, place, : len(sequence)].tolist() == sequence
-            assert int(state.done_length[b, place]) == len(sequence)
+        for rank, (score, sequence) in enumerate(expected):
+            assert float(state.done_scores[b, rank]) == pytest.approx(score, abs=1e-5)
+            assert state.done_tokens[b, rank, : len(sequence)].tolist() == sequence
+            assert int(state.done_length[b, rank]) == len(sequence)
 
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000), penalty=st.sampled_from([0.0, 0.6, 1.0]), returned=st.integers(1, 3))
 def test_gnmt_stopping_loses_nothing(seed, penalty, returned):
-    """The hypotheses asked for are those of a search that never stops before the limit."""
+    """The returned hypotheses equal those of a search that runs to the length limit."""
     search = a_search(penalty_style="gnmt", length_penalty=penalty, beams=3, returned=returned)
     stopped = run(search, [table(seed)])
     state = s.start(search, 1, "cpu")
@@ -386,9 +386,9 @@ def test_samples_end_at_their_first_eos():
         assert set(sequence[length:]) <= {search.pad}
 
 
-def test_rows_of_some_sentences():
+def test_take_selects_sentences():
     state = running(a_search(), 3, 4)
-    some = state.rows(torch.tensor([2, 0]))
+    some = state.take(torch.tensor([2, 0]))
     assert isinstance(some, Hypotheses)
     assert torch.equal(some.tokens[0], state.tokens[2])
     assert torch.equal(some.open, state.open[[2, 0]])

@@ -1,4 +1,4 @@
-"""Bulk decoding: lines in, lines out, in order, whatever comes in and however it is cut."""
+"""Bulk decoding: lines in, lines out, in order, for any input, window and batch size."""
 
 import io
 import json
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from l0drop import load
 from l0drop.decoding.lines import Lines
 from l0drop.decoding.partial import Progress
-from l0drop.decoding.stream import CUTS_TOLD, Job, Processes, Totals, decode_stream
+from l0drop.decoding.stream import MAX_CUT_WARNINGS, Job, Processes, Totals, decode_stream
 from l0drop.decoding.text import TextModel
 from tests.decoding import folders
 from tests.training import tiny
@@ -24,7 +24,7 @@ GENERATION = {"num_beams": 1, "max_new_tokens": 5}
 
 
 class Collected:
-    """An output that keeps what it is given."""
+    """An output that stores its lines."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -72,10 +72,10 @@ def joined(lines: Sequence[str]) -> bytes:
 
 
 @pytest.mark.parametrize(("window", "batch_tokens"), [(1, 4096), (7, 40), (50, 1), (1000, 4096)])
-def test_every_line_gets_its_own_output_in_its_place(model: TextModel, window: int, batch_tokens: int) -> None:
+def test_outputs_are_in_input_order(model: TextModel, window: int, batch_tokens: int) -> None:
     lines = some_lines(120)
     wanted = [result.text for result in model.generate(lines, **GENERATION)]
-    assert len(set(wanted)) > 3, "outputs that are all the same would show no wrong order"
+    assert len(set(wanted)) > 3, "identical outputs would hide a wrong order"
     output, totals = run(model, joined(lines), window=window, batch_tokens=batch_tokens)
     assert output.lines == wanted
     assert len(output.texts) == -(-120 // window)
@@ -85,7 +85,7 @@ def test_every_line_gets_its_own_output_in_its_place(model: TextModel, window: i
     assert totals.sparsity == 1 - totals.kept_tokens / totals.source_tokens
 
 
-def test_json_lines_say_everything(model: TextModel) -> None:
+def test_json_lines_contain_all_fields(model: TextModel) -> None:
     lines = ["the dog sees a cat .", "", "a road"]
     output, _ = run(
         model, joined(lines), as_json=True, generation={**GENERATION, "num_beams": 2, "num_return_sequences": 2}
@@ -104,9 +104,7 @@ def test_json_lines_say_everything(model: TextModel) -> None:
     }  # fmt: skip
 
 
-def test_a_line_break_that_the_model_writes_stays_within_its_line(
-    model: TextModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_line_breaks_in_outputs_become_spaces(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "_texts", lambda sequences: ["one\r\n\ntwo\rthree\u2028four"] * len(sequences))
     output, _ = run(model, b"a\nb\n")
     assert output.lines == ["one two three\u2028four"] * 2
@@ -114,7 +112,7 @@ def test_a_line_break_that_the_model_writes_stays_within_its_line(
     assert [json.loads(line)["text"] for line in output.lines] == ["one\r\n\ntwo\rthree\u2028four"] * 2
 
 
-def test_texts_with_line_breaks_come_as_json(model: TextModel) -> None:
+def test_json_input_can_contain_line_breaks(model: TextModel) -> None:
     texts = ["the dog\nsees a cat .", "a\r\nroad", ""]
     data = joined([json.dumps({"text": text}) for text in texts])
     output, _ = run(model, data, {"jsonl": True})
@@ -125,7 +123,7 @@ def test_texts_with_line_breaks_come_as_json(model: TextModel) -> None:
 
 HOSTILE = {
     "only blank lines": b"\n\n  \n\t\n",
-    "one line without an end": b"the dog",
+    "a line without a line feed": b"the dog",
     "control characters": b"".join(bytes([c]) + b"the dog" for c in range(32) if c != 10) + b"\n",
     "NUL": b"\x00\nthe \x00 dog\n\x00\x00\n",
     "right to left": "שלום עולם\nمرحبا بالعالم\n\u202etheir dog\u202c\n".encode(),
@@ -136,12 +134,12 @@ HOSTILE = {
     "invisible": "\u200b\n\ufeff\n\u00ad\n\u2060\n".encode(),
     "combining": ("a" + "\u0301" * 500 + "\n").encode(),
     "special tokens": b"</s> <pad> <unk> <s>\n</s>\n",
-    "the last of Unicode": "\U0010ffff\ufffe\uffff\ufffd\n".encode(),
+    "the last code points": "\U0010ffff\ufffe\uffff\ufffd\n".encode(),
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_lines_keep_their_places(model: TextModel, name: str) -> None:
+def test_hostile_lines_keep_their_order(model: TextModel, name: str) -> None:
     data = b"a road\n" + HOSTILE[name] + (b"" if HOSTILE[name].endswith(b"\n") else b"\n") + b"the bird"
     output, totals = run(model, data)
     assert len(output.lines) == totals.lines == data.count(b"\n") + 1
@@ -151,13 +149,13 @@ def test_hostile_lines_keep_their_places(model: TextModel, name: str) -> None:
     assert alone.lines == output.lines[1:-1]
 
 
-def test_nothing_in_nothing_out(model: TextModel) -> None:
+def test_empty_input_gives_empty_output(model: TextModel) -> None:
     output, totals = run(model, b"")
     assert (output.texts, totals) == ([], Totals())
     assert totals.sparsity is None
 
 
-def test_a_line_of_a_megabyte_is_cut_and_named(model: TextModel) -> None:
+def test_a_very_long_line_is_cut_with_a_warning(model: TextModel) -> None:
     data = b"a road\n" + b"the dog sees " * 80_000 + b"\nthe bird\n"
     warned: list[str] = []
     output = Collected()
@@ -166,20 +164,20 @@ def test_a_line_of_a_megabyte_is_cut_and_named(model: TextModel) -> None:
     assert totals.cut == 1
     assert len(warned) == 1
     assert warned[0].startswith("in, line 2: ")
-    assert warned[0].endswith("tokens are more than the model reads; cut to 64")
+    assert warned[0].endswith("tokens are too many for the model; cut to 64")
 
 
-def test_many_long_lines_are_counted_without_a_word_each(model: TextModel) -> None:
+def test_the_number_of_warnings_about_long_lines_is_limited(model: TextModel) -> None:
     warned: list[str] = []
     data = (b"the dog " * 60 + b"\n") * 30
     totals = decode_stream(
         model, Job(GENERATION, window=7), Lines(io.BytesIO(data), "in"), Collected(), warn=warned.append
     )
     assert totals.cut == 30
-    assert len(warned) == CUTS_TOLD + 1
+    assert len(warned) == MAX_CUT_WARNINGS + 1
 
 
-def test_a_bad_line_is_told_after_the_windows_before_it(model: TextModel) -> None:
+def test_windows_before_an_invalid_line_are_written(model: TextModel) -> None:
     output = Collected()
     lines = Lines(io.BytesIO(b"a\nb\nc\nd\xff\n"), "in")
     with pytest.raises(ValueError, match="in, line 4: not valid UTF-8"):
@@ -197,7 +195,7 @@ JSON_BYTES = st.lists(
 
 
 def attempt(model: TextModel, data: bytes, **how: Any) -> tuple[list[str] | None, str]:
-    """The output lines, or the message that refuses them."""
+    """The output lines, or the error message."""
     try:
         return run(model, data, **how)[0].lines, ""
     except ValueError as error:
@@ -210,13 +208,13 @@ def line_count(data: bytes) -> int:
 
 @given(data=BYTES)
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_any_bytes_keep_their_places_or_are_refused_with_their_line(model: TextModel, data: bytes) -> None:
+def test_any_bytes_keep_their_order_or_are_reported_with_their_line(model: TextModel, data: bytes) -> None:
     raw = data.split(b"\n")[: line_count(data)]
-    lines, refusal = attempt(model, data, window=3)
+    lines, message = attempt(model, data, window=3)
     if lines is None:
-        assert refusal.startswith("in, line ")
+        assert message.startswith("in, line ")
         with pytest.raises(UnicodeDecodeError):
-            raw[int(refusal.split("line ")[1].split(":")[0]) - 1].decode()
+            raw[int(message.split("line ")[1].split(":")[0]) - 1].decode()
         lines, _ = attempt(model, data, reading={"errors": "replace"}, window=3)
     assert lines is not None
     assert len(lines) == len(raw)
@@ -229,15 +227,15 @@ def test_any_bytes_keep_their_places_or_are_refused_with_their_line(model: TextM
 
 @given(data=JSON_BYTES)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_any_json_lines_keep_their_places_or_are_refused_with_their_line(model: TextModel, data: bytes) -> None:
-    lines, refusal = attempt(model, data, reading={"jsonl": True}, window=2, as_json=True)
+def test_any_json_lines_keep_their_order_or_are_reported_with_their_line(model: TextModel, data: bytes) -> None:
+    lines, message = attempt(model, data, reading={"jsonl": True}, window=2, as_json=True)
     if lines is None:
-        assert refusal.startswith("in, line ")
+        assert message.startswith("in, line ")
     else:
         assert [json.loads(line)["line"] for line in lines] == list(range(1, line_count(data) + 1))
 
 
-def test_a_slow_tokenizer_stands_the_same(tmp_path: Path) -> None:
+def test_a_slow_tokenizer_handles_hostile_lines(tmp_path: Path) -> None:
     tokenizer = folders.marian_tokenizer(tmp_path)
     slow = load(folders.saved(folders.resized("marian", tokenizer), tokenizer, tmp_path / "marian"))
     data = b"".join(value if value.endswith(b"\n") else value + b"\n" for value in HOSTILE.values())
@@ -253,7 +251,7 @@ def test_a_slow_tokenizer_stands_the_same(tmp_path: Path) -> None:
 
 
 def limited(model: TextModel, monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
-    """A machine on which a batch of more padded tokens does not fit."""
+    """Simulate a machine on which larger batches do not fit into memory."""
     real = model.engine.generate
 
     def small(inputs: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -264,7 +262,7 @@ def limited(model: TextModel, monkeypatch: pytest.MonkeyPatch, tokens: int) -> N
     monkeypatch.setattr(model.engine, "generate", small)
 
 
-def test_what_does_not_fit_is_decoded_in_halves(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_that_do_not_fit_are_halved(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
     data = joined(some_lines(100))
     wanted, _ = run(model, data)
     limited(model, monkeypatch, 200)
@@ -276,7 +274,7 @@ def test_what_does_not_fit_is_decoded_in_halves(model: TextModel, monkeypatch: p
     assert "out of memory with" in warned[0]
 
 
-def test_a_line_that_does_not_fit_alone_is_named(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_line_that_does_not_fit_is_reported(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
     limited(model, monkeypatch, 30)
     with pytest.raises(ValueError, match=r"in, line 3: out of memory with this text alone \(\d+ tokens\)"):
         run(model, b"the dog\n\n" + b"the dog " * 20 + b"\na road\n")
@@ -286,7 +284,7 @@ def test_a_line_that_does_not_fit_alone_is_named(model: TextModel, monkeypatch: 
 
 
 class Threads(Processes):
-    """Processes of one machine, played by threads of one process."""
+    """Processes simulated by threads."""
 
     def __init__(self, rank: int, count: int, barrier: threading.Barrier, box: dict[Any, Any]) -> None:
         self.rank, self.count = rank, count
@@ -335,7 +333,7 @@ def together(folder: Path, count: int, data: bytes, prepare: Any = None, **job: 
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_shared_among_processes_the_output_is_the_same(sparse_folder: Path, model: TextModel, count: int) -> None:
+def test_several_processes_give_the_same_output(sparse_folder: Path, model: TextModel, count: int) -> None:
     data = joined(some_lines(150))
     alone, totals = run(model, data, window=40, batch_tokens=64)
     shared, outcomes = together(sparse_folder, count, data, window=40, batch_tokens=64)
@@ -345,7 +343,7 @@ def test_shared_among_processes_the_output_is_the_same(sparse_folder: Path, mode
         assert getattr(first, name) == getattr(totals, name), name
 
 
-def test_an_error_in_any_process_ends_all_of_them(sparse_folder: Path) -> None:
+def test_an_error_in_one_process_ends_all_of_them(sparse_folder: Path) -> None:
     def break_second(models: list[TextModel]) -> None:
         def broken(*args: Any, **kwargs: Any) -> Any:
             raise ValueError("in, line 9: out of memory")
@@ -355,10 +353,10 @@ def test_an_error_in_any_process_ends_all_of_them(sparse_folder: Path) -> None:
     _, outcomes = together(sparse_folder, 2, joined(some_lines(60)), break_second, window=30, batch_tokens=64)
     assert isinstance(outcomes[0], ValueError)
     assert str(outcomes[0]) == "in, line 9: out of memory"
-    assert isinstance(outcomes[1], Totals), "it was sent home"
+    assert isinstance(outcomes[1], Totals), "the other process must end normally"
 
 
-def test_an_error_of_the_reader_ends_all_of_them(sparse_folder: Path) -> None:
+def test_a_read_error_ends_all_processes(sparse_folder: Path) -> None:
     output, outcomes = together(sparse_folder, 2, b"a\nb\nc\xff\n", window=2)
     assert len(output.lines) == 2
     assert "line 3" in str(outcomes[0])

@@ -1,10 +1,11 @@
-"""From texts to results: against generate, against dense attention, with every kind of tokenizer and folder."""
+"""From texts to results: compared with generate and dense attention, for all kinds of tokenizers and folders."""
 
 import shutil
 import unicodedata
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 import transformers as hf
@@ -13,7 +14,7 @@ from rich.console import Console
 import l0drop
 from l0drop import Gate, Gates, load, register_gate
 from l0drop.decoding.folder import fingerprint
-from l0drop.decoding.text import LEAST_TOKENS, MAX_NEW_TOKENS, OutOfMemoryError, TextModel, batches
+from l0drop.decoding.text import MAX_NEW_TOKENS, MIN_CPU_TOKENS, OutOfMemoryError, TextModel, batches
 from l0drop.recipe import parse_recipe
 from l0drop.training.run import train
 from tests.decoding import folders
@@ -32,7 +33,7 @@ def model(sparse_folder: Path) -> TextModel:
 # --- results -----------------------------------------------------------------------------------------------------
 
 
-def test_results_are_those_of_generate(model: TextModel, sparse_folder: Path) -> None:
+def test_results_equal_those_of_generate(model: TextModel, sparse_folder: Path) -> None:
     results = model.generate(TEXTS, **SETTINGS)
     plain = hf.AutoModelForSeq2SeqLM.from_pretrained(sparse_folder, dtype=torch.float64)
     tokenizer = hf.AutoTokenizer.from_pretrained(sparse_folder)
@@ -46,24 +47,24 @@ def test_results_are_those_of_generate(model: TextModel, sparse_folder: Path) ->
         assert result.score == pytest.approx(float(output.sequences_scores[0]), abs=1e-9)
         (explanation,) = plain.explain(**inputs)
         tokens = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0])
-        assert [token.text for token in result.kept] == [tokens[place] for place in explanation.kept]
+        assert [token.text for token in result.kept] == [tokens[i] for i in explanation.kept]
         assert result.source_tokens == len(tokens)
-        assert 0 < len(result.kept) < len(tokens), "the gate drops some tokens, or this test sees nothing"
+        assert 0 < len(result.kept) < len(tokens), "the test needs kept and dropped tokens"
         assert result.output_tokens == int((output.sequences[0, 1:] != tokenizer.pad_token_id).sum())
 
 
-def test_offsets_are_places_in_the_text(model: TextModel) -> None:
+def test_offsets_index_the_text(model: TextModel) -> None:
     text = "  the  dog sees\u2028a cat ."
     explained = model.explain(text, **SETTINGS)
     words = "".join(text[token.start : token.end] for token in explained.source if token.start is not None)
-    assert "".join(words.split()) == "thedogseesacat.", "nothing lost, nothing twice"
+    assert "".join(words.split()) == "thedogseesacat.", "no character is missing or repeated"
     assert not any(
         text[token.start : token.end] != text[token.start : token.end].strip() for token in explained.source[:3]
     )
     assert (explained.source[-1].text, explained.source[-1].start, explained.source[-1].end) == ("</s>", None, None)
 
 
-def test_more_than_one_output(model: TextModel) -> None:
+def test_several_outputs_per_text(model: TextModel) -> None:
     (result,) = model.generate(TEXTS[:1], num_beams=4, num_return_sequences=3, max_new_tokens=8)
     assert len(result.alternatives) == 2
     scores = [result.score, *(other.score for other in result.alternatives)]
@@ -81,10 +82,10 @@ def test_a_text_does_not_depend_on_its_batch(model: TextModel) -> None:
     assert [result.kept for result in together] == [result.kept for result in alone]
 
 
-def test_short_sentences_count_as_longer_on_a_cpu(model: TextModel) -> None:
+def test_short_sentences_count_as_the_minimum_on_a_cpu(model: TextModel) -> None:
     sources = model.encode(["the dog ."] * 10)
-    assert [len(batch) for batch in model.batches(sources, 3 * LEAST_TOKENS)] == [3, 3, 3, 1]
-    assert [len(batch) for batch in batches(sources, 3 * LEAST_TOKENS)] == [10]
+    assert [len(batch) for batch in model.batches(sources, 3 * MIN_CPU_TOKENS)] == [3, 3, 3, 1]
+    assert [len(batch) for batch in batches(sources, 3 * MIN_CPU_TOKENS)] == [10]
 
 
 def test_the_dial_reaches_the_engine(model: TextModel) -> None:
@@ -97,9 +98,9 @@ def test_the_dial_reaches_the_engine(model: TextModel) -> None:
         model.generate(TEXTS, no_such_setting=1)
 
 
-def test_long_texts_are_cut_with_a_warning_and_keep_their_end(model: TextModel) -> None:
+def test_long_texts_are_cut_with_a_warning_and_keep_eos(model: TextModel) -> None:
     long = "the dog " * 500
-    with pytest.warns(UserWarning, match=r"1 of 2 texts .* the first is texts\[1\], to 64 tokens"):
+    with pytest.warns(UserWarning, match=r"1 of 2 texts .* the first is texts\[1\], cut to 64 tokens"):
         short, cut = model.generate(["the dog", long], **SETTINGS)
     assert (short.cut, cut.source_tokens) == (0, 64)
     (source,) = model.encode([long])
@@ -113,16 +114,58 @@ def test_long_texts_are_cut_with_a_warning_and_keep_their_end(model: TextModel) 
             model.encode(["the dog"], max_source=wrong)
 
 
-def test_one_text_is_no_list(model: TextModel) -> None:
+def test_a_single_text_instead_of_a_list(model: TextModel) -> None:
     with pytest.raises(ValueError, match="texts: expected a list"):
         model.generate("the dog sees a cat .")
+
+
+def test_errors_in_texts_give_their_index(model: TextModel) -> None:
+    texts: list[Any] = ["the dog", "a cat", None]
+    with pytest.raises(TypeError, match=r"^texts\[2\]: expected a text, got NoneType$"):
+        model.generate(texts)
+    with pytest.raises(TypeError, match=r"^texts\[0\]: expected a text, got int$"):
+        model.generate([5, "the dog"])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"^texts\[1\]: character 2 is half of a surrogate pair \(U\+D800\)"):
+        model.generate(["the dog", "a \ud800"])
+    for text, kind in ((None, "NoneType"), (b"the dog", "bytes")):
+        with pytest.raises(TypeError, match=rf"^text: expected a text, got {kind}$"):
+            model.explain(text)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="^text: explain takes one text, not a list"):
+        model.explain(["the dog"])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="^text: character 0 is half of a surrogate pair"):
+        model.explain("\udfff")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("num_beam", "num_beams"), ("taget_lang", "target_lang"), ("max_memroy", "max_memory")]
+)
+def test_a_misspelled_setting_gets_a_suggestion(model: TextModel, wrong: str, right: str) -> None:
+    for method, argument in ((model.generate, ["the dog"]), (model.explain, "the dog")):
+        with pytest.raises(ValueError, match=rf"^{wrong}: not a generation setting; did you mean {right}\?$"):
+            method(argument, **{wrong: 4})  # type: ignore[operator]
+
+
+def test_repr_describes_the_model(baseline: Path, tmp_path: Path, sparse_folder: Path) -> None:
+    plain = repr(load(baseline))
+    assert (
+        plain
+        == f"TextModel('{baseline}', MarianMTModel, model_type='marian', gating=None, device='cpu', dtype='float32')"
+    )
+    folder = folders.sparse(baseline, tmp_path / "mask", gating="mask", target_sparsity=0.4)
+    assert repr(load(folder, dtype="bfloat16")) == (
+        f"TextModel('{folder}', L0DropMarianMTModel, model_type='l0drop_marian', gating='mask', target_sparsity=0.4, "
+        "device='cpu', dtype='bfloat16')"
+    )
+    off = load(sparse_folder)
+    off.model.config.l0drop.enabled = False
+    assert "gating='zero' (disabled)" in repr(off)
 
 
 # --- explanations ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("gating", ["zero", "mask", "weight"])
-def test_attention_is_that_of_the_dense_memory(baseline: Path, tmp_path: Path, gating: str) -> None:
+def test_attention_equals_that_of_the_dense_memory(baseline: Path, tmp_path: Path, gating: str) -> None:
     folder = folders.sparse(baseline, tmp_path / gating, gating=gating)
     explained = load(folder, "cpu", "float64").explain(TEXTS[2], **SETTINGS)
     model = hf.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager")
@@ -163,9 +206,16 @@ def test_every_family_loads_generates_and_explains(family: str, baseline: Path, 
         model.generate(TEXTS, keep=0.5)
 
 
-def test_nothing_to_explain(model: TextModel) -> None:
-    with pytest.raises(ValueError, match="text: it is blank"):
+def test_explain_refuses_a_blank_text(model: TextModel) -> None:
+    with pytest.raises(ValueError, match="text: is blank"):
         model.explain(" ")
+
+
+def test_explain_cuts_a_long_text_with_a_warning(model: TextModel) -> None:
+    with pytest.warns(UserWarning, match="cut to 64 tokens"):
+        explained = model.explain("the dog " * 500, **SETTINGS)
+    assert len(explained.source) == 64
+    assert explained.cut == len(model.tokenizers.source("the dog " * 500)["input_ids"]) - 64
 
 
 # --- memory ------------------------------------------------------------------------------------------------------
@@ -205,7 +255,7 @@ def test_a_batch_that_does_not_fit_is_halved(model: TextModel, error: Any, monke
     assert sum(count for count in rows if count <= 5) == 64
 
 
-def test_one_text_that_does_not_fit_is_named(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_text_that_does_not_fit_is_reported(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
     real = model.engine.generate
 
     def small(inputs: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -218,7 +268,7 @@ def test_one_text_that_does_not_fit_is_named(model: TextModel, monkeypatch: pyte
         model.generate([*TEXTS[:3], "the dog " * 12], **SETTINGS)
 
 
-def test_other_errors_are_not_taken_for_a_lack_of_memory(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_are_not_mistaken_for_a_lack_of_memory(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("shapes do not match")
 
@@ -230,7 +280,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(model: TextModel, monke
 # --- folders -----------------------------------------------------------------------------------------------------
 
 
-def test_a_run_decodes_as_its_recipe_says(baseline: Path) -> None:
+def test_a_run_uses_the_settings_of_its_recipe(baseline: Path) -> None:
     run, inner = load(baseline), load(baseline / "model")
     for loaded in (run, inner):
         plain = {"do_sample": False, "early_stopping": False}
@@ -244,12 +294,12 @@ def test_a_run_decodes_as_its_recipe_says(baseline: Path) -> None:
         (longer,) = loaded.encode(["the dog " * 40], max_source=64)
         assert len(longer.ids) == 64
         loaded.tokenizers.source.model_max_length = 8
-        assert loaded.max_source == 32, "training does not heed the tokenizer's limit either"
+        assert loaded.max_source == 32, "training ignores the tokenizer's limit too"
     texts = Path(baseline.parents[1] / "test.source").read_text().splitlines()
     assert [r.text for r in run.generate(texts)] == [r.text for r in inner.generate(texts)]
 
 
-def test_a_model_that_says_nothing_is_not_cut_short(sparse_folder: Path) -> None:
+def test_the_default_output_length_is_not_that_of_generate(sparse_folder: Path) -> None:
     assert load(sparse_folder).settings(None, {}) == {"max_new_tokens": min(MAX_NEW_TOKENS, 64)}
 
 
@@ -266,23 +316,23 @@ def test_a_recipe_prefix_is_put_before_every_text(tmp_path: Path) -> None:
     assert "".join("sees a cat"[start:end] for start, end in spans).replace(" ", "") == "seesacat"
 
 
-def test_separate_vocabularies_find_their_target(tmp_path: Path) -> None:
+def test_separate_vocabularies_load_the_target_tokenizer(tmp_path: Path) -> None:
     values = tiny.recipe(tmp_path, tokenizer={"vocab_size": 60, "shared": False}, train={"steps": 1})
     train(parse_recipe(values, "test"), tmp_path / "runs", Console(quiet=True))
     run = tmp_path / "runs" / "tiny"
     alone = shutil.copytree(run / "model", tmp_path / "alone")
-    places = (run, run / "model", alone)
-    results = [load(folder).generate(TEXTS, length_penalty=1.0, **SETTINGS) for folder in places]
+    model_folders = (run, run / "model", alone)
+    results = [load(folder).generate(TEXTS, length_penalty=1.0, **SETTINGS) for folder in model_folders]
     assert results[0] == results[1] == results[2]
     target = load(run).tokenizers.target
     assert target.get_vocab() != load(run).tokenizers.source.get_vocab()
     assert load(alone).tokenizers.target.get_vocab() == target.get_vocab()
     shutil.rmtree(alone / "tokenizer_target")
-    with pytest.raises(ValueError, match="no tokenizer_target/ beside it"):
+    with pytest.raises(ValueError, match="the model folder has no tokenizer_target/"):
         load(alone)
 
 
-def test_what_is_no_model_is_told(baseline: Path, sparse_folder: Path, tmp_path: Path) -> None:
+def test_errors_of_load(baseline: Path, sparse_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")
     with pytest.raises(ValueError, match="empty: no model here, expected config.json"):
@@ -299,7 +349,7 @@ def test_what_is_no_model_is_told(baseline: Path, sparse_folder: Path, tmp_path:
         load(sparse_folder, device="nonsense")
     decoder = hf.GPT2LMHeadModel(hf.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20))
     decoder.save_pretrained(tmp_path / "decoder")
-    with pytest.raises(ValueError, match="decoder: this is no encoder-decoder"):
+    with pytest.raises(ValueError, match="decoder: is not an encoder-decoder"):
         load(tmp_path / "decoder")
     torn = shutil.copytree(sparse_folder, tmp_path / "torn")
     (torn / "model.safetensors").write_bytes((torn / "model.safetensors").read_bytes()[:100])
@@ -315,16 +365,72 @@ def test_what_is_no_model_is_told(baseline: Path, sparse_folder: Path, tmp_path:
         load(mute)
 
 
-def test_a_name_that_nobody_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(name: str, **kwargs: Any) -> Any:
-        raise OSError(f"{name} is not a local folder and is not a valid model identifier\nand more")
+@pytest.mark.parametrize("name", ["runs/tpyo", "./tpyo", "../tpyo", "/tpyo", "a/b/c", "~/tpyo", "tpyo/"])
+def test_a_mistyped_folder_is_not_looked_up_on_the_hub(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here" / "runs").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda url: pytest.fail(f"asked for {url}"))
+    monkeypatch.setattr(hf.AutoModelForSeq2SeqLM, "from_pretrained", lambda *_, **__: pytest.fail("asked the hub"))
+    with pytest.raises(ValueError, match=f"^{name}: there is no such folder$"):
+        load(name)
 
-    monkeypatch.setattr(hf.AutoModelForSeq2SeqLM, "from_pretrained", offline)
-    with pytest.raises(ValueError, match="nobody/has-this: there is no such folder, and no model of this name"):
+
+def test_a_mistyped_folder_gets_a_suggestion(tmp_path: Path) -> None:
+    (tmp_path / "sparse").mkdir()
+    with pytest.raises(ValueError, match=f"sprase: there is no such folder; did you mean {tmp_path / 'sparse'}\\?$"):
+        load(tmp_path / "sprase")
+
+
+def hub_error(kind: type[Exception]) -> Exception:
+    """An error of the hub, made without a response."""
+    return kind.__new__(kind, "from the hub\nand more")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            ConnectionError("Name or service not known\nand more"),
+            r"the .* hub cannot be reached \(Name or service not k",
+        ),
+        (hub_error(huggingface_hub.errors.RepositoryNotFoundError), "the Hugging Face hub has no model of this name"),
+        (hub_error(huggingface_hub.errors.GatedRepoError), "access to this model .* must be requested"),
+    ],
+    ids=["unreachable", "missing", "gated"],
+)
+def test_the_hub_is_asked_once(error: Exception, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def metadata(url: str) -> Any:
+        asked.append(url)
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", metadata)
+    with pytest.raises(ValueError, match=f"^nobody/has-this: there is no such folder, and {message}") as raised:
         load("nobody/has-this")
+    assert asked == ["https://huggingface.co/nobody/has-this/resolve/main/config.json"]
+    assert "\n" not in str(raised.value)
 
 
-def test_the_fingerprint_knows_weights_and_settings(sparse_folder: Path, tmp_path: Path) -> None:
+def test_an_invalid_name_on_the_hub() -> None:
+    with pytest.raises(ValueError, match="^no--such..name: there is no such folder, and this is not a valid name"):
+        load("no--such..name")
+
+
+def test_a_model_on_the_hub_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str, **kwargs: Any) -> Any:
+        raise OSError(f"{name} has no weights\nand more")
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda url: None)
+    monkeypatch.setattr(hf.AutoModelForSeq2SeqLM, "from_pretrained", broken)
+    message = r"^some/model: loading it from the Hugging Face hub failed \(some/model has no weights\)$"
+    with pytest.raises(ValueError, match=message):
+        load("some/model")
+
+
+def test_the_fingerprint_depends_on_weights_and_settings(sparse_folder: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(sparse_folder, tmp_path / "copy")
     model = load(sparse_folder)
     assert fingerprint(str(sparse_folder), model.model) == fingerprint(str(copy), model.model)
@@ -345,7 +451,7 @@ def test_dtypes(sparse_folder: Path) -> None:
 # --- rules -------------------------------------------------------------------------------------------------------
 
 
-def test_int8_is_near_float32(sparse_folder: Path) -> None:
+def test_int8_is_close_to_float32(sparse_folder: Path) -> None:
     rounded, plain = load(sparse_folder, "cpu", "int8"), load(sparse_folder, "cpu", "float32")
     assert (rounded.dtype, plain.dtype) == ("int8", "float32")
     assert rounded.engine.linears.startswith("int8-")
@@ -362,7 +468,7 @@ def test_a_rule_gets_its_hints_from_the_text(baseline: Path, tmp_path: Path) -> 
     from l0drop.data.hints import TextAnnotator
 
     folder = folders.sparse(baseline, tmp_path / "pos", gate="pos")
-    with pytest.raises(ValueError, match=r"pos: its gate needs hints \(label\), but there is no hints.json"):
+    with pytest.raises(ValueError, match=r"pos: its gate needs hints \(label\), but the model folder has no hints.json"):
         load(folder)
     tokenizer = hf.AutoTokenizer.from_pretrained(folder)
     TextAnnotator(("label",), tokenizer).save(folder)
@@ -388,7 +494,7 @@ class Even(Gate):
         return Gates(((input_ids % 2 == 0) & mask).float())
 
 
-def test_a_gate_of_ones_own(baseline: Path, tmp_path: Path) -> None:
+def test_a_custom_gate(baseline: Path, tmp_path: Path) -> None:
     model = load(folders.sparse(baseline, tmp_path / "even", gate="test-text-even"))
     (result,) = model.generate(TEXTS[:1], **SETTINGS)
     ids = model.tokenizers.source.convert_tokens_to_ids([token.text for token in result.kept])
@@ -399,7 +505,7 @@ def test_a_gate_of_ones_own(baseline: Path, tmp_path: Path) -> None:
 # --- other tokenizers --------------------------------------------------------------------------------------------
 
 
-def test_marian_s_own_tokenizer(tmp_path: Path) -> None:
+def test_the_slow_marian_tokenizer(tmp_path: Path) -> None:
     tokenizer = folders.marian_tokenizer(tmp_path)
     folder = folders.saved(folders.resized("marian", tokenizer), tokenizer, tmp_path / "marian")
     model = load(folder)
@@ -412,12 +518,12 @@ def test_marian_s_own_tokenizer(tmp_path: Path) -> None:
             continue
         surface = unicodedata.normalize("NFKC", text[token.start : token.end])
         assert token.text.replace("▁", "") in surface, token
-    placed = {token.text.replace("▁", ""): text[token.start : token.end] for token in explained.source if token.start}
-    assert placed["dog"] == "dog"
+    found = {token.text.replace("▁", ""): text[token.start : token.end] for token in explained.source if token.start}
+    assert found["dog"] == "dog"
     assert "漢" in {text[t.start : t.end] for t in explained.source if t.text == "<unk>" and t.start is not None}
 
 
-def test_byt5_counts_bytes(tmp_path: Path) -> None:
+def test_byt5_has_one_token_per_byte(tmp_path: Path) -> None:
     tokenizer = hf.ByT5Tokenizer()
     folder = folders.saved(folders.resized("t5", tokenizer), tokenizer, tmp_path / "byt5")
     model = load(folder)
@@ -428,7 +534,7 @@ def test_byt5_counts_bytes(tmp_path: Path) -> None:
     assert (len(cut.ids), cut.cut) == (1024, 2001 - 1024)
 
 
-def test_nllb_speaks_the_language_it_is_asked_for(tmp_path: Path) -> None:
+def test_nllb_writes_the_target_language(tmp_path: Path) -> None:
     letters = {c: i for i, c in enumerate(["<s>", "<pad>", "</s>", "<unk>", *"▁abcdefghijklmnopqrstuvwxyz."])}
     tokenizer = hf.NllbTokenizer(vocab=letters, merges=[])
     model = load(folders.saved(folders.resized("m2m100", tokenizer), tokenizer, tmp_path / "nllb"))
@@ -436,20 +542,20 @@ def test_nllb_speaks_the_language_it_is_asked_for(tmp_path: Path) -> None:
     (source,) = model.encode(["the dog"], source_lang="deu_Latn")
     assert source.ids[0] == german
     assert source.spans[0] is None
-    assert model.encode(["the dog"])[0].ids[0] == tokenizer.convert_tokens_to_ids("eng_Latn"), "back to its own"
+    assert model.encode(["the dog"])[0].ids[0] == tokenizer.convert_tokens_to_ids("eng_Latn"), "the default is restored"
     explained = model.explain("the dog", source_lang="deu_Latn", target_lang="fra_Latn", **SETTINGS)
     assert explained.output[0] == "fra_Latn"
     assert "fra_Latn" not in explained.text
     assert model.settings("fra_Latn", {})["forced_bos_token_id"] == french
-    with pytest.raises(ValueError, match="target_lang: .* several languages; say which one"):
+    with pytest.raises(ValueError, match="target_lang: .* several languages; choose one"):
         model.generate(["the dog"], source_lang="deu_Latn")
     for setting in ("source_lang", "target_lang"):
         for wrong in ("xxx_Latn", "a", "</s>"):
-            with pytest.raises(ValueError, match=f"{setting}: '{wrong}' is no language of this model; it knows 20"):
+            with pytest.raises(ValueError, match=f"{setting}: '{wrong}' is not a language of this model; it has 20"):
                 model.generate(["the dog"], **{"target_lang": "fra_Latn", setting: wrong})
 
 
-def test_mbart_50_speaks_the_language_it_is_asked_for(tmp_path: Path) -> None:
+def test_mbart_50_writes_the_target_language(tmp_path: Path) -> None:
     tokenizer = hf.MBart50Tokenizer()
     model = load(folders.saved(folders.resized("mbart", tokenizer), tokenizer, tmp_path / "mbart"))
     explained = model.explain("x", source_lang="de_DE", target_lang="fr_XX", **SETTINGS)
@@ -459,10 +565,12 @@ def test_mbart_50_speaks_the_language_it_is_asked_for(tmp_path: Path) -> None:
     assert model.settings("ro_RO", {})["forced_bos_token_id"] == romanian
     model.model.generation_config.decoder_start_token_id = tokenizer.convert_tokens_to_ids("de_DE")
     assert model.settings("ro_RO", {}) == {**model.settings("de_DE", {}), "decoder_start_token_id": romanian}
-    assert model.explain("x", target_lang="ro_RO", **SETTINGS).output[:1] != ["ro_RO"], "it is the start, not forced"
+    assert model.explain("x", target_lang="ro_RO", **SETTINGS).output[:1] != ["ro_RO"], (
+        "the language is the start token and not generated"
+    )
 
 
-def test_the_first_mbart_starts_with_the_language_that_its_targets_end_with(tmp_path: Path) -> None:
+def test_the_first_mbart_starts_with_the_target_language(tmp_path: Path) -> None:
     tokenizer = hf.MBartTokenizer()
     model = load(folders.saved(folders.resized("mbart", tokenizer), tokenizer, tmp_path / "mbart"))
     german, romanian = tokenizer.convert_tokens_to_ids(["de_DE", "ro_RO"])
@@ -474,11 +582,11 @@ def test_the_first_mbart_starts_with_the_language_that_its_targets_end_with(tmp_
     own.decoder_start_token_id = tokenizer.bos_token_id
     assert not {"decoder_start_token_id", "forced_bos_token_id"} & model.settings("ro_RO", {}).keys()
     assert model.settings(None, {"decoder_start_token_id": german})["decoder_start_token_id"] == german
-    with pytest.raises(ValueError, match="target_lang: .* as decoder_start_token_id does; give one of them"):
+    with pytest.raises(ValueError, match="target_lang and decoder_start_token_id: .* give one of them"):
         model.settings("ro_RO", {"decoder_start_token_id": german})
 
 
-def test_a_model_that_starts_with_its_language_needs_none(tmp_path: Path) -> None:
+def test_a_model_with_a_fixed_start_language_needs_no_target_lang(tmp_path: Path) -> None:
     tokenizer = hf.MBart50Tokenizer()
     romanian = tokenizer.convert_tokens_to_ids("ro_RO")
     model = folders.resized("mbart", tokenizer, decoder_start_token_id=romanian)
@@ -486,7 +594,7 @@ def test_a_model_that_starts_with_its_language_needs_none(tmp_path: Path) -> Non
     assert len(load(folders.saved(model, tokenizer, tmp_path / "mbart")).generate(["x"], **SETTINGS)) == 1
 
 
-def test_languages_where_there_are_none(model: TextModel) -> None:
+def test_languages_of_a_monolingual_model_are_an_error(model: TextModel) -> None:
     with pytest.raises(ValueError, match="source_lang: .* knows no languages"):
         model.generate(TEXTS, source_lang="deu_Latn")
     with pytest.raises(ValueError, match="target_lang: .* knows no languages"):

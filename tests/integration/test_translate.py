@@ -1,4 +1,4 @@
-"""`l0drop translate` as users run it: streams, files, processes, interruptions, and what goes wrong."""
+"""`l0drop translate` through the command line: streams, files, processes, interruptions, errors."""
 
 import io
 import json
@@ -17,6 +17,8 @@ from torch import distributed
 
 from l0drop import load
 from l0drop.app.cli import main
+from l0drop.app.translate import summary_lines
+from l0drop.decoding.stream import Totals
 from l0drop.decoding.text import TextModel
 from tests.decoding import folders
 from tests.integration.test_training_commands import ENVIRONMENT, command, free_port
@@ -29,7 +31,12 @@ QUICK = ("--beams", "1", "--max-new-tokens", "6")
 class Ran(NamedTuple):
     code: int
     out: bytes
-    errors: str
+    stderr: str
+
+    @property
+    def errors(self) -> str:
+        """Standard error on one line."""
+        return " ".join(self.stderr.split())
 
     @property
     def lines(self) -> list[str]:
@@ -58,13 +65,13 @@ def l0drop(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
         except SystemExit as stopped:
             code = stopped.code or 0
         sys.stdout.flush()
-        return Ran(code, out.getvalue(), " ".join(capfd.readouterr().err.split()))
+        return Ran(code, out.getvalue(), capfd.readouterr().err)
 
     return run
 
 
 def text_of(lines: int, seed: int = 1) -> bytes:
-    """Generated sentences, some lines blank."""
+    """Generated sentences and some blank lines."""
     source = random.Random(seed)
     made = []
     for _ in range(lines):
@@ -97,7 +104,7 @@ def test_files_and_json(l0drop: Any, folder: Path, tmp_path: Path) -> None:
     plain = (tmp_path / "out.txt").read_text().split("\n")[:-1]
     made = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert len(plain) == len(made) == 40
-    assert [row["text"] for row in made] == plain, "white space is white space to this tokenizer"
+    assert [row["text"] for row in made] == plain, "the tokenizer treats a line break as a space"
     first = next(row for row in made if row["kept"] and row["kept"][0]["start"] is not None)
     token, source = first["kept"][0], sources[first["line"] - 1]
     assert source[token["start"] : token["end"]] == token["text"].strip("▁")
@@ -110,7 +117,7 @@ def test_files_and_json(l0drop: Any, folder: Path, tmp_path: Path) -> None:
     assert names == {"in.txt", "in.jsonl", "out.txt", "out.jsonl", "out.jsonl.summary.json"}
 
 
-def test_what_a_link_points_to_is_written(l0drop: Any, folder: Path, tmp_path: Path) -> None:
+def test_the_target_of_a_link_is_written(l0drop: Any, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     there, link = tmp_path / "there" / "out.txt", tmp_path / "out.txt"
     there.write_text("before\n")
@@ -141,21 +148,49 @@ def test_settings_reach_the_engine(l0drop: Any, folder: Path) -> None:
     assert "cut to 4" in cut.errors
 
 
-def test_a_run_folder_scores_as_its_recipe_did(l0drop: Any, baseline: Path) -> None:
+def test_a_run_folder_gets_the_score_of_its_run(l0drop: Any, baseline: Path) -> None:
     from l0drop.data.metrics import bleu
 
     source, target = (baseline.parents[1] / f"test.{side}" for side in ("source", "target"))
     ran = l0drop("translate", baseline, "--input", source)
-    assert "has no gate: decoding is dense" in ran.errors
+    assert "has no gates: decoding is dense" in ran.errors
     score = bleu(ran.lines, target.read_text().splitlines())
     metrics = json.loads((baseline / "metrics.json").read_text())
     assert score.value == pytest.approx(metrics["test"]["score"]["value"])
 
 
-# --- what goes wrong ---------------------------------------------------------------------------------------------
+def test_messages_fit_80_columns_and_do_not_break_paths(
+    l0drop: Any, baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    long = tmp_path / ("a-long-name " * 12) / "model"
+    shutil.copytree(baseline / "model", long)
+    ran = l0drop("translate", long, *QUICK, stdin=b"the dog\n")
+    assert ran.stderr.splitlines()[0] == f"{long} has no gates: decoding is dense"
+    ran = l0drop("translate", long.parent / "modle", stdin=b"the dog\n")
+    assert ran.stderr == f"error: {long.parent / 'modle'}: there is no such folder; did you mean {long}?\n"
 
 
-def test_what_the_user_can_mend_is_one_message(l0drop: Any, folder: Path, baseline: Path, tmp_path: Path) -> None:
+def test_summary_lines_are_short_and_in_plain_numbers() -> None:
+    before = Totals(lines=60_000_000, blank=1_000, source_tokens=600_000_000, kept_tokens=300_000_000)
+    totals = Totals(lines=100_000_000, blank=2_000, cut=3_000, source_tokens=1_000_000_000, kept_tokens=600_000_000)
+    lines = summary_lines(totals, before, 34_042.553, gated=True)
+    assert lines == [
+        "100,000,000 lines in all, 60,000,000 before the interruption",
+        "40,000,000 lines in 34,042.6 s, 2,000 blank, 3,000 cut",
+        "1,000,000,000 source tokens, 40.0% dropped, 11,750 source tokens/s",
+    ]
+    assert max(map(len, lines)) <= 80
+    assert summary_lines(Totals(lines=2, source_tokens=9, kept_tokens=9), Totals(), 0.5, gated=False) == [
+        "2 lines in 0.5 s",
+        "9 source tokens, 18 source tokens/s",
+    ]
+
+
+# --- errors ------------------------------------------------------------------------------------------------------
+
+
+def test_user_errors_are_one_message(l0drop: Any, folder: Path, baseline: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad.txt").write_bytes(b"fine\na\xff\n")
     (tmp_path / "bad.jsonl").write_bytes(b'{"text": "fine"}\nnot json\n')
@@ -169,18 +204,22 @@ def test_what_the_user_can_mend_is_one_message(l0drop: Any, folder: Path, baseli
         "a missing input": ([folder, "-i", tmp_path / "absent.txt"], "absent.txt: No such file"),
         "bad UTF-8": ([folder, "-i", tmp_path / "bad.txt"], "bad.txt, line 2: not valid UTF-8 at byte 1 of the line"),
         "bad JSON": ([folder, "-i", tmp_path / "bad.jsonl"], "bad.jsonl, line 2: not JSON"),
-        "an output that cannot be": ([folder, "-o", text / "out"], "cannot be written there"),
+        "an unwritable output": ([folder, "-o", text / "out"], "cannot be written ("),
         "a device as output": ([folder, "-o", "/dev/null"], "is not a regular file"),
-        "packed output": ([folder, "-o", tmp_path / "out.gz"], "out.gz would not be packed"),
-        "the input as output": ([folder, "-i", text, "-o", text], "is the input"),
-        "the output as summary": ([folder, "-i", text, "-o", "x", "--summary", "x"], "--summary: x is --output"),
-        "the input as summary": ([folder, "-i", text, "--summary", text], "is --input, which would be lost"),
+        "compressed output": ([folder, "-o", tmp_path / "out.gz"], "out.gz would not be compressed"),
+        "the input as output": ([folder, "-i", text, "-o", text], "is the input file"),
+        "the output as summary": ([folder, "-i", text, "-o", "x", "--summary", "x"], "--summary: x is also --output"),
+        "the input as summary": ([folder, "-i", text, "--summary", text], "is also --input and would be overwritten"),
         "n-best in plain text": ([folder, "--nbest", "3"], "--nbest: needs --json"),
-        "resuming stdout": ([folder, "--resume"], "--resume: is for an interrupted --output"),
-        "two ways at once": ([folder, "-o", tmp_path / "x", "--resume", "--restart"], "give one of them"),
-        "an unknown setting": ([folder, "-i", text, "--set", "beems=3"], "beems: not a setting"),
+        "resuming stdout": ([folder, "--resume"], "--resume: needs the --output of the interrupted run"),
+        "resume and restart": ([folder, "-o", tmp_path / "x", "--resume", "--restart"], "give one of them"),
+        "an unknown setting": ([folder, "-i", text, "--set", "beems=3"], "beems: not a generation setting"),
         "a setting without a value": ([folder, "--set", "beams"], "--set: expected NAME=VALUE"),
         "two dials": ([folder, "-i", text, "--keep", "0.5", "--shift", "1"], "choose one of"),
+        "a misspelled setting": (
+            [folder, "-i", text, "--set", "num_beam=3"],
+            "num_beam: not a generation setting; did you mean num_beams?",
+        ),
         "a dial without gates": ([baseline, "-i", text, "--keep", "0.5"], "keep: this model has no gate"),
         "a language": ([folder, "-i", text, "--target-lang", "de"], "knows no languages"),
         "a device": ([folder, "--device", "nonsense"], "device: nonsense cannot be used"),
@@ -196,11 +235,11 @@ def test_what_the_user_can_mend_is_one_message(l0drop: Any, folder: Path, baseli
     assert (replaced.code, len(replaced.lines)) == (0, 2)
 
 
-@pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="needs a folder in which nobody can write")
+@pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="needs a folder that even root cannot write to")
 def test_a_read_only_folder(l0drop: Any, folder: Path) -> None:
     ran = l0drop("translate", folder, "--output", "/sys/kernel/out.txt", stdin=b"the dog\n")
     assert ran.code == 2
-    assert "/sys/kernel/out.txt: cannot be written there" in ran.errors
+    assert "/sys/kernel/out.txt: cannot be written (" in ran.errors
 
 
 @pytest.mark.parametrize("stdin", [b"", b"\n\n \n", b"\x00", "😀\u2028שלום\n".encode(), b"dog " * 5000])
@@ -209,7 +248,7 @@ def test_odd_input(l0drop: Any, folder: Path, stdin: bytes) -> None:
     assert (ran.code, len(ran.lines)) == (0, stdin.count(b"\n") + (stdin != b"" and not stdin.endswith(b"\n")))
 
 
-def test_a_reader_that_has_seen_enough(folder: Path, tmp_path: Path) -> None:
+def test_a_reader_that_closes_the_pipe(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_bytes(text_of(1000))
     line = " ".join(command("translate", str(folder), *QUICK, "--window", "50", "-i", str(tmp_path / "in.txt")))
     ran = subprocess.run(
@@ -226,7 +265,7 @@ def test_a_reader_that_has_seen_enough(folder: Path, tmp_path: Path) -> None:
 
 
 def kill_at_random(arguments: list[str], output: Path, moment: random.Random, seconds: float) -> bool:
-    """Start the command and kill it at a random moment of so many seconds after its first lines; False if it ended."""
+    """Start the command and kill it up to `seconds` after its first lines; False if it ended before."""
     process = subprocess.Popen(
         command(*arguments), env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -242,7 +281,7 @@ def kill_at_random(arguments: list[str], output: Path, moment: random.Random, se
     return process.wait() == -signal.SIGKILL
 
 
-def test_killed_and_resumed_the_file_is_the_same(l0drop: Any, folder: Path, tmp_path: Path) -> None:
+def test_kill_and_resume_give_the_same_file(l0drop: Any, folder: Path, tmp_path: Path) -> None:
     source, output, whole = tmp_path / "in.txt", tmp_path / "out.txt", tmp_path / "whole.txt"
     source.write_bytes(text_of(1500))
     arguments = ["translate", str(folder), *QUICK, "--window", "20", "--threads", "1", "-i", str(source)]
@@ -255,7 +294,7 @@ def test_killed_and_resumed_the_file_is_the_same(l0drop: Any, folder: Path, tmp_
     assert 0 < done < 1500
     refused = l0drop(*arguments, "-o", output)
     assert refused.code == 2
-    assert f"an interrupted run left {done} lines here; go on with --resume" in refused.errors
+    assert f"an interrupted run left {done} lines here; use --resume to continue" in refused.errors
     other = l0drop(*arguments, "-o", output, "--resume", "--length-penalty", "2")
     assert other.code == 2
     assert "different: generation" in other.errors
@@ -263,13 +302,13 @@ def test_killed_and_resumed_the_file_is_the_same(l0drop: Any, folder: Path, tmp_
     changed.write_bytes(source.read_bytes().replace(b"the", b"a", 1))
     other = l0drop(*arguments[:-1], changed, "-o", output, "--resume")
     assert other.code == 2
-    assert f"the first {done} lines are not those that the interrupted run has read" in other.errors
+    assert f"the first {done} lines differ from those that the interrupted run read" in other.errors
     assert l0drop(*arguments, "-o", output, "--resume").code == 0
     assert output.read_bytes() == whole.read_bytes(), f"seed {seed}"
     assert not list(tmp_path.glob("out.txt.*"))
 
 
-def test_ctrl_c_says_how_to_go_on(l0drop: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_says_how_to_resume(l0drop: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, output = tmp_path / "in.txt", tmp_path / "out.txt"
     source.write_bytes(text_of(100))
     real, batches = TextModel.decode, []
@@ -284,12 +323,21 @@ def test_ctrl_c_says_how_to_go_on(l0drop: Any, folder: Path, tmp_path: Path, mon
     arguments = ["translate", folder, *QUICK, "--window", "20", "-i", source, "-o", output]
     ran = l0drop(*arguments)
     assert ran.code == 130
-    assert "the same command with --resume goes on" in ran.errors
+    assert ran.stderr == "stopped; to continue, add --resume to the command\n"
     assert not output.exists()
     assert (tmp_path / "out.txt.partial").read_bytes().count(b"\n") == 60
     assert l0drop(*arguments, "--resume").code == 0
     assert l0drop(*arguments[:-1], tmp_path / "whole.txt").code == 0
     assert output.read_bytes() == (tmp_path / "whole.txt").read_bytes()
+
+
+def test_ctrl_c_while_the_model_loads_is_one_line(l0drop: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("l0drop.decoding.text.load", interrupted)
+    ran = l0drop("translate", folder, stdin=b"the dog\n")
+    assert (ran.code, ran.stderr) == (130, "stopped; the lines written so far are complete\n")
 
 
 # --- processes ---------------------------------------------------------------------------------------------------
@@ -314,8 +362,8 @@ def test_two_processes_write_the_same_file(l0drop: Any, folder: Path, tmp_path: 
     assert json.loads((tmp_path / "two.json").read_text())["processes"] == 2
 
 
-def test_a_command_leaves_the_process_group_it_was_in(l0drop: Any, folder: Path, tmp_path: Path) -> None:
-    """Left to the end of the interpreter, the group's threads abort a process that has done all its work."""
+def test_a_command_leaves_its_process_group(l0drop: Any, folder: Path, tmp_path: Path) -> None:
+    """At the end of the interpreter, the group's threads would abort a process that has finished its work."""
     source = tmp_path / "in.txt"
     source.write_bytes(text_of(3))
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
@@ -323,7 +371,7 @@ def test_a_command_leaves_the_process_group_it_was_in(l0drop: Any, folder: Path,
     assert not distributed.is_initialized()
 
 
-# --- the whole of it ---------------------------------------------------------------------------------------------
+# --- large input and documentation -------------------------------------------------------------------------------
 
 
 def resident(process: int) -> float:
@@ -336,7 +384,7 @@ def resident(process: int) -> float:
 
 @pytest.mark.slow
 def test_a_hundred_thousand_lines(folder: Path, tmp_path: Path) -> None:
-    """Memory is flat, no line is lost or misplaced; two processes, and one that is killed again and again, agree."""
+    """Memory use is constant, all lines are in order, and two processes and a repeatedly killed one agree."""
     source, one = tmp_path / "in.txt", tmp_path / "one.txt"
     source.write_bytes(text_of(100_000))
     arguments = ["translate", str(folder), "--beams", "1", "--max-new-tokens", "4", "--threads", "1"]
@@ -345,7 +393,7 @@ def test_a_hundred_thousand_lines(folder: Path, tmp_path: Path) -> None:
     memory: list[tuple[int, float]] = []
     partial = tmp_path / "one.txt.partial.json"
     while process.poll() is None:
-        with suppress(OSError, ValueError):  # it is being replaced, or the process has just ended
+        with suppress(OSError, ValueError):  # the file is being replaced, or the process has just ended
             memory.append((json.loads(partial.read_text())["lines"], resident(process.pid)))
         time.sleep(0.1)
     assert process.returncode == 0, process.stderr.read() if process.stderr else ""
@@ -358,9 +406,9 @@ def test_a_hundred_thousand_lines(folder: Path, tmp_path: Path) -> None:
     assert len(outputs) == 100_000
     assert all(output == "" for output, line in zip(outputs, sources, strict=True) if not line)
     model = load(folder)
-    for place in random.Random(1).sample(range(100_000), 300):
-        (alone,) = model.generate([sources[place]], num_beams=1, max_new_tokens=4)
-        assert outputs[place] == alone.text, place + 1
+    for index in random.Random(1).sample(range(100_000), 300):
+        (alone,) = model.generate([sources[index]], num_beams=1, max_new_tokens=4)
+        assert outputs[index] == alone.text, index + 1
     two = torchrun([*arguments, "-o", str(tmp_path / "two.txt")])
     assert two.returncode == 0, two.stderr[-3000:]
     assert (tmp_path / "two.txt").read_bytes() == one.read_bytes()

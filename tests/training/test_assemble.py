@@ -193,7 +193,7 @@ def test_a_model_of_several_languages_is_told_which(tmp_path, nllb):
         build_tokenizers(parse_recipe(multilingual(tmp_path, nllb), "test"), tmp_path / "run", silent)
     for key in ("source_lang", "target_lang"):
         values = multilingual(tmp_path, nllb, **{"target_lang": "deu_Latn", key: "deu"})
-        with pytest.raises(ValueError, match=f"data.{key}: 'deu' is no language of this model"):
+        with pytest.raises(ValueError, match=f"data.{key}: 'deu' is not a language of this model"):
             build_tokenizers(parse_recipe(values, "test"), tmp_path / "run", silent)
     base = untrained(tmp_path / "base")
     plain = tiny.sparse(tmp_path, str(base))
@@ -229,7 +229,7 @@ def test_a_start_brings_its_tokenizer(tmp_path):
 def test_a_model_without_a_tokenizer_is_named(tmp_path, nllb):
     for file in nllb.glob("*token*"):
         file.unlink()
-    with pytest.raises(ValueError, match="nllb: no tokenizer could be loaded from beside the model"):
+    with pytest.raises(ValueError, match="nllb: no tokenizer could be loaded from the model's folder"):
         build_tokenizers(
             parse_recipe(multilingual(tmp_path, nllb, target_lang="deu_Latn"), "test"), tmp_path / "run", silent
         )

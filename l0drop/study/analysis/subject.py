@@ -17,7 +17,7 @@ from l0drop.data.tagger import PRETAGGED
 from l0drop.data.text import Pair, ParallelText
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.decoding.corpus import decode_corpus
-from l0drop.decoding.folder import fingerprint, load_model, load_pair, places
+from l0drop.decoding.folder import fingerprint, load_model, load_pair, locate_model
 from l0drop.models.entmax import EntmaxModel
 from l0drop.models.families import positions_of
 from l0drop.models.modeling import L0DropModel
@@ -64,7 +64,7 @@ class Subject:
 
 
 def load(name: str, device: torch.device) -> Any:
-    model: Any = load_model(name, places(name)[0], torch.float32)
+    model: Any = load_model(name, locate_model(name)[0], torch.float32)
     return model.to(device)
 
 
@@ -93,7 +93,7 @@ def opened(
 ) -> Iterator[Subject]:
     """Load models and text; what is tokenized for the analysis is gone afterwards."""
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    folder, run = places(name)
+    folder, run = locate_model(name)
     recipe = None if run is None else load_recipe(run / "recipe.yaml")
     model = load(name, device)
     models, names, missing = _beside(name, model, recipe, baseline, entmax, device)
@@ -207,7 +207,7 @@ def read_material(
     chosen = Chosen(text, tokenizers, limits, reading.sentences)
     sources = (pair.source for pair in chosen)
     tagging = tagging_of(recipe, reading)
-    annotator, not_grouped = annotator_for(places(name)[0] or name, tokenizers.source, tagging, sources)
+    annotator, not_grouped = annotator_for(locate_model(name)[0] or name, tokenizers.source, tagging, sources)
     corpus = prepare_corpus(chosen, tokenizers, folder / "text", annotator=annotator, **longest)
     max_new_tokens = evaluate.max_new_tokens or limits["max_target"]
     target = "reference"
