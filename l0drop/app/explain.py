@@ -145,17 +145,18 @@ def _show(console: Console, source: str, explained: "Explained", full: "Result |
     else:  # one line each, for other programs
         for label, text in rows:
             console.print(Text(f"{label:8}").append_text(text), soft_wrap=True)
-    console.print(_counts(explained, full, gated), highlight=False, soft_wrap=True)
+    for line in _counts(explained, full, gated):
+        console.print(line, highlight=False, soft_wrap=True)
 
 
-def _counts(explained: "Explained", full: "Result | None", gated: bool) -> str:
+def _counts(explained: "Explained", full: "Result | None", gated: bool) -> list[str]:
     kept, count = len(explained.kept), len(explained.source)
     share = f"{explained.sparsity:.1%} dropped" if gated else "no gates"
-    line = f"kept {kept:,} of {count:,} tokens ({share}), score {explained.score:.3f}"
+    lines = [f"kept {kept:,} of {count:,} tokens ({share}), score {explained.score:.3f}"]
     if full is not None:
-        same = "the same output" if full.text == explained.text else "another output"
-        line += f"; dense: {same}, score {full.score:.3f}"
-    return line
+        same = "the same output" if full.text == explained.text else "a different output"
+        lines.append(f"dense: {same}, score {full.score:.3f}")
+    return lines
 
 
 def _values(source: str, explained: "Explained", full: "Result | None", model: "TextModel") -> dict[str, Any]:

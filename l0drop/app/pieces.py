@@ -39,7 +39,7 @@ def mark_dropped(pieces: Iterable[Piece], styled: bool) -> Text:
 def source_pieces(text: str, tokens: Sequence["SourceToken"], kept: Collection[int]) -> list[Piece]:
     """The text in kept and dropped pieces; special tokens that the tokenizer added come before or after it.
 
-    A character is dropped if all its tokens are. Characters without a token, such as white space, are not marked.
+    A character is dropped if all its tokens are. White space and characters without a token are not marked.
     """
     dropped: list[bool | None] = [None] * len(text)
     added: tuple[list[Piece], list[Piece]] = ([], [])
@@ -51,7 +51,7 @@ def source_pieces(text: str, tokens: Sequence["SourceToken"], kept: Collection[i
             )
             continue
         for c in range(token.start, token.end):
-            dropped[c] = dropped[c] is not False and i not in kept
+            dropped[c] = None if text[c].isspace() else dropped[c] is not False and i not in kept
     runs = groupby(zip(text, dropped, strict=True), key=lambda pair: pair[1])
     inner = [("".join(character for character, _ in run), bool(state)) for state, run in runs]
     return [*added[0], *inner, *added[1]]

@@ -468,7 +468,9 @@ def test_a_rule_gets_its_hints_from_the_text(baseline: Path, tmp_path: Path) -> 
     from l0drop.data.hints import TextAnnotator
 
     folder = folders.sparse(baseline, tmp_path / "pos", gate="pos")
-    with pytest.raises(ValueError, match=r"pos: its gate needs hints \(label\), but the model folder has no hints.json"):
+    with pytest.raises(
+        ValueError, match=r"pos: its gate needs hints \(label\), but the model folder has no hints.json"
+    ):
         load(folder)
     tokenizer = hf.AutoTokenizer.from_pretrained(folder)
     TextAnnotator(("label",), tokenizer).save(folder)

@@ -1,6 +1,5 @@
 """`l0drop translate` through the command line: streams, files, processes, interruptions, errors."""
 
-import io
 import json
 import random
 import shutil
@@ -10,13 +9,12 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from torch import distributed
 
 from l0drop import load
-from l0drop.app.cli import main
 from l0drop.app.translate import summary_lines
 from l0drop.decoding.stream import Totals
 from l0drop.decoding.text import TextModel
@@ -28,46 +26,10 @@ from tests.training import tiny
 QUICK = ("--beams", "1", "--max-new-tokens", "6")
 
 
-class Ran(NamedTuple):
-    code: int
-    out: bytes
-    stderr: str
-
-    @property
-    def errors(self) -> str:
-        """Standard error on one line."""
-        return " ".join(self.stderr.split())
-
-    @property
-    def lines(self) -> list[str]:
-        return self.out.decode().split("\n")[:-1]
-
-
 @pytest.fixture(scope="module")
 def folder(baseline: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny sparse model."""
     return folders.sparse(baseline, tmp_path_factory.mktemp("translate") / "model")
-
-
-@pytest.fixture
-def l0drop(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:
-    """The command line, in this process."""
-
-    def run(*arguments: str | Path, stdin: bytes = b"") -> Ran:
-        out = io.BytesIO()
-        monkeypatch.setattr(sys, "argv", ["l0drop", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out))
-        capfd.readouterr()
-        try:
-            main()
-            code: Any = 0
-        except SystemExit as stopped:
-            code = stopped.code or 0
-        sys.stdout.flush()
-        return Ran(code, out.getvalue(), capfd.readouterr().err)
-
-    return run
 
 
 def text_of(lines: int, seed: int = 1) -> bytes:
