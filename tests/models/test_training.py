@@ -60,6 +60,19 @@ def test_the_documented_loop_reaches_the_target(solved, held_out, gating, tmp_pa
     assert words / len(dropped) < 0.1, "it drops fillers and EOS, which the task does not need"
 
 
+def test_the_documented_loop_refuses_to_ruin_a_model_after_too_few_steps(solved, held_out, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """After 40 steps no gate is closed; closing 40% of them by calibration would destroy the outputs."""
+    model = sparsify(copy.deepcopy(solved), L0DropConfig(target_sparsity=0.4))
+    names = {"model": model, "batches": task.batches(40, seed=2), "held_out": held_out, "folder": tmp_path}
+    with pytest.raises(ValueError, match=r"calibrate: the sparsity .*% and the target 40.0%.*Train longer.*force=True"):
+        exec(python_block("docs/training.md", "model.steer("), names)
+    after = task.accuracy(model, held_out)
+    assert after > 0.8
+    with pytest.warns(UserWarning, match="the calibration closed"):
+        model.calibrate(held_out, force=True)
+    assert task.accuracy(model, held_out) < after - 0.3, "this is why it refuses"
+
+
 def test_the_trainer_reaches_the_target(solved, held_out, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     model = sparsify(copy.deepcopy(solved), L0DropConfig(gating="weight", target_sparsity=0.4))
     pairs = [pair for batch in task.batches(STEPS, seed=2) for pair in task.unbatched(batch)]
