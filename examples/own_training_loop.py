@@ -36,9 +36,7 @@ tokenizer = AutoTokenizer.from_pretrained(args.model)
 dense = AutoModelForSeq2SeqLM.from_pretrained(args.model)
 model = l0drop.sparsify(dense, l0drop.L0DropConfig(target_sparsity=args.target)).to(device)
 # the setpoint rises from 0 to the target in a third of the steps; the rest is for the decoder to adapt
-model.schedule = l0drop.SteeredLambda(
-    args.target, ramp=args.steps // 3
-)  # reaches the target after a third of the steps
+model.schedule = l0drop.SteeredLambda(args.target, ramp=max(300, args.steps // 3))
 
 
 def batch_of(pairs: list[list[str]]) -> dict[str, torch.Tensor]:
