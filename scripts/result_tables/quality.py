@@ -10,7 +10,7 @@ from l0drop.study.seeds import continued_of
 from l0drop.study.sweep import RULES
 from result_tables.files import TOYS, markdown, read
 from result_tables.labels import CONTINUED, SAME_WAY, START, STUDIES, SYSTEMS, label
-from result_tables.studies import Study, count, distilled, verdict
+from result_tables.studies import Study, count, distilled
 
 MAIN = {
     "[Multi30k](results/multi30k.md), distilled (both)": ("multi30k-translated", "zero-0.47"),
@@ -44,13 +44,12 @@ def tasks_table() -> str:
     rows = []
     for task, (name, system) in MAIN.items():
         study = Study.read(name)
-        against = study.against(system)
         rows.append(
             [
                 task,
                 f"{study.dropped(system):.1%}",
                 _valid_and_test(study, system, CONTINUED),
-                f"{against['lower']:+.2f}: {verdict(against, study.baselines)}",
+                study.bound(system),
                 _valid_and_test(study, system, SAME_WAY) if SAME_WAY in study.systems else "not measured",
                 f"{len(study.runs(system))} / {study.baselines}",
             ]
@@ -113,7 +112,7 @@ def seeds_table(found: Mapping[str, Any], labels: Mapping[str, str] = SYSTEMS) -
         else:
             low, high = against["interval"]
             row.append(f"{against['difference']:+.2f} [{low:+.2f}, {high:+.2f}]")
-            row.append(f"{against['lower']:+.2f}: {verdict(against, study.baselines)}")
+            row.append(study.bound(name))
         rows.append(row)
     head = ["system", "dropped", "BLEU, valid", "BLEU, test", f"test: {LESS_CONTINUED}"]
     return markdown([*head, "bound on test"], rows)

@@ -4,11 +4,10 @@ import statistics
 from collections.abc import Mapping
 from typing import Any, Self
 
+from l0drop.study.verdict import verdict
 from result_tables.files import read
 from result_tables.labels import CONTINUED, START
 
-NO_VERDICT, PRELIMINARY = 3, 5
-"""With fewer independent baselines than the first there is no verdict; with fewer than the second it is preliminary."""
 COUNTS = ("no", "one", "two", "three", "four", "five")
 
 
@@ -54,6 +53,13 @@ class Study:
         found: Mapping[str, Any] = entry["against_on"] if "against_on" in entry else entry["one_seed"][other]
         return found
 
+    def bound(self, system: str) -> str:
+        """The one-sided bound on the test difference to the continued baseline, and the verdict.
+
+        Older files do not have the number of baselines that their pairs share."""
+        against = {"baselines": self.baselines, **self.against(system)}
+        return f"{against['lower']:+.2f}, {verdict(against, 'BLEU').label}"
+
 
 def distilled(recipe: Mapping[str, Any]) -> str:
     """How a run was distilled: no, token, sequence or both."""
@@ -62,17 +68,6 @@ def distilled(recipe: Mapping[str, Any]) -> str:
     return {(False, False): "no", (True, False): "token", (False, True): "sequence", (True, True): "both"}[
         token, sequence
     ]
-
-
-def verdict(against: Mapping[str, Any], baselines: int) -> str:
-    """What a comparison shows at its margin. The unit is the independent baseline."""
-    if baselines < NO_VERDICT:
-        return f"no verdict ({count(baselines, 'baseline')})"
-    preliminary = "preliminary: " if baselines < PRELIMINARY else ""
-    if against["non_inferior"]:
-        return f"{preliminary}non-inferior"
-    worse = against["interval"][1] < -against["margin"]
-    return preliminary + (f"worse by more than {against['margin']:g}" if worse else "not shown")
 
 
 def count(number: int, noun: str) -> str:

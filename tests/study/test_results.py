@@ -96,22 +96,6 @@ def test_speed_ups_with_several_threads_have_wall_time_too():
     ]
 
 
-@pytest.mark.parametrize(
-    ("interval", "non_inferior", "baselines", "verdict"),
-    [
-        ([-0.2, 0.3], True, 5, "non-inferior"),
-        ([-0.2, 0.3], True, 4, "preliminary: non-inferior"),
-        ([-0.2, 0.3], True, 2, "no verdict (two baselines)"),
-        ([-0.9, -0.1], False, 5, "not shown"),
-        ([-1.2, -0.6], False, 5, "worse by more than 0.5"),
-        ([-1.2, -0.6], False, 1, "no verdict (one baseline)"),
-    ],
-)
-def test_a_verdict_needs_independent_baselines(interval, non_inferior, baselines, verdict):
-    against = {"interval": interval, "margin": 0.5, "non_inferior": non_inferior}
-    assert studies.verdict(against, baselines) == verdict
-
-
 def runs(sparsity: float | None, **scores: float) -> list[dict]:
     both = {} if sparsity is None else {"sparsity": sparsity}
     return [
@@ -120,8 +104,20 @@ def runs(sparsity: float | None, **scores: float) -> list[dict]:
     ]
 
 
+@pytest.mark.parametrize(
+    ("baselines", "said"),
+    [(1, "no verdict: 1 independent baseline"), (4, "non-inferior at 0.5, preliminary"), (5, "non-inferior at 0.5")],
+)
+def test_the_baselines_of_an_older_file_are_counted_for_the_verdict(baselines, said):
+    against = {"difference": 0.1, "interval": [-0.3, 0.4], "lower": -0.25, "margin": 0.5, "seeds": 5, "units": 9}
+    starts = runs(None, **{f"s{seed}": 20.0 for seed in range(1, baselines + 1)})
+    systems = {"base": {"runs": starts}, "zero": {"runs": [], "against_on": {**against, "unit": "sentence"}}}
+    assert studies.Study({"systems": systems}).bound("zero").startswith(f"-0.25, {said}")
+
+
 def test_systems_of_several_seeds_are_compared_with_the_continued_baseline():
-    against = {"difference": -0.25, "interval": [-0.4, 0.1], "lower": -0.35, "margin": 0.5, "non_inferior": True}
+    against = {"difference": -0.25, "interval": [-0.4, 0.1], "lower": -0.35, "margin": 0.5, "seeds": 2}
+    against |= {"units": 9, "unit": "sentence"}
     data, train = {"train": {"target": "a.de"}}, {"teacher": {"model": "init"}}
     distilled = {"l0drop": {"gating": "zero"}, "train": train, "data": data}
     systems = {
@@ -132,7 +128,7 @@ def test_systems_of_several_seeds_are_compared_with_the_continued_baseline():
     assert quality.seeds_table({"systems": systems}).splitlines()[2:] == [
         "| dense, continued, two seeds | - | 29.50 ± 0.71 | 29.50 ± 0.71 | - | - |",
         "| sparse `zero`, target 0.5, distilled (token), two seeds | 50.0% | 29.25 ± 0.35 | 29.25 ± 0.35 | "
-        "-0.25 [-0.40, +0.10] | -0.35: no verdict (one baseline) |",
+        "-0.25 [-0.40, +0.10] | -0.35, no verdict: 1 independent baseline; three are needed |",
     ]
 
 
