@@ -1,15 +1,11 @@
 """`l0drop prepare` and `l0drop train`: a recipe in, a run folder out."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -17,17 +13,17 @@ if TYPE_CHECKING:
 
 log = Console(stderr=True)
 
-RecipeFile = Annotated[Path, typer.Argument(help="A recipe: a YAML file that holds one experiment.")]
+RecipeFile = Annotated[Path, typer.Argument(help="A recipe: a YAML file that describes one experiment.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Set a key of the recipe anew: --set train.steps=100", metavar="A.B=VALUE"),
+    typer.Option("--set", help="Change a key of the recipe: --set train.steps=100", metavar="A.B=VALUE"),
 ]
-Runs = Annotated[Path, typer.Option(help="Where run folders are.")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads; left out, as many as torch takes.", min=1)]
+Runs = Annotated[Path, typer.Option(help="The folder that holds run folders.")]
+Threads = Annotated[int | None, typer.Option(help="The number of CPU threads (default: torch's).", min=1)]
 
 
 class Dtype(StrEnum):
-    """What a model decodes in."""
+    """The number format that a model decodes in."""
 
     float32 = "float32"
     bfloat16 = "bfloat16"
@@ -37,20 +33,19 @@ class Dtype(StrEnum):
 
 
 def prepare(recipe: RecipeFile, set_: Overrides = None, runs: Runs = Path("runs")) -> None:
-    """Tokenize a recipe's text: train its tokenizer, write its corpora."""
+    """Prepare a recipe's text: train its tokenizer and write the tokenized corpora."""
     from l0drop.recipe import load_recipe
 
     loaded = load_recipe(recipe, set_ or [])
     from l0drop.training.run import prepare as prepare_run
 
-    with counting() as progress:
-        folder, _, corpora = prepare_run(loaded, runs, log, progress)
+    folder, _, corpora = prepare_run(loaded, runs, log)
     log.print(corpus_table(corpora))
-    log.print(f"ready in {folder}")
+    say(f"ready in {folder}")
 
 
 def train(recipe: RecipeFile, set_: Overrides = None, runs: Runs = Path("runs"), threads: Threads = None) -> None:
-    """Train a recipe, or go on with a run that was interrupted."""
+    """Train a recipe, or resume an interrupted run."""
     from l0drop.recipe import load_recipe
 
     loaded = load_recipe(recipe, set_ or [])
@@ -58,7 +53,7 @@ def train(recipe: RecipeFile, set_: Overrides = None, runs: Runs = Path("runs"),
 
 
 def run(recipe: "Recipe", runs: Path, threads: int | None) -> dict[str, Any]:
-    """Train and say how it ended."""
+    """Train, then print the scores."""
     import torch
 
     from l0drop.training.run import Interrupted
@@ -69,53 +64,52 @@ def run(recipe: "Recipe", runs: Path, threads: int | None) -> dict[str, Any]:
     try:
         metrics = train_run(recipe, runs, log)
     except Interrupted as stopped:
-        log.print(f"[yellow]{stopped}[/]")
+        say(str(stopped), style="yellow")
         raise typer.Exit(130) from None
     for split in ("valid", "test"):
         if split in metrics:
-            found, score = metrics[split], metrics[split]["score"]
-            against = f" against {escape(found['references'])}" if "references" in found else ""
-            sparsity = f", sparsity {found['sparsity']:.1%}" if "sparsity" in found else ""
-            log.print(f"{split}: {score['name']} {score['value']:.2f}{against}{sparsity}  [dim]{score['signature']}[/]")
-    log.print(f"done: {runs / recipe.name}")
+            _print_scores(split, metrics[split])
+    if any("references" in metrics.get(split, {}) for split in ("valid", "test")):
+        log.print(
+            "A score against a model's outputs says how closely they are imitated (BLEU 100: every output is the "
+            "same), not how good the translations are.",
+            style="dim",
+            highlight=False,
+        )
+    say(f"done: {runs / recipe.name}")
     return metrics
 
 
-@contextmanager
-def counting() -> Iterator[Callable[[str], Callable[[int], None]]]:
-    """A counter of lines per corpus; how many there will be is not known before they are read."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=log) as bars:
+def _print_scores(split: str, found: dict[str, Any]) -> None:
+    score = found["score"]
+    sparsity = f", {found['sparsity']:.1%} of the encodings dropped" if "sparsity" in found else ""
+    say(f"{split}: {score['name']} {score['value']:.2f}{sparsity}")
+    if "references" in found:
+        say(f"  against the {found['references']}")
+    say(f"  {score['signature']}", style="dim")
 
-        def start(split: str) -> Callable[[int], None]:
-            task = bars.add_task(f"{split}: lines", total=None)
-            return lambda lines: bars.update(task, completed=lines)
 
-        yield start
+def say(text: str, style: str | None = None) -> None:
+    """Print a line that the terminal may wrap, but that stays whole when it is copied or redirected."""
+    log.print(text, style=style, soft_wrap=True, highlight=False, markup=False)
 
 
 def corpus_table(corpora: dict[str, Any]) -> Table:
-    """What became of the lines: kept, skipped, cut."""
+    """The number of lines read, skipped and cut in each corpus."""
     table = Table()
-    columns = {
+    table.add_column("")
+    for name in corpora:
+        table.add_column(name, justify="right")
+    rows = {
         "lines": "lines",
         "pairs": "pairs",
-        "blank": "blank",
-        "one-sided": "one_sided",
-        "source cut": "truncated_source",
-        "target cut": "truncated_target",
+        "blank lines, skipped": "blank",
+        "lines without source or target, skipped": "one_sided",
+        "sources cut": "truncated_source",
+        "targets cut": "truncated_target",
         "source tokens": "source_tokens",
         "target tokens": "target_tokens",
     }
-    table.add_column("corpus")
-    for column in columns:
-        table.add_column(column, justify="right")
-    for name, corpus in corpora.items():
-        table.add_row(name, *(f"{getattr(corpus.summary, field):,}" for field in columns.values()))
+    for row, field in rows.items():
+        table.add_row(row, *(f"{getattr(corpus.summary, field):,}" for corpus in corpora.values()))
     return table

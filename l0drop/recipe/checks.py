@@ -1,4 +1,4 @@
-"""What every section of a recipe can do: find all its errors at once and report them in the words of a recipe."""
+"""The base class of recipe sections: it finds all errors at once and reports them in the terms of a recipe."""
 
 import re
 import reprlib
@@ -23,19 +23,19 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 
 class RecipeError(ValueError):
-    """A recipe that cannot be used; one line per error, each with the file, the key and what is wrong with it."""
+    """A recipe that cannot be used: one line per error, with the file, the key and the problem."""
 
 
 Faults = Iterator[tuple[str, str]]
-"""Keys, relative to their section, and what is wrong with them."""
+"""Pairs of a key, relative to its section, and the problem with it."""
 
 _RuleMethod = TypeVar("_RuleMethod", bound=Callable[[Any], Faults])
 
 
 def rule(method: _RuleMethod) -> _RuleMethod:
-    """Mark a method of a section that yields the faults between its fields, each right by itself.
+    """Mark a method of a section that yields the faults between fields that are valid individually.
 
-    Where other fields are wrong, the rule still runs, on an object that only has the right ones.
+    If some fields are invalid, the rule still runs, on an object that only has the valid ones.
     """
     method.__dict__["is_rule"] = True
     return method
@@ -47,26 +47,26 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     root: ClassVar[type["Section"]]
-    """The section that holds all others: its keys are suggested where one is misspelt."""
+    """The section that holds all others; a misspelt key is looked up in it."""
 
     @model_validator(mode="wrap")
     @classmethod
     def _find_all_faults(cls, values: Any, build: ModelWrapValidatorHandler[Self]) -> Self:
-        """Build the section, or raise all that is wrong with it: with its fields, and between those that are right."""
+        """Build the section, or raise all faults at once: of single fields, and between valid ones."""
         faults: list[tuple[tuple[int | str, ...], str]] = []
         section: Self | None = None
         try:
             section = build(values)
         except ValidationError as error:
             for details in error.errors(include_url=False):
-                place = tuple(part for part in details["loc"] if not _TAG.fullmatch(str(part)))
-                faults.append((place, _message(cls, details)))
-        fields = section if section is not None else _right(cls, values)
+                path = tuple(part for part in details["loc"] if not _TAG.fullmatch(str(part)))
+                faults.append((path, _message(cls, details)))
+        fields = section if section is not None else _valid_fields(cls, values)
         for check in [method for method in vars(cls).values() if getattr(method, "is_rule", False)]:
             try:
                 for key, message in check(fields):
                     faults.append((tuple(key.split(".")), message))
-            except AttributeError:  # a field that the rule needs is not right
+            except AttributeError:  # a field that the rule needs is invalid
                 if section is not None:
                     raise
         if section is None or faults:
@@ -75,16 +75,16 @@ class Section(BaseModel):
 
 
 _TAG = re.compile(r"<\w+>")
-"""The tag of a kind of corpus, which pydantic puts into the paths of errors."""
-_READY = "ready"  # the type of errors whose message is ready to be shown
+"""The tag of a corpus kind, which pydantic puts into the paths of errors."""
+_READY = "ready"  # the type of errors whose message needs no further translation
 
 
-def _ready(place: tuple[int | str, ...], message: str) -> InitErrorDetails:
-    return {"type": PydanticCustomError(_READY, "{message}", {"message": message}), "loc": place, "input": None}
+def _ready(path: tuple[int | str, ...], message: str) -> InitErrorDetails:
+    return {"type": PydanticCustomError(_READY, "{message}", {"message": message}), "loc": path, "input": None}
 
 
-def _right(section: type[Section], values: Any) -> SimpleNamespace:
-    """The fields of a section that are right by themselves; of sections inside it, what is right in them."""
+def _valid_fields(section: type[Section], values: Any) -> SimpleNamespace:
+    """The fields of a section that are valid individually, and the valid fields of the sections inside it."""
     fields = SimpleNamespace()
     if not isinstance(values, Mapping):
         return fields
@@ -98,7 +98,7 @@ def _right(section: type[Section], values: Any) -> SimpleNamespace:
             setattr(fields, name, TypeAdapter(alone).validate_python(values[name]))
         except ValidationError:
             if (inner := section_of(field.annotation)) is not None:
-                setattr(fields, name, _right(inner, values[name]))
+                setattr(fields, name, _valid_fields(inner, values[name]))
     return fields
 
 
@@ -110,7 +110,7 @@ def section_of(annotation: Any) -> type[Section] | None:
 
 
 def _message(section: type[Section], details: ErrorDetails) -> str:
-    """What is wrong, in the words of a recipe rather than of Python."""
+    """The problem, in the terms of a recipe rather than of Python."""
     if details["type"] == _READY:
         return details["msg"]
     value = details["input"]
@@ -123,7 +123,7 @@ def _message(section: type[Section], details: ErrorDetails) -> str:
             found = f"the keys {', '.join(map(str, value))}" if isinstance(value, Mapping) else reprlib.repr(value)
             return f"{details['msg']}, got {found}"
         case "model_type" | "model_attributes_type":
-            return f"should be a section with keys of {', '.join(section.model_fields)}, got {reprlib.repr(value)}"
+            return f"should be a section with keys from {', '.join(section.model_fields)}, got {reprlib.repr(value)}"
         case "string_type":
             quotes = ", write it in quotes" if isinstance(value, (bool, int, float)) else ""
             return f"should be text, got {reprlib.repr(value)}{quotes}"
@@ -142,7 +142,7 @@ def _suggestion(key: str, section: type[Section]) -> str:
 
 
 def _keys(section: type[Section], prefix: str = "") -> Iterator[str]:
-    """The paths of all keys of a recipe, outside corpora."""
+    """The paths of all keys of a recipe, except those inside corpora."""
     for name, field in section.model_fields.items():
         yield prefix + name
         if (inner := section_of(field.annotation)) is not None:
@@ -150,7 +150,7 @@ def _keys(section: type[Section], prefix: str = "") -> Iterator[str]:
 
 
 def _number(value: Any) -> Any:
-    """YAML calls 3e-4 a text, Python calls true a number."""
+    """Accept 3e-4, which is a string in YAML, and refuse true, which is a number in Python."""
     if isinstance(value, bool):
         raise PydanticCustomError("number", "should be a number")
     return float(value) if isinstance(value, str) and EXPONENT.match(value) else value

@@ -1,4 +1,4 @@
-"""The sections of a recipe that name its text and its subwords."""
+"""The sections of a recipe that name its text and its tokenizer."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -9,15 +9,18 @@ from l0drop.recipe.checks import Count, Faults, Flag, Index, Section, Text, rule
 
 
 class TextCorpus(Section):
-    """Two text files of equally many lines, plain, .gz or .xz; without `target`, source text alone."""
+    """Two text files with the same number of lines, plain, .gz or .xz. Without `target`: source text only."""
 
     kind: ClassVar[str] = "source"
     target_key: ClassVar[str] = "target"
 
     source: Text
+    """The file with the source text, one sentence (or document) per line."""
     target: Text | None = None
+    """The file with the target text: line n translates line n of the source. Default: source text only."""
     tagged: Flag = False
-    """The source has a Penn tag at each word: The_DT house_NN ._. Rules by part of speech then need no tagger."""
+    """Whether each source word carries its Penn tag (The_DT house_NN ._.), so that rules by part of speech need no
+    tagger."""
 
     @property
     def has_targets(self) -> bool:
@@ -25,14 +28,17 @@ class TextCorpus(Section):
 
 
 class TsvCorpus(Section):
-    """One file with columns between tabs, counted from 0; `target_column: null` for source text alone."""
+    """One file with tab-separated columns, counted from 0. `target_column: null` means source text only."""
 
     kind: ClassVar[str] = "tsv"
     target_key: ClassVar[str] = "target_column"
 
     tsv: Text
+    """The file; .gz and .xz are unpacked."""
     source_column: Index = 0
+    """The column of the source text."""
     target_column: Index | None = 1
+    """The column of the target text; null for source text only."""
 
     @property
     def has_targets(self) -> bool:
@@ -45,14 +51,17 @@ class TsvCorpus(Section):
 
 
 class JsonlCorpus(Section):
-    """One JSON object per line; fields are names or dotted paths such as `translation.en`."""
+    """One file with a JSON object per line."""
 
     kind: ClassVar[str] = "jsonl"
     target_key: ClassVar[str] = "target_field"
 
     jsonl: Text
+    """The file; .gz and .xz are unpacked."""
     source_field: Text
+    """The field with the source text: a name, or a dotted path such as `translation.en`."""
     target_field: Text | None = None
+    """The field with the target text. Default: source text only."""
 
     @property
     def has_targets(self) -> bool:
@@ -66,11 +75,15 @@ class HubCorpus(Section):
     target_key: ClassVar[str] = "target_field"
 
     hub: Text
+    """The name of the dataset, or its folder."""
     config: Text | None = None
+    """The configuration of the dataset, such as `de-en`. Default: the dataset's own default."""
     split: Text
+    """The split of the dataset, such as `train` or `train[:400000]`."""
     source_field: Text
-    """A name or a dotted path such as `translation.en`."""
+    """The field with the source text: a name, or a dotted path such as `translation.en`."""
     target_field: Text | None = None
+    """The field with the target text. Default: source text only."""
 
     @property
     def has_targets(self) -> bool:
@@ -78,19 +91,23 @@ class HubCorpus(Section):
 
 
 class ToyCorpus(Section):
-    """Made up by a grammar: no download."""
+    """Text generated from a small grammar, so nothing is downloaded."""
 
     kind: ClassVar[str] = "toy"
     target_key: ClassVar[str] = "toy"
 
     toy: Literal["translation", "documents"]
+    """`translation`: sentence pairs. `documents`: several reports of one event, with a summary as the target."""
     pairs: Count
+    """The number of sentence (or document) pairs to generate."""
     split: Literal["train", "valid", "test"]
+    """The split; no sentence of one split occurs in another."""
     seed: Index = 1
+    """The seed of the generator."""
     reports: Count = 3
-    """How many reports a document holds; `documents` only."""
+    """The number of reports in a document (`documents` only)."""
     small: Flag = False
-    """Few words and simple sentences, for a model that is trained in a minute; `translation` only."""
+    """Use few words and simple sentences, for a model that trains in a minute (`translation` only)."""
 
     @property
     def has_targets(self) -> bool:
@@ -125,35 +142,75 @@ Corpus = Annotated[
         custom_error_message=f"should have exactly one of {', '.join(CORPUS_KINDS)} (source: text files)",
     ),
 ]
-"""Parallel text; which kind it is follows from its keys."""
+"""Text with or without targets; its keys say which kind of corpus it is."""
+
+HELD_OUT = 500
+"""The default number of lines held out for each split."""
 
 
 class Data(Section):
-    """The text to train on, to measure on while training, and to score at the end."""
+    """The text to train on, to validate on during training, and to score at the end."""
 
     train: Corpus
-    valid: Corpus
+    """The text to train on."""
+    valid: Corpus | None = None
+    """The text to validate on. Default: lines held out of `train`, which are then not trained on."""
     test: Corpus | None = None
+    """The text to score at the end. Default: none if `valid` is given, otherwise more lines held out of `train`."""
+    held_out: Count | None = None
+    """The number of different source lines to hold out of `train` for each of the missing `valid` and `test`. Default:
+    500, or a twentieth of the lines in a file of fewer than 10,000."""
     documents: Flag = False
-    """Join neighbouring lines as long as they fit the limits below; a line blank on both sides ends a document."""
+    """Join neighbouring lines into one example as long as they fit `max_source` and `max_target`; a line that is blank
+    on both sides ends a document."""
     max_source: Annotated[Count, Field(ge=2)] = 256
-    """Subwords of a source, EOS included; what is longer is cut."""
+    """The maximum length of a source in subwords, EOS included; longer ones are cut."""
     max_target: Annotated[Count, Field(ge=2)] = 256
-    """The same for targets."""
+    """The maximum length of a target in subwords, EOS included; longer ones are cut."""
     source_prefix: str = ""
-    """Put before every source, such as "summarize: " for T5."""
+    """Text to put before every source, such as "summarize: " for T5."""
     source_lang: Text | None = None
-    """Of models that know several languages, such as eng_Latn for NLLB; left out, the tokenizer's own."""
+    """The language of the source for a multilingual model, such as eng_Latn for NLLB. Default: the tokenizer's."""
     target_lang: Text | None = None
-    """The same of targets."""
+    """The language of the target for a multilingual model. Default: the tokenizer's."""
     language: Text = "en"
-    """Of the source, for rules by part of speech: their tagger has to know it."""
+    """The language of the source, for rules by part of speech; their tagger must support it."""
     tagger: Text = "perceptron"
-    """For rules by part of speech: l0drop's own perceptron, or nltk, spacy, spacy:MODEL where they are installed."""
+    """The tagger for rules by part of speech: `perceptron` (included), or nltk, spacy, spacy:MODEL if installed."""
 
     @property
     def is_tagged(self) -> bool:
         return getattr(self.train, "tagged", False)
+
+    @property
+    def held_out_splits(self) -> tuple[str, ...]:
+        """The splits whose lines are held out of the training text."""
+        if self.valid is not None:
+            return ()
+        return ("valid", "test") if self.test is None else ("valid",)
+
+    def origin(self, split: str) -> tuple[Any, ...]:
+        """The corpus that a split is read from (None if there is no such split), and how lines are held out of it."""
+        held_out = self.held_out_splits
+        if not held_out or (split not in held_out and split != "train"):
+            return (getattr(self, split),)
+        return self.train, split, held_out, self.held_out
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits of a run, in order."""
+        there = {"train", *self.held_out_splits, *(name for name in ("valid", "test") if getattr(self, name))}
+        return tuple(name for name in ("train", "valid", "test") if name in there)
+
+    @rule
+    def _held_out_lines_are_needed(self) -> Faults:
+        if self.held_out is not None and self.valid is not None:
+            yield "held_out", "has no effect, because valid is given; remove one of them"
+
+    @rule
+    def _documents_are_not_torn_apart(self) -> Faults:
+        if self.documents and self.valid is None:
+            yield "valid", "is missing; with documents, lines cannot be held out of the training text"
 
     @rule
     def _tags_are_everywhere(self) -> Faults:
@@ -164,30 +221,30 @@ class Data(Section):
                 yield f"{name}.tagged", f"should be {str(tagged).lower()}, as in train: all text has tags, or none"
 
     @rule
-    def _tagged_text_stays_as_it_is(self) -> Faults:
+    def _tagged_text_is_not_changed(self) -> Faults:
         if getattr(self.train, "tagged", False):
             for name in ("documents", "source_prefix"):
                 if getattr(self, name):
-                    yield name, "does not go together with text that has tags"
+                    yield name, "cannot be combined with tagged text"
 
 
 class Tokenizer(Section):
-    """Where subwords come from: trained on the training text, or taken from a model.
+    """The tokenizer: trained on the training text, or taken from a model.
 
-    Left out for a model with `pretrained` or `init`, which brings its own.
+    Omit this section with `model.pretrained` or `model.init`, whose tokenizer is used.
     """
 
     vocab_size: Count | None = None
-    """Train BPE with so many subwords."""
+    """Train a BPE tokenizer with this number of subwords. Needed for a new model, unless `pretrained` is given."""
     shared: Flag = True
-    """One vocabulary for both sides; false trains one for each."""
+    """Whether source and target share one vocabulary; false trains one for each."""
     pretrained: Text | None = None
-    """A Hugging Face name or a folder."""
+    """A tokenizer to use instead of training one: a Hugging Face name or a folder."""
 
     @rule
     def _trained_or_pretrained(self) -> Faults:
         if self.vocab_size is not None and self.pretrained is not None:
-            yield "pretrained", "a tokenizer is trained (vocab_size) or pretrained; leave one of them out"
+            yield "pretrained", "a tokenizer is either trained (vocab_size) or pretrained; remove one of them"
 
     @rule
     def _only_trained_ones_can_be_separate(self) -> Faults:

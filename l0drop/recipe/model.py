@@ -21,25 +21,32 @@ from l0drop.recipe.checks import (
 
 
 class Transformer(Section):
-    """A new encoder-decoder of Marian's architecture; the defaults are the paper's, the base Transformer.
+    """A new encoder-decoder with Marian's architecture. The defaults are the base Transformer of the paper.
 
-    The paper names the dropout of attention and residuals; that of activations is the authors' code's.
+    The paper states the dropout of attention and residuals; the dropout of activations is from the authors' code.
     """
 
     d_model: Count = 512
+    """The width of the model."""
     encoder_layers: Count = 6
+    """The number of encoder layers."""
     decoder_layers: Count = 6
+    """The number of decoder layers."""
     heads: Count = 8
+    """The number of attention heads; must divide `d_model`."""
     ffn: Count = 2048
+    """The inner width of the feed-forward layers."""
     dropout: Rate = 0.1
-    """Of embeddings and residuals."""
+    """The dropout rate of embeddings and residuals."""
     attention_dropout: Rate = 0.1
+    """The dropout rate of attention weights."""
     activation_dropout: Rate = 0.1
+    """The dropout rate inside the feed-forward layers."""
     positions: Count = 1024
-    """The longest source or target it can take."""
+    """The maximum length of a source or target in subwords."""
     depth_scaled: Flag | None = None
-    """Start the weights of the l-th layer smaller by √l (Zhang, Titov and Sennrich, 2019), without which deep models
-    stay long on a plateau; left out, where a side has more than 2 layers."""
+    """Divide the initial weights of the l-th layer by √l (Zhang, Titov and Sennrich, 2019); deep models stay on a
+    plateau for long without it. Default: true if the encoder or decoder has more than 2 layers."""
 
     @rule
     def _heads_divide_the_width(self) -> Faults:
@@ -48,16 +55,16 @@ class Transformer(Section):
 
 
 class Model(Section):
-    """What training starts from: exactly one of `transformer`, `pretrained` and `init`."""
+    """The model that training starts from: exactly one of `transformer`, `pretrained` and `init`."""
 
     transformer: Transformer | None = None
-    """A new model; `{}` is the paper's."""
+    """A new model with random weights; `{}` uses the sizes of the paper."""
     pretrained: Text | None = None
     """A Hugging Face checkpoint: a name or a folder."""
     init: Text | None = None
-    """A run folder, such as runs/base: its model and its tokenizer."""
+    """A run folder, such as runs/base: training starts from its model and uses its tokenizer."""
     dropout: Rate | None = None
-    """Instead of the dropout rates, of residuals, attention and activations, that `pretrained` or `init` has."""
+    """A dropout rate that replaces those of the `pretrained` or `init` model. Default: the model's own rates."""
 
     @rule
     def _exactly_one_start(self) -> Faults:
@@ -71,14 +78,16 @@ class Model(Section):
     @rule
     def _dropout_of_a_new_model(self) -> Faults:
         if self.dropout is not None and self.transformer is not None:
-            yield "dropout", "is for pretrained and init; the dropout of a new model is transformer.dropout"
+            yield "dropout", "is for pretrained and init; set transformer.dropout for a new model"
 
 
 class Ramp(Section):
-    """λ rises linearly from 0 at step `start` to its value at step `end`."""
+    """λ rises linearly from 0 at step `start` to `lambda_` at step `end`."""
 
     start: Index = 0
+    """The last step with λ = 0."""
     end: Count
+    """The step at which λ reaches `lambda_`."""
 
     @rule
     def _rises(self) -> Faults:
@@ -87,36 +96,38 @@ class Ramp(Section):
 
 
 class L0Drop(Section):
-    """How the model drops: the fields of `L0DropConfig`, and how λ begins."""
+    """How the model drops encodings: the fields of `L0DropConfig`, and the ramp of λ."""
 
     gating: Literal["zero", "mask", "weight"] = "zero"
-    """What a dropped encoding means to the decoder; `zero` is the paper's."""
+    """How a gate acts. `zero` (the paper): a dropped encoding becomes a zero vector. `mask`: the decoder does not
+    attend to it. `weight`: gates multiply attention weights."""
     lambda_: NotNegative | None = None
-    """Weight of the penalty; this or target_sparsity."""
+    """λ, the weight of the penalty in the loss. Give this or `target_sparsity`."""
     target_sparsity: Annotated[Number, Field(gt=0, lt=1)] | None = None
-    """The sparsity that λ is steered to."""
+    """The share of encodings to drop; λ is adjusted during training to reach it. Give this or `lambda_`."""
     penalty: Literal["mean", "sum"] = "mean"
-    """Over a sentence's real tokens."""
+    """Whether the penalty is the mean or the sum over the real tokens of a sentence."""
     beta: Positive = 2 / 3
-    """Temperature of the hard-concrete distribution."""
+    """The temperature of the hard-concrete distribution."""
     epsilon: Positive = 0.1
-    """Its stretch; the paper's -0.1 is 0.1."""
+    """The stretch of the hard-concrete distribution (the paper writes it as -0.1)."""
     start: Number | None = None
-    """The gate's bias at the start; left out, every gate is safely open."""
+    """The initial bias of the gate. Default: large enough that every gate is open. Lower it for short training."""
     gate: Text = "learned"
-    """A registered gate: `learned`, or a rule."""
+    """The name of a registered gate: `learned`, or a rule such as `pos`."""
     gate_args: dict[str, JsonValue] = Field(default_factory=dict)
+    """Arguments of the gate."""
     always_keep: tuple[Token, ...] = ()
     """Tokens that are never dropped: ids, or tokens such as "</s>"."""
     layerwise: Flag = False
-    """Gates between the encoder's layers too."""
+    """Put gates between the encoder layers too."""
     ramp: Ramp | None = None
-    """λ rises to its value: training from scratch."""
+    """Let λ rise to `lambda_` over some steps, for training from scratch. Default: λ is constant."""
 
     @rule
     def _lambda_or_target(self) -> Faults:
         if self.lambda_ is not None and self.target_sparsity is not None:
-            yield "target_sparsity", "a target sets λ by itself; leave out this or lambda_"
+            yield "target_sparsity", "λ is adjusted to reach a target; remove this or lambda_"
 
     @rule
     def _a_learned_gate_needs_a_penalty(self) -> Faults:
@@ -126,16 +137,16 @@ class L0Drop(Section):
     @rule
     def _rules_have_no_target(self) -> Faults:
         if self.gate != "learned" and self.target_sparsity is not None:
-            yield "target_sparsity", f"only the learned gate can be steered to a target, {self.gate} drops by its rule"
+            yield "target_sparsity", f"only the learned gate can reach a target sparsity; {self.gate} drops by its rule"
 
     @rule
     def _ramps_are_for_lambda(self) -> Faults:
         if self.ramp is not None and self.lambda_ is None:
-            yield "ramp", "needs lambda_, the value at its end"
+            yield "ramp", "needs lambda_, the value at the end of the ramp"
 
     @rule
     def _gates_between_layers(self) -> Faults:
         if self.layerwise and self.gating == "weight":
             yield "layerwise", "gates between layers act on encodings: gating should be zero or mask, not weight"
         if self.layerwise and self.gate != "learned":
-            yield "layerwise", f"only the learned gate goes between layers, not {self.gate}"
+            yield "layerwise", f"only the learned gate can stand between layers, not {self.gate}"

@@ -16,27 +16,27 @@ _Path = tuple[int | str, ...]
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a recipe file, with some keys set anew: each override is `a.b=value`, the value in YAML.
+    """Read a recipe file and change some keys: each override is `a.b=value`, with the value in YAML.
 
-    A value replaces what the file says there, a section as a whole: `l0drop=null` makes a baseline of a recipe. Raises
-    RecipeError.
+    The value replaces the file's value; a section is replaced as a whole: `l0drop=null` turns a recipe into a baseline.
+    Raises RecipeError.
     """
     values, where = _read(str(path))
     return _overridden(values, overrides, str(path), where)
 
 
 def override_recipe(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
-    """The same for a recipe that was read before."""
+    """The recipe with some keys changed, as by `load_recipe`."""
     return _overridden(_plain(recipe), overrides, recipe.name, {})
 
 
 def parse_recipe(mapping: Mapping[str, Any], source_name: str) -> Recipe:
-    """The recipe that plain values describe; `source_name` says in errors where they come from."""
+    """Build a recipe from plain values; errors name `source_name` as their origin."""
     return _build(mapping, source_name, {}, [])
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """The recipe as YAML with every default written out; reading it gives an equal recipe."""
+    """The recipe as YAML with every default written out; reading it returns an equal recipe."""
     return yaml.dump(_plain(recipe), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -59,15 +59,15 @@ def _build(values: Any, source_name: str, where: Mapping[_Path, str], faults: li
     except ValidationError as error:
         for details in error.errors(include_url=False):
             path = details["loc"]
-            places = (where[path[:end]] for end in range(len(path), 0, -1) if path[:end] in where)
-            faults.append(f"{next(places, source_name)}: {'.'.join(map(str, path))}: {details['msg']}")
+            origins = (where[path[:end]] for end in range(len(path), 0, -1) if path[:end] in where)
+            faults.append(f"{next(origins, source_name)}: {'.'.join(map(str, path))}: {details['msg']}")
     if faults:
         raise RecipeError("\n".join(faults)) from None
     return recipe
 
 
 def _read(path: str) -> tuple[Any, dict[_Path, str]]:
-    """The values of a YAML file, and for each path of keys its place in the file."""
+    """The values of a YAML file, and for each path of keys its file and line."""
     try:
         loader = _Loader(Path(path).read_text(encoding="utf-8"))
         node = loader.get_single_node()
@@ -88,24 +88,24 @@ def _lines(node: yaml.Node | None, above: _Path) -> Iterator[tuple[_Path, int]]:
 
 
 def _set(values: Any, override: str) -> dict[_Path, str]:
-    """Put the value of an override into `values`; give the paths of keys that it wrote."""
-    place = f"override {override!r}"
+    """Put the value of an override into `values`; return the paths of the keys that it wrote."""
+    origin = f"override {override!r}"
     key, equals, text = override.partition("=")
     path = tuple(key.strip().split("."))
     if not equals or not all(path):
-        raise RecipeError(f"{place}: should be a.b=value, such as train.steps=100")
+        raise RecipeError(f"{origin}: should be a.b=value, such as train.steps=100")
     try:
         value = yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError) as error:
-        raise RecipeError(f"{place}{_yaml_problem(error)}") from error
+        raise RecipeError(f"{origin}{_yaml_problem(error)}") from error
     written: dict[_Path, str] = {}
     section = values
     for end, name in enumerate(path, 1):
         if not isinstance(section, dict):
-            raise RecipeError(f"{place}: {'.'.join(path[: end - 1]) or 'the recipe'} has no keys in it")
+            raise RecipeError(f"{origin}: {'.'.join(path[: end - 1]) or 'the recipe'} has no keys in it")
         inner = section.get(name)
         if end == len(path) or inner is None:
-            written[path[:end]] = place
+            written[path[:end]] = origin
         # A copy, as sections can be shared by an anchor.
         section[name] = value if end == len(path) else {} if inner is None else copy.copy(inner)
         section = section[name]
@@ -120,7 +120,7 @@ def _yaml_problem(error: Exception) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A section as plain values, without what is None by default."""
+    """A section as plain values, without fields that are None by default."""
     if isinstance(value, Section):
         fields = [(name, getattr(value, name), field.default) for name, field in type(value).model_fields.items()]
         return {name: _plain(inner) for name, inner, default in fields if inner is not None or default is not None}
@@ -128,25 +128,25 @@ def _plain(value: Any) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML in which 3e-4 is a number and no key may stand twice in a section."""
+    """Safe YAML in which 3e-4 is a number and a key may occur only once in a section."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key in [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]:
             if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"the key {key.value} is there twice", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(problem=f"the key {key.value} occurs twice", problem_mark=key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Safe YAML without anchors, whose texts are still texts when `_Loader` reads them."""
+    """Safe YAML without anchors, whose strings are still strings when `_Loader` reads them."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        # PyYAML folds lines at these three in keys, and reads them back as spaces.
+        # PyYAML folds keys at these three characters, and reads them back as spaces.
         node = super().represent_str(data)
         node.style = '"' if set(data) & set("\x85\u2028\u2029") else None
         return node

@@ -12,21 +12,28 @@ from l0drop.recipe.training import Evaluate, Train
 
 
 class Recipe(Section):
-    """One experiment."""
+    """A whole recipe: one experiment."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
-    """The run folder is runs/NAME."""
+    """The name of the run: its folder is runs/NAME."""
     task: Literal["translation", "summarization"] = "translation"
+    """The task, for the wording of reports."""
     seed: Annotated[Index, Field(lt=2**32)] = 1
+    """The seed of initial weights, data order, dropout and gate noise."""
     about: str = ""
-    """What this experiment is, and where its data comes from."""
+    """A description of the experiment and its data, for people."""
     data: Data
+    """The text."""
     tokenizer: Tokenizer = Tokenizer()
+    """The tokenizer."""
     model: Model
+    """The model that training starts from."""
     l0drop: L0Drop | None = None
-    """Left out: a baseline, without gates."""
+    """How the model drops encodings. Default: a baseline without gates."""
     train: Train
+    """How to train."""
     evaluate: Evaluate = Evaluate()
+    """How outputs are decoded and scored."""
 
     @rule
     def _references_need_targets(self) -> Faults:
@@ -35,7 +42,10 @@ class Recipe(Section):
         for name in ("train", "valid", "test"):
             corpus = getattr(self.data, name, None)
             if isinstance(corpus, CORPORA) and not corpus.has_targets:
-                yield f"data.{name}.{corpus.target_key}", "is missing; only train.targets: teacher does without"
+                yield (
+                    f"data.{name}.{corpus.target_key}",
+                    "is missing; only train.targets: teacher works without targets",
+                )
 
     @rule
     def _a_new_model_needs_a_vocabulary(self) -> Faults:
@@ -46,12 +56,12 @@ class Recipe(Section):
     @rule
     def _a_trained_model_has_a_vocabulary(self) -> Faults:
         if self.model.transformer is None and self.tokenizer.vocab_size is not None:
-            yield "tokenizer.vocab_size", "a trained model has its vocabulary; leave this out"
+            yield "tokenizer.vocab_size", "a trained model has its own vocabulary; remove this key"
 
     @rule
     def _separate_vocabularies_need_both_sides(self) -> Faults:
         if not self.tokenizer.shared and not self.data.train.has_targets:
-            yield "tokenizer.shared", "false needs text on both sides, and data.train has no targets"
+            yield "tokenizer.shared", "false needs target text, but data.train has none"
 
     @rule
     def _sequences_fit_the_positions(self) -> Faults:
@@ -64,19 +74,22 @@ class Recipe(Section):
                 yield f"{section}.{name}", f"{length} is more than model.transformer.positions, {positions}"
 
     @rule
-    def _a_new_model_teaches_nothing(self) -> Faults:
+    def _a_new_model_is_no_teacher(self) -> Faults:
         if self.train.teacher is not None and self.train.teacher.model == "init" and self.model.transformer is not None:
-            yield "train.teacher.model", "init is a copy of model.transformer, which starts at random"
+            yield "train.teacher.model", "init is a copy of model.transformer, whose weights are random"
 
     @rule
     def _a_new_model_reaches_its_target(self) -> Faults:
         if self.model.transformer is not None and 2 * self.train.steer_over >= 1:
-            yield "train.steer_over", f"{self.train.steer_over:g} of the steps without λ and as many to the target: all"
+            yield (
+                "train.steer_over",
+                f"{self.train.steer_over:g} of the steps without λ and the same again up to the target leave no steps",
+            )
 
     @rule
     def _elastic_needs_a_learned_gate(self) -> Faults:
         if self.train.elastic and (self.l0drop is None or self.l0drop.gate != "learned"):
-            yield "train.elastic", "needs l0drop with the learned gate, which ranks what to keep"
+            yield "train.elastic", "needs l0drop with the learned gate, which ranks the encodings"
 
     @rule
     def _freezing_leaves_a_gate(self) -> Faults:
@@ -86,7 +99,7 @@ class Recipe(Section):
     @rule
     def _a_new_model_is_not_frozen(self) -> Faults:
         if self.train.freeze == "all_but_gate" and self.model.transformer is not None:
-            yield "train.freeze", "all_but_gate needs a trained model, and model.transformer starts at random"
+            yield "train.freeze", "all_but_gate needs a trained model, but the weights of model.transformer are random"
 
     @rule
     def _starts_from_another_run(self) -> Faults:

@@ -1,4 +1,4 @@
-"""The sections of a recipe that say how to train and how to score."""
+"""The sections of a recipe for training and scoring."""
 
 from typing import Annotated, Literal
 
@@ -8,74 +8,92 @@ from l0drop.recipe.checks import Count, Faults, Flag, Index, NotNegative, Number
 
 
 class Teacher(Section):
-    """A dense model to learn from."""
+    """A dense model to distil from: token-level (its distributions), sequence-level (its outputs), or both."""
 
     model: Text = "init"
-    """A checkpoint or run folder; `init` is a copy of the model that training starts from."""
+    """A checkpoint or run folder. `init` is a copy of the model that training starts from."""
     weight: NotNegative = 0.5
-    """Of the KL divergence to the teacher, where the cross-entropy has 1."""
+    """The weight of the KL divergence from the teacher (token-level distillation), relative to the cross-entropy; 0
+    turns it off."""
     temperature: Positive = 1.0
+    """The softmax temperature of teacher and model in the divergence."""
     beams: Count = 1
-    """For its outputs, where they are the targets."""
+    """The number of beams for the teacher's outputs, with `train.targets: teacher`."""
     max_new_tokens: Count | None = None
-    """Longest output; left out, data.max_target."""
+    """The maximum length of the teacher's outputs. Default: `data.max_target`."""
 
 
 class Train(Section):
-    """How to train; the defaults are the paper's, or where it is silent, ours."""
+    """How to train. The defaults are the paper's; where the paper gives none, they are ours."""
 
     steps: Count
-    """Optimizer steps."""
+    """The number of optimizer steps."""
     batch_tokens: Count = 25_000
-    """Padded tokens of an optimizer step, over all processes: sentences × the longest source or target."""
+    """The size of an optimizer step in padded tokens over all processes: sentences × the longest source or target."""
     accumulation: Count = 1
-    """Cut a step into so many parts: less memory, the same result."""
+    """The number of parts that a step is split into: less memory, the same gradient."""
     learning_rate: Positive = 7e-4
-    """At its highest. 512^-0.5 · 4000^-0.5, what the authors' code reaches with the base model."""
+    """The peak learning rate. The default, 512^-0.5 · 4000^-0.5, is the peak of the authors' code."""
     schedule: Literal["inverse_sqrt", "constant", "linear"] = "inverse_sqrt"
-    """After the warm-up: falling with the root of the step, as it is, or falling to 0 at the last step."""
+    """The learning rate after the warm-up: it falls with the square root of the step, stays constant, or falls linearly
+    to 0 at the last step."""
     warmup: Index = 4000
-    """Steps in which the learning rate rises from 0."""
+    """The number of steps in which the learning rate rises from 0."""
     adam_betas: tuple[Rate, Rate] = (0.9, 0.98)
+    """Adam's two decay rates."""
     adam_epsilon: Positive = 1e-9
+    """Adam's epsilon."""
     weight_decay: NotNegative = 0.0
+    """The weight decay of AdamW."""
     clip: Positive | None = 1.0
-    """Longest gradient (norm); null for no limit."""
+    """The maximum norm of the gradient; null for no limit."""
     label_smoothing: Rate = 0.1
+    """The label smoothing of the cross-entropy."""
     gate_scale: Positive = 30.0
-    """Learning rate of the gate, times the model's."""
+    """The learning rate of the gate, as a multiple of `learning_rate`."""
     freeze: Literal["nothing", "all_but_gate"] = "nothing"
+    """The parameters that are not trained."""
     targets: Literal["references", "teacher"] = "references"
-    """`teacher`: its outputs, so that source text alone is enough."""
+    """The targets to train on: human references, or the teacher's outputs (sequence-level distillation), for which
+    source text is enough."""
     teacher: Teacher | None = None
+    """The dense model to distil from; `{}` is the model that training starts from. Default: no distillation."""
     elastic: Flag = False
-    """Train for the dial: at every other step, keep another share of each sentence."""
+    """Train for the dial: every other step keeps a random share of each sentence."""
     elastic_range: tuple[Positive, Annotated[Positive, Field(le=1)]] = (0.2, 1.0)
-    """Smallest and largest share kept."""
+    """The smallest and the largest share that `elastic` keeps."""
     precision: Literal["fp32", "bf16"] = "fp32"
+    """The precision of training: float32, or mixed precision with bfloat16."""
     fast: Flag | None = None
-    """Attention for ragged batches, and a loss that never holds all logits; left out, on a GPU."""
+    """Use attention kernels for batches of changing shapes, and a loss that never stores all logits. Default: true on a
+    GPU."""
     compile: Flag = False
-    """Compile layers and gate, which takes a minute at the start and pays on a GPU."""
+    """Compile layers and gate: takes a minute at the start, pays off on a GPU."""
     capture: Flag | None = None
-    """Capture whole steps as CUDA graphs, one per shape of a batch; left out, on one GPU with `fast`."""
+    """Capture whole steps as CUDA graphs, one per batch shape. Default: true on a single GPU with `fast`."""
     length_multiple: Count | None = None
-    """Pad both sides of a step to one length, a multiple of this: few shapes; left out, 4 on a GPU with `fast`."""
+    """Pad source and target of a step to one length, a multiple of this number, so that few shapes occur. Default: 4 if
+    steps may be captured, otherwise no extra padding."""
     save_every: Count = 1000
+    """The number of steps between checkpoints."""
     eval_every: Count = 1000
+    """The number of steps between evaluations on the validation text."""
     log_every: Count = 100
+    """The number of steps between log entries."""
     keep_checkpoints: Count = 5
+    """The number of checkpoints to keep."""
     average: Count = 1
-    """Of so many last checkpoints the final model is the mean."""
+    """The number of last checkpoints whose mean is the final model."""
     patience: Count | None = None
-    """Stop after so many evaluations without improvement."""
+    """Stop after this number of evaluations without improvement. Default: never."""
     steer_every: Count = 100
-    """With target_sparsity: steps between two measurements of the sparsity on the validation text."""
+    """With `target_sparsity`: the number of steps between measurements of the sparsity on the validation text."""
     steer_gain: Positive = 0.05
-    """With target_sparsity: how fast λ follows the error that remains; more for short runs at a high learning rate."""
+    """With `target_sparsity`: how fast λ reacts to the remaining error; raise it for short runs with a high learning
+    rate."""
     steer_over: Rate = 0.3
-    """With target_sparsity: the share of the steps in which the sparsity is led up to it; from scratch, as many before
-    that have no λ."""
+    """With `target_sparsity`: the share of the steps over which the requested sparsity rises to the target. Training
+    from scratch spends the same number of steps before that without a penalty."""
     report_to: list[Text] = Field(default_factory=list)
     """Experiment trackers, such as tensorboard."""
 
@@ -87,7 +105,7 @@ class Train(Section):
     @rule
     def _roots_need_a_warmup(self) -> Faults:
         if self.schedule == "inverse_sqrt" and self.warmup == 0:
-            yield "warmup", "inverse_sqrt is highest at the end of the warm-up, which should be at least 1 step"
+            yield "warmup", "inverse_sqrt peaks at the end of the warm-up, which should be at least 1 step"
 
     @rule
     def _range_rises(self) -> Faults:
@@ -97,25 +115,28 @@ class Train(Section):
     @rule
     def _targets_need_a_teacher(self) -> Faults:
         if self.targets == "teacher" and self.teacher is None:
-            yield "teacher", "is missing, but targets are the teacher's ({} is the model that training starts from)"
+            yield "teacher", "is missing, but targets: teacher needs one ({} is the model that training starts from)"
 
     @rule
-    def _a_teacher_teaches(self) -> Faults:
+    def _a_teacher_is_used(self) -> Faults:
         if self.targets == "references" and self.teacher is not None and self.teacher.weight == 0:
-            yield "teacher.weight", "0 leaves the teacher nothing to do, as targets are references"
+            yield "teacher.weight", "0 means that the teacher has no effect, because targets are references"
 
 
 class Evaluate(Section):
-    """How output is scored."""
+    """How outputs are decoded and scored."""
 
     metric: Literal["bleu", "chrf", "rouge", "bleu_paper"] = "bleu"
+    """The metric. `bleu_paper` is tokenized BLEU, near the values that papers report for WMT14 En-De."""
     tokenize: Literal["13a", "intl", "zh", "none"] = "13a"
-    """For `bleu`."""
+    """The tokenization of `bleu` (sacreBLEU's names)."""
     beams: Count = 4
+    """The number of beams."""
     length_penalty: Number = 0.6
+    """The exponent of the length in beam scores: larger values favour longer outputs."""
     max_new_tokens: Count | None = None
-    """Longest output; left out, data.max_target."""
+    """The maximum length of an output. Default: `data.max_target`."""
     sentences: Count = 500
-    """How many of the validation text are scored while training."""
+    """The number of validation sentences to score during training."""
     batch_tokens: Count = 8000
-    """Padded source tokens decoded at once."""
+    """The number of padded source tokens to decode at once."""

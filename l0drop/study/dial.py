@@ -33,7 +33,7 @@ def dial_curve(run: Path, keeps: Sequence[float], progress: Callable[[str], None
     if not isinstance(model, L0DropModel):
         raise ValueError(f"{run}: this model has no gate, so there is no dial to turn")
     data, tokenizers = recipe.data, load_tokenizers(run)
-    split = "valid" if data.test is None else "test"
+    split = data.splits[-1]
     texts = references(recipe, tokenizers, split)
     against = read_json(run / "metrics.json").get(split, {}).get("references")
     rows = []

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from l0drop.data.held_out import open_split
 from l0drop.data.metrics import BleuTokenizer, Score, bleu, bleu_paper, chrf, rouge
 from l0drop.data.prepare import usable_pairs
-from l0drop.data.sources import open_text
 from l0drop.data.text import CorpusError, Pair, TextFiles
 from l0drop.data.tokenizer import load_tokenizers
 from l0drop.data.whole import write_whole
@@ -118,14 +118,14 @@ def read_files(source: Path, reference: Path | None) -> EvaluationText:
 def read_test_text(run: Path) -> EvaluationText:
     """The test text of a run's recipe, cut into examples as in training."""
     recipe = load_recipe(run / "recipe.yaml")
-    if recipe.data.test is None:
+    if "test" not in recipe.data.splits:
         raise CorpusError(f"{run / 'recipe.yaml'}: data.test is missing; name --source and --reference")
-    text, prefix = open_text(recipe.data.test), recipe.data.source_prefix
+    text, prefix = open_split(recipe.data, "test"), recipe.data.source_prefix
     pairs: Iterable[Pair] = text
     if recipe.data.documents:
         limits = {"max_source": recipe.data.max_source, "max_target": recipe.data.max_target}
         joined = usable_pairs(
-            open_text(recipe.data.test, prefix), load_tokenizers(run), **limits, documents=True
+            open_split(recipe.data, "test", prefix), load_tokenizers(run), **limits, documents=True
         )  # the prefix takes room when lines are joined; the model adds it again by itself
         pairs = (pair._replace(source=pair.source.removeprefix(prefix)) for pair in joined)
     return read_text(pairs, f"{run / 'recipe.yaml'}: data.test", text.inputs())

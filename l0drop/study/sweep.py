@@ -279,8 +279,9 @@ def is_scored_alike(run: Path, recipe: Recipe, split: str) -> bool:
         stored = load_recipe(run / "recipe.yaml")
     except RecipeError:  # written by another version
         return False
-    corpus = getattr(recipe.data, split)
-    same = all(getattr(stored.data, key) == getattr(recipe.data, key) for key in (split, *READING))
+    corpus = recipe.data.origin(split)[0]
+    same = all(getattr(stored.data, key) == getattr(recipe.data, key) for key in READING)
+    same = same and stored.data.origin(split) == recipe.data.origin(split)
     return same and corpus is not None and corpus.has_targets and stored.evaluate == recipe.evaluate
 
 

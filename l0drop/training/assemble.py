@@ -13,9 +13,9 @@ from transformers.utils import cached_file
 
 from l0drop.core.gates import gate_class
 from l0drop.data.corpus import TokenizedCorpus
+from l0drop.data.held_out import held_out_counts, open_split
 from l0drop.data.hints import Frequencies, TextAnnotator, annotator_for, counted_tokens
 from l0drop.data.prepare import prepare_corpus, source_rows, usable_pairs
-from l0drop.data.sources import open_text
 from l0drop.data.tagger import PRETAGGED
 from l0drop.data.text import ParallelText
 from l0drop.data.tokenizer import TokenizerPair, fingerprint, load_tokenizers, train_tokenizer
@@ -27,50 +27,58 @@ from l0drop.models.modeling import L0DropModel
 from l0drop.models.patterns import FREQUENT, RARE
 from l0drop.models.sparsify import sparsify
 from l0drop.recipe import L0Drop, Recipe
+from l0drop.training.bars import NO_BARS, Bars, Update
 from l0drop.training.teacher import TeacherText
 
 Say = Callable[[str], None]
-Progress = Callable[[int], None]
 
 
-def build_tokenizers(recipe: Recipe, folder: Path, say: Say) -> TokenizerPair:
-    """The run's tokenizers: those in its folder, or new ones, which are then stored there."""
+def build_tokenizers(recipe: Recipe, folder: Path, say: Say, bars: Bars = NO_BARS) -> TokenizerPair:
+    """The tokenizers in the run's folder, or new ones, which are stored there."""
     if (folder / "tokenizer").is_dir():
         tokenizers = load_tokenizers(folder)
         _check_kind(tokenizers, recipe, folder)
         return tokenizers
     if recipe.model.init is not None:
         if recipe.tokenizer.pretrained is not None:
-            raise ValueError("tokenizer.pretrained: model.init has its tokenizer; leave this out")
-        tokenizers = _speaking(load_tokenizers(recipe.model.init), recipe.model.init, recipe)
+            raise ValueError("tokenizer.pretrained: model.init has its own tokenizer; remove this key")
+        tokenizers = _with_languages(load_tokenizers(recipe.model.init), recipe.model.init, recipe)
     elif (name := recipe.tokenizer.pretrained or recipe.model.pretrained) is not None:
         tokenizer = load_tokenizer(name, name)
-        tokenizers = _speaking(TokenizerPair(tokenizer, tokenizer), name, recipe)
+        tokenizers = _with_languages(TokenizerPair(tokenizer, tokenizer), name, recipe)
     else:
         assert recipe.tokenizer.vocab_size is not None
-        say(f"training a tokenizer of {recipe.tokenizer.vocab_size} subwords")
-        text = open_text(recipe.data.train, recipe.data.source_prefix)
-        tokenizers = train_tokenizer(
-            (pair.source for pair in text),
-            None if text.source_only else (pair.target or "" for pair in text),
-            vocab_size=recipe.tokenizer.vocab_size,
-            shared=recipe.tokenizer.shared,
-        )
+        say(f"training a tokenizer with {recipe.tokenizer.vocab_size:,} subwords")
+        text = open_split(recipe.data, "train", recipe.data.source_prefix)
+        with bars.phase("tokenizer: lines read") as update:
+            tokenizers = train_tokenizer(
+                _counted((pair.source for pair in text), update),
+                None if text.source_only else (pair.target or "" for pair in text),
+                vocab_size=recipe.tokenizer.vocab_size,
+                shared=recipe.tokenizer.shared,
+            )
     tokenizers.save(folder)
     return tokenizers
 
 
-def _speaking(tokenizers: TokenizerPair, name: str, recipe: Recipe) -> TokenizerPair:
-    """The tokenizers with the languages of the recipe; where a model knows several, targets have to be in one.
+def _counted(lines: Iterator[str], update: Update) -> Iterator[str]:
+    for number, line in enumerate(lines, 1):
+        yield line
+        if number % 1000 == 0:
+            update(number)
 
-    A tokenizer that is not told writes the targets' language as the source's.
+
+def _with_languages(tokenizers: TokenizerPair, name: str, recipe: Recipe) -> TokenizerPair:
+    """The tokenizers set to the languages of the recipe; a multilingual model needs a target language.
+
+    Without one, its tokenizer would mark targets with the language of the source.
     """
     source, data = tokenizers.source, recipe.data
     asked = {"src_lang": ("source_lang", data.source_lang), "tgt_lang": ("target_lang", data.target_lang)}
     if not is_multilingual(source):
         for setting, language in asked.values():
             if language is not None:
-                raise ValueError(f"data.{setting}: the tokenizer of {name} knows no languages; leave it out")
+                raise ValueError(f"data.{setting}: the tokenizer of {name} has no languages; remove this key")
         return tokenizers
     spoken: dict[str, str] = {}
     for key, (setting, language) in asked.items():
@@ -79,38 +87,41 @@ def _speaking(tokenizers: TokenizerPair, name: str, recipe: Recipe) -> Tokenizer
             spoken[key] = language or str(own)
             language_id(source, spoken[key], f"data.{setting}")
     if "tgt_lang" not in spoken:
-        raise ValueError(f"data.target_lang: is missing; {name} knows several languages, say which one targets are in")
+        raise ValueError(f"data.target_lang: is missing; {name} is multilingual, so name the language of the targets")
     folder = Path(name) / "tokenizer"
     tokenizer = load_tokenizer(name, folder if folder.is_dir() else name, **spoken)
     return TokenizerPair(tokenizer, tokenizer)
 
 
 def build_corpora(
-    recipe: Recipe, folder: Path, tokenizers: TokenizerPair, say: Say, progress: Callable[[str], Progress] | None = None
+    recipe: Recipe, folder: Path, tokenizers: TokenizerPair, say: Say, bars: Bars = NO_BARS
 ) -> dict[str, TokenizedCorpus]:
-    """The tokenized corpora of the run, with the hints that its gate needs, made where they are not there yet."""
+    """The tokenized corpora of the run with the hints that its gate needs; missing ones are written."""
     annotator = build_annotator(recipe, folder, tokenizers, say)
+    if held_out := held_out_counts(recipe.data):
+        lines = ", ".join(f"{held_out[split]:,} for {split}" for split in recipe.data.held_out_splits)
+        removed = held_out["removed_from_training"]
+        say(f"held out of the training text: {lines}; with their copies, {removed:,} lines are not trained on")
     corpora = {}
-    for split in ("train", "valid", "test"):
-        if getattr(recipe.data, split) is None:
-            continue
-        say(f"preparing {split}")
-        corpora[split] = prepare_corpus(
-            split_text(recipe, split, tokenizers),
-            tokenizers,
-            folder / "data" / split,
-            max_source=recipe.data.max_source,
-            max_target=recipe.data.max_target,
-            documents=recipe.data.documents,
-            annotator=annotator,
-            progress=progress(split) if progress else None,
-            instead=Path(recipe.model.init) / "data" / split if recipe.model.init is not None else None,
-        )
+    for split in recipe.data.splits:
+        by_teacher = has_teacher_outputs(recipe, split)
+        with bars.phase(f"{split}: lines {'translated' if by_teacher else 'tokenized'}") as update:
+            corpora[split] = prepare_corpus(
+                split_text(recipe, split, tokenizers, update),
+                tokenizers,
+                folder / "data" / split,
+                max_source=recipe.data.max_source,
+                max_target=recipe.data.max_target,
+                documents=recipe.data.documents,
+                annotator=annotator,
+                progress=None if by_teacher else update,
+                instead=Path(recipe.model.init) / "data" / split if recipe.model.init is not None else None,
+            )
     return corpora
 
 
 def build_annotator(recipe: Recipe, folder: Path, tokenizers: TokenizerPair, say: Say) -> TextAnnotator | None:
-    """What makes the hints of the run's gate: what its folder has, or a new one, which is then stored there."""
+    """The annotator that makes the hints of the run's gate: the one in its folder, or a new one, stored there."""
     needs = () if recipe.l0drop is None else gate_class(recipe.l0drop.gate).needs
     if not needs:
         return None
@@ -119,9 +130,9 @@ def build_annotator(recipe: Recipe, folder: Path, tokenizers: TokenizerPair, say
     data = recipe.data
     frequencies = None
     if FREQUENT in needs or RARE in needs:
-        say("counting words of train")
+        say("counting the words of the training text")
         rows = source_rows(
-            open_text(data.train, data.source_prefix),
+            open_split(data, "train", data.source_prefix),
             tokenizers,
             functools.partial(counted_tokens, tokenizers.source),
             max_source=data.max_source,
@@ -135,10 +146,21 @@ def build_annotator(recipe: Recipe, folder: Path, tokenizers: TokenizerPair, say
     return annotator
 
 
-def split_text(recipe: Recipe, split: str, tokenizers: TokenizerPair) -> ParallelText:
-    """The text of a split; where targets are the teacher's, with its outputs."""
-    text = open_text(getattr(recipe.data, split), recipe.data.source_prefix)
-    if recipe.train.targets == "references" or not (split == "train" or text.source_only):
+def has_teacher_outputs(recipe: Recipe, split: str) -> bool:
+    """Whether the targets of a split are the teacher's outputs."""
+    has_targets = recipe.data.origin(split)[0].has_targets
+    return recipe.train.targets == "teacher" and (split == "train" or not has_targets)
+
+
+def split_text(
+    recipe: Recipe, split: str, tokenizers: TokenizerPair, translated: Update = lambda lines: None
+) -> ParallelText:
+    """The text of a split, with the teacher's outputs as targets if the recipe says so.
+
+    `translated` is called with the number of lines that the teacher has translated.
+    """
+    text = open_split(recipe.data, split, recipe.data.source_prefix)
+    if not has_teacher_outputs(recipe, split):
         return text
     teacher = recipe.train.teacher
     assert teacher is not None
@@ -152,6 +174,7 @@ def split_text(recipe: Recipe, split: str, tokenizers: TokenizerPair) -> Paralle
         beams=teacher.beams,
         max_source=recipe.data.max_source,
         max_new_tokens=teacher.max_new_tokens or recipe.data.max_target,
+        translated=translated,
     )
 
 
@@ -162,7 +185,7 @@ def _load_teacher(recipe: Recipe, name: str, tokenizers: TokenizerPair) -> PreTr
 
 
 def weights_stamp(name: Path | str) -> str | None:
-    """Tells one teacher from another under the same path; a name on the hub has to speak for itself."""
+    """A digest of a model folder's weights, so that a changed teacher is noticed; None for a name on the hub."""
     files = sorted(_model_folder(str(name)).glob("*.safetensors"))
     if not files:
         return None
@@ -173,38 +196,39 @@ def weights_stamp(name: Path | str) -> str | None:
     return digest.hexdigest()
 
 
-def references(recipe: Recipe, tokenizers: TokenizerPair, split: str) -> list[str]:
-    """The uncut target texts of a split, one per example."""
+def references(recipe: Recipe, tokenizers: TokenizerPair, split: str, bars: Bars = NO_BARS) -> list[str]:
+    """The uncut target texts of a split, one per example; a teacher's outputs are made again."""
     data = recipe.data
-    pairs = usable_pairs(
-        split_text(recipe, split, tokenizers),
-        tokenizers,
-        max_source=data.max_source,
-        max_target=data.max_target,
-        documents=data.documents,
-    )
-    return [pair.target or "" for pair in pairs]
+    with bars.phase(f"{split}: references from the teacher") as update:
+        pairs = usable_pairs(
+            split_text(recipe, split, tokenizers, update),
+            tokenizers,
+            max_source=data.max_source,
+            max_target=data.max_target,
+            documents=data.documents,
+        )
+        return [pair.target or "" for pair in pairs]
 
 
 def _model_folder(name: str) -> Path:
-    """Where the model of a run folder, or of a model folder, is."""
+    """The model folder inside a run folder, or the folder itself."""
     inner = Path(name) / "model"
     return inner if inner.is_dir() else Path(name)
 
 
 def load_dense(name: str) -> PreTrainedModel:
-    """A model without its gate: a run folder, a model folder, or a name on the hub."""
+    """Load a dense model from a run folder, a model folder or the hub."""
     folder = _model_folder(name)
     if folder.is_dir() and not (folder / "config.json").exists():
         raise ValueError(f"{name}: no trained model here (expected {name}/model); train that recipe first")
     model = AutoModelForSeq2SeqLM.from_pretrained(str(folder) if folder.is_dir() else name)
     if isinstance(model, L0DropModel):
-        raise ValueError(f"{name}: this model is sparse already; start from the baseline it was trained from")
+        raise ValueError(f"{name}: this model has gates already; start from its baseline")
     return _frozen_tables(model)
 
 
 def build_model(recipe: Recipe, tokenizers: TokenizerPair) -> tuple[Any, PreTrainedModel | None]:
-    """The model that is trained, and its teacher where the recipe has one."""
+    """The model to train, and its teacher if the recipe has one."""
     torch.manual_seed(recipe.seed)
     start = recipe.model.init or recipe.model.pretrained
     base = new_transformer(recipe, tokenizers) if start is None else load_dense(start)
@@ -230,7 +254,7 @@ def build_model(recipe: Recipe, tokenizers: TokenizerPair) -> tuple[Any, PreTrai
 
 
 def gate_config(section: L0Drop, tokenizers: TokenizerPair) -> L0DropConfig:
-    """The recipe's section as a config; tokens given by name become ids."""
+    """The recipe's section as a config, with tokens replaced by their ids."""
     values = section.model_dump(exclude={"ramp", "always_keep"})
     if values["gate"] != "learned" and values["lambda_"] is None:
         values["lambda_"] = 0.0
@@ -247,10 +271,10 @@ def _token_ids(section: L0Drop, tokenizers: TokenizerPair) -> Iterator[int]:
 
 
 def new_transformer(recipe: Recipe, tokenizers: TokenizerPair) -> MarianMTModel:
-    """A Marian Transformer with Xavier weights: from scratch it trains better than with Marian's own start.
+    """A Marian Transformer with Xavier weights, which trains better from scratch than Marian's own initialisation.
 
-    Deep ones have the weights of their l-th layer divided by √l: what a layer adds to its input is then small beside
-    it, and gradients reach the lower layers through the normalisations in between.
+    In deep models the weights of the l-th layer are divided by √l: a layer then adds little to its input, and gradients
+    reach the lower layers through the normalisations in between.
     """
     sizes = recipe.model.transformer
     assert sizes is not None
@@ -301,7 +325,7 @@ def _scale_by_depth(layers: Any) -> None:
 
 
 def _frozen_tables(model: Any) -> Any:
-    # sinusoidal tables are constants, but come back from a checkpoint as trainable parameters
+    # sinusoidal tables are constants, but a checkpoint restores them as trainable parameters
     for module in model.modules():
         if "Sinusoidal" in type(module).__name__:
             module.requires_grad_(False)
@@ -310,7 +334,7 @@ def _frozen_tables(model: Any) -> Any:
 
 def _check_kind(tokenizers: TokenizerPair, recipe: Recipe, folder: Path) -> None:
     if recipe.tokenizer.vocab_size is not None and tokenizers.shared != recipe.tokenizer.shared:
-        kinds = {True: "one vocabulary for both sides", False: "one vocabulary for each side"}
+        kinds = {True: "one shared vocabulary", False: "one vocabulary per side"}
         raise ValueError(
             f"{folder}: has {kinds[tokenizers.shared]}, but the recipe trains {kinds[recipe.tokenizer.shared]} "
             f"(tokenizer.shared: {str(recipe.tokenizer.shared).lower()}); delete the folder to start again"
@@ -318,32 +342,32 @@ def _check_kind(tokenizers: TokenizerPair, recipe: Recipe, folder: Path) -> None
 
 
 def _check_teacher(teacher: PreTrainedModel, recipe: Recipe, name: str, tokenizers: TokenizerPair) -> None:
-    """A teacher reads and writes the run's ids: they should be the same tokens to it, and their rows not too long."""
+    """Check that the run's ids mean the same tokens to the teacher, and that its positions suffice."""
     is_start = name == (recipe.model.init or recipe.model.pretrained)
-    own = None if is_start else _tokenizers_beside(name)
+    own = None if is_start else _tokenizers_of(name)
     for side in ("source", "target") if own is not None else ():
-        # not fingerprints: a tokenizer that was saved again may differ in what changes no id, such as its language
+        # not fingerprints: a tokenizer that was saved again may differ in settings that change no id
         theirs, ours = (getattr(pair, side).get_vocab() for pair in (own, tokenizers))
         if theirs != ours:
-            first = min(place for _, place in theirs.items() ^ ours.items())
+            first = min(index for _, index in theirs.items() ^ ours.items())
             raise ValueError(
                 f"train.teacher.model: {name} and {recipe.name} have different {side} vocabularies ({len(theirs)} and "
-                f"{len(ours)} entries, different from id {first} on); a teacher needs the tokenizer of what it teaches"
+                f"{len(ours)} entries, different from id {first} on); a teacher needs the same tokenizer as the model"
             )
     _check_vocabulary(teacher, tokenizers, f"train.teacher.model: {name}")
     _check_positions(teacher, recipe, name, scored=False)
 
 
-def _tokenizers_beside(name: str) -> TokenizerPair | None:
-    """The tokenizers of a run folder, a model folder, or a name on the hub; None where there are none."""
+def _tokenizers_of(name: str) -> TokenizerPair | None:
+    """The tokenizers of a run folder, a model folder, or a name on the hub; None if it has none."""
     if (Path(name) / "tokenizer").is_dir():
         return load_tokenizers(name)
     folder = _model_folder(name)
-    place = str(folder) if folder.is_dir() else name
+    path = str(folder) if folder.is_dir() else name
     missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    if cached_file(place, "tokenizer_config.json", **missing) is None:
+    if cached_file(path, "tokenizer_config.json", **missing) is None:
         return None
-    source, target = AutoTokenizer.from_pretrained(place), folder / "tokenizer_target"
+    source, target = AutoTokenizer.from_pretrained(path), folder / "tokenizer_target"
     return TokenizerPair(source, AutoTokenizer.from_pretrained(target) if target.is_dir() else source)
 
 
@@ -351,8 +375,8 @@ def _check_distributions(teacher: PreTrainedModel, student: PreTrainedModel, nam
     theirs, ours = (len(model.get_output_embeddings().weight) for model in (teacher, student))
     if theirs != ours:
         raise ValueError(
-            f"train.teacher.model: {name} has {theirs} output embeddings and {start} {ours}; distributions are learned "
-            "from a teacher of the same vocabulary"
+            f"train.teacher.model: {name} has {theirs} output embeddings but {start} has {ours}; token-level "
+            "distillation needs a teacher with the same vocabulary"
         )
 
 
@@ -362,12 +386,12 @@ def _check_vocabulary(model: PreTrainedModel, tokenizers: TokenizerPair, name: s
     if largest >= rows:
         raise ValueError(
             f"{name}: the model's vocabulary has {rows} entries, but the tokenizer has ids up to {largest}; "
-            "they are of different vocabularies"
+            "model and tokenizer do not belong together"
         )
 
 
 def _check_positions(model: PreTrainedModel, recipe: Recipe, name: str, *, scored: bool = True) -> None:
-    """scored: whether its own outputs are made."""
+    """scored: whether the model decodes for scoring."""
     lengths = [
         ("data.max_source", recipe.data.max_source, "encoder"),
         ("data.max_target", recipe.data.max_target, "decoder"),
@@ -381,9 +405,9 @@ def _check_positions(model: PreTrainedModel, recipe: Recipe, name: str, *, score
 
 
 def _set_dropout(model: PreTrainedModel, rate: float) -> None:
-    """Set every dropout rate of the model that is not 0, of residuals, attention and activations alike.
+    """Set every dropout rate of the model that is not 0.
 
-    Modules copy their rate from the config when they are built; the config is for the next load.
+    Modules copied their rate from the config when they were built; the config is changed for the next load.
     """
     names = ("dropout", "dropout_rate", "attention_dropout", "activation_dropout")
     for name in names:

@@ -1,4 +1,4 @@
-"""Callbacks of the training loop: the log file, the progress bar, Ctrl-C."""
+"""Callbacks of the training loop: the log file and Ctrl-C."""
 
 import json
 import signal
@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback
 
 from l0drop.data.whole import write_whole
 
 
 class LogFile(TrainerCallback):
-    """Appends every log entry to a JSONL file; a resumed run first drops entries of steps it is going to repeat."""
+    """Appends every log entry to a JSONL file; a resumed run first deletes the entries of steps that it repeats."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -23,7 +21,7 @@ class LogFile(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
-            # a killed run may have left half a line at the end
+            # a killed run may have left an incomplete last line
             kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= state.global_step]
             write_whole(self.path, "".join(f"{line}\n" for line in kept))
 
@@ -33,51 +31,15 @@ class LogFile(TrainerCallback):
                 file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
 
 
-class Bar(TrainerCallback):
-    """A progress bar with the time left, and a line per log entry, on stderr."""
-
-    SHOWN = ("loss", "cross_entropy", "divergence", "penalty", "sparsity", "lambda", "tokens_per_second", "eval_")
-
-    def __init__(self, title: str, console: Console) -> None:
-        self.title, self.console = title, console
-        self.bar: Progress | None = None
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not state.is_world_process_zero:
-            return
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self.bar = Progress(*columns, console=self.console)
-        self.bar.add_task(self.title, total=state.max_steps, completed=state.global_step)
-        self.bar.start()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.bar is not None:
-            self.bar.update(self.bar.task_ids[0], completed=state.global_step)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        if self.bar is not None and logs:
-            shown = {k: v for k, v in logs.items() if k.startswith(self.SHOWN) and isinstance(v, float)}
-            values = "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in shown.items())
-            self.bar.console.print(f"[dim]{state.global_step:>7}[/]  {values}", highlight=False)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
-
-
 class Interruption(TrainerCallback):
-    """Ctrl-C or SIGTERM ends the run after the present step, with a checkpoint; a second one ends it at once.
+    """Ctrl-C or SIGTERM ends the run after the current step, with a checkpoint; a second signal ends it at once.
 
-    Where several processes train, one that was asked ends all: a signal may reach one of them a step later, and there
-    it is still the first one.
+    With several processes, a signal to one of them ends all. It may reach the others a step later, where it still
+    counts as their first.
     """
 
     def __init__(self) -> None:
-        self.asked = self._heard = False
+        self.asked = self._signalled = False
         self._before: dict[int, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -86,10 +48,10 @@ class Interruption(TrainerCallback):
                 self._before[number] = signal.signal(number, self._ask)
 
     def _ask(self, number: int, frame: Any) -> None:
-        if self._heard:
+        if self._signalled:
             self.restore()
             raise KeyboardInterrupt
-        self.asked = self._heard = True
+        self.asked = self._signalled = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if args.world_size > 1:

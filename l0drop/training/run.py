@@ -1,4 +1,4 @@
-"""One run from its recipe to its folder: prepare, train or go on, average, calibrate, score.
+"""One run from its recipe to its folder: prepare, train or resume, average, calibrate, score.
 
 runs/NAME/  recipe.yaml  tokenizer/  data/  checkpoints/  log.jsonl  model/  outputs/  metrics.json
 """
@@ -6,7 +6,6 @@ runs/NAME/  recipe.yaml  tokenizer/  data/  checkpoints/  log.jsonl  model/  out
 import json
 import shutil
 import warnings
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +17,7 @@ from rich.console import Console
 from l0drop.core.penalty import SteeredLambda
 from l0drop.data import hints
 from l0drop.data.corpus import TokenizedCorpus
+from l0drop.data.held_out import held_out_counts
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.data.whole import locked, whole_folder, write_whole
 from l0drop.models.quiet import quiet_libraries
@@ -25,7 +25,6 @@ from l0drop.recipe import Recipe, RecipeError, dump_recipe, load_recipe
 from l0drop.runs.processes import joined_processes
 from l0drop.runs.provenance import provenance
 from l0drop.training.assemble import (
-    Progress,
     build_corpora,
     build_model,
     build_tokenizers,
@@ -33,9 +32,11 @@ from l0drop.training.assemble import (
     split_text,
 )
 from l0drop.training.averaging import averaged
-from l0drop.training.callbacks import Bar, Interruption, LogFile
+from l0drop.training.bars import Bars
+from l0drop.training.callbacks import Interruption, LogFile
 from l0drop.training.checkpoints import checkpoints, clear_staging, is_resumable, step_of
 from l0drop.training.settings import decoding
+from l0drop.training.step_lines import StepLines
 from l0drop.training.teacher import TeacherText
 from l0drop.training.trainer import L0DropTrainer, TrainingError
 
@@ -43,11 +44,11 @@ RUNS = Path("runs")
 
 
 class Interrupted(Exception):  # noqa: N818
-    """The user stopped the run; a checkpoint is there."""
+    """The user stopped the run; a checkpoint was saved."""
 
 
 def open_run(recipe: Recipe, runs: Path = RUNS) -> Path:
-    """The run's folder, with its recipe; ValueError where the folder belongs to another recipe."""
+    """The run's folder, with its recipe; raises RecipeError if the folder belongs to another recipe."""
     folder = runs / recipe.name
     file = folder / "recipe.yaml"
     if file.exists():
@@ -71,27 +72,29 @@ def _differences(one: Any, other: Any, path: str = "") -> set[str]:
 
 
 def prepare(
-    recipe: Recipe,
-    runs: Path = RUNS,
-    console: Console | None = None,
-    progress: Callable[[str], Progress] | None = None,
+    recipe: Recipe, runs: Path = RUNS, console: Console | None = None
 ) -> tuple[Path, TokenizerPair, dict[str, TokenizedCorpus]]:
-    """Tokenizer and corpora of a run; the main process of each machine makes them, the others wait."""
+    """Tokenizer and corpora of a run; the main process of each machine makes them while the others wait."""
     quiet_libraries()
     console = console or Console(stderr=True)
     processes = joined_processes()
-    say = (lambda text: console.print(f"[dim]{text}[/]")) if processes.is_main_process else (lambda text: None)
+    bars = Bars(console, processes.is_main_process)
+
+    def say(text: str) -> None:
+        if processes.is_main_process:
+            console.print(text, style="dim", highlight=False, markup=False)
+
     with processes.main_process_first():
         folder = open_run(recipe, runs)
-        tokenizers = build_tokenizers(recipe, folder, say)
-        corpora = build_corpora(recipe, folder, tokenizers, say, progress)
+        tokenizers = build_tokenizers(recipe, folder, say, bars)
+        corpora = build_corpora(recipe, folder, tokenizers, say, bars)
     return folder, tokenizers, corpora
 
 
 def train(recipe: Recipe, runs: Path = RUNS, console: Console | None = None) -> dict[str, Any]:
-    """Train a recipe, or go on with it, and return what `metrics.json` says.
+    """Train a recipe, or resume its run, and return the content of `metrics.json`.
 
-    Where another process is training it, wait for that one.
+    If another process is training it, wait for that one.
     """
     console = console or Console(stderr=True)
     main = joined_processes().is_main_process
@@ -103,7 +106,8 @@ def _train(recipe: Recipe, runs: Path, console: Console) -> dict[str, Any]:
     folder, tokenizers, corpora = prepare(recipe, runs, console)
     if (folder / "metrics.json").exists():
         return json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    valid = [] if corpora["valid"].target_lengths is None else references(recipe, tokenizers, "valid")
+    bars = Bars(console, joined_processes().is_main_process)
+    valid = [] if corpora["valid"].target_lengths is None else references(recipe, tokenizers, "valid", bars)
     model, teacher = build_model(recipe, tokenizers)
     if recipe.l0drop is not None and recipe.l0drop.target_sparsity is not None:
         rise = round(recipe.train.steer_over * recipe.train.steps)
@@ -111,20 +115,19 @@ def _train(recipe: Recipe, runs: Path, console: Console) -> dict[str, Any]:
         target, gain = recipe.l0drop.target_sparsity, recipe.train.steer_gain
         model.schedule = SteeredLambda(target, ki=gain, wait=wait, ramp=rise)
     if recipe.train.compile:
-        torch.compiler.reset()  # code that an earlier run of this process has left was made at other shapes
-    interruption, bar = Interruption(), Bar(recipe.name, console)
-    trainer = L0DropTrainer(
-        recipe, model, corpora, valid, tokenizers, folder, teacher, [LogFile(folder / "log.jsonl"), bar, interruption]
-    )
+        torch.compiler.reset()  # code left by an earlier run of this process was compiled at other shapes
+    interruption, lines = Interruption(), StepLines(recipe, bars)
+    callbacks = [LogFile(folder / "log.jsonl"), lines, interruption]
+    trainer = L0DropTrainer(recipe, model, corpora, valid, tokenizers, folder, teacher, callbacks, bars)
     try:
-        _train_or_go_on(trainer)
+        _train_or_resume(trainer)
     finally:
-        bar.close()
+        lines.close()
         interruption.restore()
     if interruption.asked and trainer.state.global_step < recipe.train.steps:
         raise Interrupted(
             f"stopped at step {trainer.state.global_step} of {recipe.train.steps}, with a checkpoint; "
-            "the same command goes on from there"
+            "run the same command again to resume"
         )
     metrics = _finish(trainer, folder)
     if "warning" in metrics.get("calibration", {}) and trainer.args.should_save:
@@ -132,12 +135,13 @@ def _train(recipe: Recipe, runs: Path, console: Console) -> dict[str, Any]:
     if (used := len(metrics["checkpoints"])) < recipe.train.average and trainer.args.should_save:
         console.print(
             f"[yellow]the model is the mean of {used} checkpoints, not of {recipe.train.average} (train.average): no "
-            f"more were saved, one every {recipe.train.save_every} steps (train.save_every)[/]"
+            f"more were saved, one every {recipe.train.save_every} steps (train.save_every)[/]",
+            soft_wrap=True,
         )
     return metrics
 
 
-def _train_or_go_on(trainer: L0DropTrainer) -> None:
+def _train_or_resume(trainer: L0DropTrainer) -> None:
     if trainer.args.should_save:
         clear_staging(trainer.checkpoint_folder)
     last = checkpoints(trainer.checkpoint_folder)[-1:]
@@ -148,8 +152,8 @@ def _train_or_go_on(trainer: L0DropTrainer) -> None:
             return
         if not is_resumable(last[0]):
             raise TrainingError(
-                f"{last[0]} has no optimizer state, which the newest checkpoint alone keeps; was a newer one removed? "
-                f"Remove {trainer.checkpoint_folder} to start again"
+                f"{last[0]} has no optimizer state, which only the newest checkpoint keeps; was a newer one deleted? "
+                f"Delete {trainer.checkpoint_folder} to start again"
             )
     trainer.train(resume_from_checkpoint=str(last[0]) if last else None)
 
@@ -184,24 +188,10 @@ def _finish(trainer: L0DropTrainer, folder: Path) -> dict[str, Any]:
             metrics["calibration"]["warning"] = calibration.warning
     for split in ("valid", "test"):
         if split in trainer.corpora and trainer.corpora[split].target_lengths is not None:
-            texts = references(recipe, trainer.tokenizers, split)
-            text = split_text(recipe, split, trainer.tokenizers)
-            score, meter, outputs = trainer.score(split, texts, len(texts))
-            metrics[split] = {"score": score.as_json(), "sentences": len(texts)}
-            if isinstance(text, TeacherText):
-                metrics[split]["references"] = f"outputs of {text.identity['model']}"
-            if trainer.args.should_save:
-                lines = (" ".join(output.splitlines()) + "\n" for output in outputs)
-                write_whole(folder / "outputs" / f"{split}.txt", "".join(lines))
-            if trainer.gated:
-                metrics[split] |= {
-                    "sparsity": meter.sparsity,
-                    "expected_open_rate": meter.expected_open_rate,
-                    "gates_exactly_zero": meter.exactly_zero,
-                    "gates_exactly_one": meter.exactly_one,
-                    "gates_between": meter.between,
-                }
+            metrics[split] = _scored(trainer, folder, split)
     metrics["corpora"] = {split: asdict(corpus.summary) for split, corpus in trainer.corpora.items()}
+    if held_out := held_out_counts(recipe.data):
+        metrics["held_out"] = held_out
     metrics |= provenance(trainer.args.device)
     if trainer.args.should_save:
         with locked(folder / "model"), whole_folder(folder / "model") as partial:
@@ -209,8 +199,31 @@ def _finish(trainer: L0DropTrainer, folder: Path) -> dict[str, Any]:
             trainer.tokenizers.source.save_pretrained(partial)
             if not trainer.tokenizers.shared:
                 trainer.tokenizers.target.save_pretrained(partial / "tokenizer_target")
-            if (folder / hints.FILE).exists():  # a rule's model makes its hints from text wherever it goes
+            if (folder / hints.FILE).exists():  # a rule's model makes hints from text wherever it is copied
                 shutil.copy(folder / hints.FILE, partial)
         write_whole(folder / "metrics.json", json.dumps(metrics, indent=1) + "\n")
     trainer.accelerator.wait_for_everyone()
     return metrics
+
+
+def _scored(trainer: L0DropTrainer, folder: Path, split: str) -> dict[str, Any]:
+    """Decode a split, write its outputs, and return its scores."""
+    is_known = split == "valid"
+    texts = trainer.references if is_known else references(trainer.recipe, trainer.tokenizers, split, trainer.bars)
+    score, meter, outputs = trainer.score(split, texts, len(texts))
+    found: dict[str, Any] = {"score": score.as_json(), "sentences": len(texts)}
+    text = split_text(trainer.recipe, split, trainer.tokenizers)
+    if isinstance(text, TeacherText):
+        found["references"] = f"outputs of {text.identity['model']}"
+    if trainer.args.should_save:
+        lines = (" ".join(output.splitlines()) + "\n" for output in outputs)
+        write_whole(folder / "outputs" / f"{split}.txt", "".join(lines))
+    if trainer.gated:
+        found |= {
+            "sparsity": meter.sparsity,
+            "expected_open_rate": meter.expected_open_rate,
+            "gates_exactly_zero": meter.exactly_zero,
+            "gates_exactly_one": meter.exactly_one,
+            "gates_between": meter.between,
+        }
+    return found

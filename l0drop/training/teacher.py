@@ -1,4 +1,4 @@
-"""A dense model to learn from: its outputs as targets, where there is only source text or where they teach more."""
+"""Sequence-level distillation: a dense teacher's outputs as targets, for source text without references."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from l0drop.data.tokenizer import TokenizerPair
 from l0drop.decoding.text import BATCH_TOKENS, TextModel
 
 WINDOW = 4096
-"""Lines that are sorted by length and translated before the next are read."""
+"""The number of lines that are sorted by length and translated before more are read."""
 
 
 @dataclass(frozen=True)
 class TeacherText:
-    """Source text with the teacher's outputs as targets, made as they are read: one per line, blank for blank."""
+    """Source text with the teacher's outputs as targets, one per line (blank for a blank line), made while reading."""
 
     text: ParallelText
     load: Callable[[], Any]
@@ -24,6 +24,8 @@ class TeacherText:
     beams: int
     max_source: int
     max_new_tokens: int
+    translated: Callable[[int], None] = lambda lines: None
+    """Called with the number of lines translated so far."""
 
     @property
     def source_only(self) -> bool:
@@ -31,7 +33,7 @@ class TeacherText:
 
     @property
     def prefix(self) -> str:
-        """What stands before every source of the text."""
+        """The text before every source."""
         return str(getattr(self.text, "prefix", ""))
 
     def inputs(self) -> list[dict[str, Any]]:
@@ -39,20 +41,23 @@ class TeacherText:
         return [*self.text.inputs(), {"teacher": self.identity, **decoding}]
 
     def __iter__(self) -> Iterator[Pair]:
-        model = TextModel("train.teacher", self.load(), self.tokenizers)  # only where its outputs are not there yet
-        pairs = iter(self.text)
+        model = TextModel("train.teacher", self.load(), self.tokenizers)  # loaded only if outputs are missing
+        pairs, done = iter(self.text), 0
         while window := list(islice(pairs, WINDOW)):
-            # an empty output would make the pair one-sided; the line is then skipped and counted like any such line
-            for pair, output in zip(window, self._translate(model, window), strict=True):
+            # an empty output makes the pair one-sided, so the line is skipped and counted like any such line
+            for pair, output in zip(window, self._translate(model, window, done), strict=True):
                 yield pair._replace(target=" ".join(output.split()))
+            done += len(window)
 
-    def _translate(self, model: TextModel, window: list[Pair]) -> list[str]:
+    def _translate(self, model: TextModel, window: list[Pair], done: int) -> list[str]:
         generation = {"num_beams": self.beams, "max_new_tokens": self.max_new_tokens, "do_sample": False}
         settings = model.settings(None, generation)
         texts, lines = [pair.source for pair in window], [f"line {pair.line}" for pair in window]
         sources = model.encode(texts, max_source=self.max_source, names=lines.__getitem__)
         outputs = [""] * len(window)
         for batch in model.batches(sources, BATCH_TOKENS):
-            for place, result in zip(batch, model.decode([sources[i] for i in batch], settings), strict=True):
-                outputs[place] = result.text
+            for index, result in zip(batch, model.decode([sources[i] for i in batch], settings), strict=True):
+                outputs[index] = result.text
+            done += len(batch)
+            self.translated(done)
         return outputs

@@ -39,6 +39,7 @@ from l0drop.decoding.corpus import decode_corpus, encoder_inputs, length_batches
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import Recipe
 from l0drop.training.assemble import weights_stamp
+from l0drop.training.bars import NO_BARS, Bars
 from l0drop.training.captured import Captured
 from l0drop.training.checkpoints import STAGING, clear_staging, publish
 from l0drop.training.fast import (
@@ -117,9 +118,10 @@ class L0DropTrainer(Trainer):
         folder: Path,
         teacher: Any = None,
         callbacks: list[Any] | None = None,
+        bars: Bars = NO_BARS,
     ) -> None:
         self.recipe, self.corpora, self.references, self.tokenizers = recipe, corpora, references, tokenizers
-        self.folder, self.teacher = folder, teacher
+        self.folder, self.teacher, self.bars = folder, teacher, bars
         self.progress = Progress()
         self._sums: dict[str, float] = {}
         self._log_clock = time.perf_counter()
@@ -543,15 +545,24 @@ class L0DropTrainer(Trainer):
         return batches[self.accelerator.process_index :: self.accelerator.num_processes]
 
     def score(self, split: str, references: list[str], count: int) -> tuple[Score, SparsityMeter, list[str]]:
-        """Decode the first sentences of a corpus, each process its share, and score them together; also the outputs."""
+        """Decode the first sentences of a corpus, each process its share, and score all outputs, which are returned."""
         own = list(range(count))[self.accelerator.process_index :: self.accelerator.num_processes]
-        with any_shape(self.args.device):
+        done = 0
+
+        def add(sentences: int) -> None:
+            nonlocal done
+            done += sentences
+            update(done)
+
+        with any_shape(self.args.device), self.bars.phase(f"{split}: sentences decoded", len(own)) as update:
+            update(0)
             decoded = decode_corpus(
                 self.model,
                 self.corpora[split],
                 own,
                 self.tokenizers.target,
                 pad_id=self.pad_id,
+                progress=add,
                 **decoding(self.recipe),
             )
         texts = [""] * count

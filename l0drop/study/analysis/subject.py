@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import LEDForConditionalGeneration
 
+from l0drop.data.held_out import open_split
 from l0drop.data.prepare import prepare_corpus, usable_pairs
 from l0drop.data.sources import open_text
 from l0drop.data.tagger import PRETAGGED
@@ -254,5 +255,5 @@ def text_of(recipe: Recipe | None, reading: Reading, name: str) -> tuple[Paralle
         raise ValueError("--reference: needs --source, whose lines it translates")
     if recipe is None:
         raise ValueError(f"--source: {name} has no recipe that names a test set; give text with --source FILE")
-    split = "valid" if recipe.data.test is None else "test"
-    return open_text(getattr(recipe.data, split), recipe.data.source_prefix), f"data.{split} of the recipe"
+    split = recipe.data.splits[-1]
+    return open_split(recipe.data, split, recipe.data.source_prefix), f"data.{split} of the recipe"
