@@ -20,7 +20,7 @@ from l0drop.recipe.data import HELD_OUT
 SHARE = 20
 """By default, at most one line in this number is held out for a split."""
 FEWEST = 100
-"""The fewest lines of which some are held out by default."""
+"""A text with fewer usable lines needs an explicit `data.held_out`."""
 
 
 def open_split(data: r.Data, split: str, prefix: str = "") -> ParallelText:

@@ -176,7 +176,7 @@ class Data(Section):
     language: Text = "en"
     """The language of the source, for rules by part of speech; their tagger must support it."""
     tagger: Text = "perceptron"
-    """The tagger for rules by part of speech: `perceptron` (included), or nltk, spacy, spacy:MODEL if installed."""
+    """The tagger for rules by part of speech: `perceptron` (l0drop's own), or nltk, spacy, spacy:MODEL if installed."""
 
     @property
     def is_tagged(self) -> bool:

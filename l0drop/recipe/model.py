@@ -112,7 +112,7 @@ class L0Drop(Section):
     epsilon: Positive = 0.1
     """The stretch of the hard-concrete distribution (the paper writes it as -0.1)."""
     start: Number | None = None
-    """The initial bias of the gate. Default: large enough that every gate is open. Lower it for short training."""
+    """The initial bias of the gate; lower it for short training. Default: large enough that every gate is open."""
     gate: Text = "learned"
     """The name of a registered gate: `learned`, or a rule such as `pos`."""
     gate_args: dict[str, JsonValue] = Field(default_factory=dict)

@@ -17,7 +17,7 @@ class Recipe(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
     """The name of the run: its folder is runs/NAME."""
     task: Literal["translation", "summarization"] = "translation"
-    """The task, for the wording of reports."""
+    """The kind of task, for people; it has no effect on training."""
     seed: Annotated[Index, Field(lt=2**32)] = 1
     """The seed of initial weights, data order, dropout and gate noise."""
     about: str = ""

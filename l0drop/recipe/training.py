@@ -52,7 +52,7 @@ class Train(Section):
     gate_scale: Positive = 30.0
     """The learning rate of the gate, as a multiple of `learning_rate`."""
     freeze: Literal["nothing", "all_but_gate"] = "nothing"
-    """The parameters that are not trained."""
+    """The parameters to keep fixed; `all_but_gate` trains the gate alone."""
     targets: Literal["references", "teacher"] = "references"
     """The targets to train on: human references, or the teacher's outputs (sequence-level distillation), for which
     source text is enough."""

@@ -1,1 +1,1 @@
-"""A run's folder: what is recorded with every number, and the processes that share it."""
+"""A run's provenance, recorded with every number, and the processes that share a run folder."""

@@ -1,4 +1,4 @@
-"""What it takes to repeat a number: software, commit, machine, threads."""
+"""Provenance, to reproduce a number: software versions, commit, device, threads."""
 
 import platform
 import subprocess
@@ -11,11 +11,11 @@ import torch
 from l0drop import __version__
 
 SOURCE = Path(__file__).resolve().parents[2]
-"""The tree this runs from, or where packages are installed."""
+"""The source tree, or the folder of installed packages."""
 
 
 def provenance(device: str | torch.device = "cpu") -> dict[str, Any]:
-    """Goes beside every number that is written to a file or a table."""
+    """Recorded next to every number that is written to a file or a table."""
     return {
         "l0drop": __version__,
         "commit": commit(),
@@ -28,7 +28,7 @@ def provenance(device: str | torch.device = "cpu") -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the source tree this runs from, with a + if it was changed; None for an installed package."""
+    """The commit of the source tree, with a + if files were changed; None for an installed package."""
     if not (SOURCE / ".git").exists():
         return None
 

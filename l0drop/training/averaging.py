@@ -11,7 +11,7 @@ WEIGHTS = "model.safetensors"
 
 
 def averaged(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
-    """The mean of the weights of checkpoints that have the same names and shapes; sums are in float64."""
+    """The mean weights of checkpoints with equal names and shapes, summed in float64."""
     if not checkpoints:
         raise ValueError("average: no checkpoint to average")
     means: dict[str, Tensor] = {}

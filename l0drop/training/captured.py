@@ -1,9 +1,9 @@
-"""Training steps as CUDA graphs: what the program launches one by one in a first step, the GPU repeats by itself.
+"""Training steps as CUDA graphs: kernels are launched one by one in a first step, then replayed by the GPU.
 
-A step of a small model is over a thousand kernels, and to launch one takes longer than to run it. Where batches have
-few shapes (`TokenBatches` with `multiple`), forward and backward pass of each are captured when a shape is met for the
-second time, and from then on replayed on other inputs. Everything that differs between steps is a tensor: the batch, λ,
-totals. Dropout draws anew at every replay.
+A step of a small model has over a thousand kernels, and launching one takes longer than running it. If batches have few
+shapes (`TokenBatches` with `multiple`), the forward and backward passes of a shape are captured when it occurs for the
+second time, and replayed on other inputs from then on. Every value that differs between steps is a tensor: the batch,
+λ, totals. Dropout draws a new mask at every replay.
 """
 
 from collections.abc import Callable, Hashable
@@ -16,7 +16,7 @@ from torch import Tensor
 from l0drop.training.fast import Early, together
 
 Forward = Callable[[dict[str, Tensor], Any], tuple[Tensor, dict[str, Tensor]]]
-"""From a batch and a variant to the loss and to numbers of interest."""
+"""Maps a batch and a variant to the loss and to numbers for the log."""
 Backward = Callable[[Tensor], None]
 
 
@@ -31,26 +31,26 @@ class _Graphs:
 
 
 class Captured:
-    """A forward and a backward pass, captured by shape.
+    """A forward and a backward pass, captured per shape.
 
-    `forward` must not look at values of tensors, and `backward` must add to gradients that are there already and stay
-    there (`StaticGradients`). Forward and backward are two graphs, so that the numbers of the one arrive while the
-    other is running. All graphs share their memory: they run one after the other.
+    `forward` must not read values of tensors, and `backward` must add to existing gradients at fixed addresses
+    (`StaticGradients`). They are two graphs, so that the numbers of the forward pass arrive during the backward pass.
+    All graphs share their memory, because they never run at the same time.
     """
 
     def __init__(self, forward: Forward, backward: Backward) -> None:
         self.forward, self.backward = forward, backward
         self.graphs: dict[Hashable, _Graphs] = {}
-        self.met: set[Hashable] = set()
+        self.seen: set[Hashable] = set()
         self.stream: Any = torch.cuda.Stream()
         self.pool = torch.cuda.graph_pool_handle()
 
     def step(self, inputs: dict[str, Tensor], variant: Hashable = None) -> tuple[Tensor, Early]:
-        """The loss, and numbers on their way; `variant` tells apart what is done with inputs of the same shapes."""
+        """The loss, and the numbers; `variant` distinguishes computations on inputs of the same shapes."""
         key = (variant, *((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items()))
-        if key not in self.met:
-            self.met.add(key)
-            return self._plainly(inputs, variant)
+        if key not in self.seen:
+            self.seen.add(key)
+            return self._uncaptured(inputs, variant)
         if key not in self.graphs:
             self.graphs[key] = self._capture(inputs, variant)
         graphs = self.graphs[key]
@@ -61,8 +61,8 @@ class Captured:
         graphs.backward.replay()
         return graphs.loss, early
 
-    def _plainly(self, inputs: dict[str, Tensor], variant: Hashable) -> tuple[Tensor, Early]:
-        """Once for every shape; on the stream that is captured later, as libraries set up their memory by stream."""
+    def _uncaptured(self, inputs: dict[str, Tensor], variant: Hashable) -> tuple[Tensor, Early]:
+        """Run the first step of a shape on the stream that is captured later, because libraries allocate per stream."""
         main = torch.cuda.current_stream()
         self.stream.wait_stream(main)
         with torch.cuda.stream(self.stream):
@@ -74,7 +74,7 @@ class Captured:
 
     def _capture(self, inputs: dict[str, Tensor], variant: Hashable) -> _Graphs:
         static = {name: tensor.clone() for name, tensor in inputs.items()}
-        # thread_local: the thread that pins batches goes on meanwhile
+        # thread_local, because the thread that pins batches keeps running
         settings: dict[str, Any] = {
             "pool": self.pool,
             "stream": self.stream,

@@ -1,4 +1,4 @@
-"""Checkpoints that stand under their name only when whole, and how to find the last one."""
+"""Checkpoints: written completely before they get their name, listed, and pruned."""
 
 import os
 import re
@@ -12,7 +12,7 @@ STAGING = ".partial"
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The whole checkpoints of a folder, oldest first."""
+    """The complete checkpoints of a folder, oldest first."""
     found = [(int(match[1]), path) for path in folder.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))]
     return [path for _, path in sorted(found)]
 
@@ -24,15 +24,16 @@ def step_of(checkpoint: Path) -> int:
 
 
 def publish(folder: Path, name: str, keep: int, every: int) -> None:
-    """Move a checkpoint that was written into the staging folder to its place, and delete all but the last `keep`.
+    """Move a checkpoint from the staging folder to its name, and delete all but the last `keep`.
 
-    A run goes on from the newest alone, so the others keep what is averaged, but not the optimizer's two thirds. An
-    older one that is of no `every`-th step was left by an interruption: only to go on from, and never to be averaged.
+    A run resumes from the newest one, so the others keep their weights for averaging, but not the optimizer's state,
+    two thirds of the size. An older one whose step is no multiple of `every` was saved by an interruption, to resume
+    from; it is never averaged.
     """
-    place = folder / name
-    if place.exists():
-        shutil.rmtree(place)  # left by a run that died between this step and the next
-    os.replace(folder / STAGING / name, place)
+    path = folder / name
+    if path.exists():
+        shutil.rmtree(path)  # left by a run that died between this step and the next
+    os.replace(folder / STAGING / name, path)
     shutil.rmtree(folder / STAGING)
     *older, _ = checkpoints(folder)
     for old in older:
@@ -50,5 +51,5 @@ def is_resumable(checkpoint: Path) -> bool:
 
 
 def clear_staging(folder: Path) -> None:
-    """Remove what an interrupted save left behind."""
+    """Remove the leftovers of an interrupted save."""
     shutil.rmtree(folder / STAGING, ignore_errors=True)

@@ -1,8 +1,7 @@
-"""What makes a training step fast on a GPU, around a model that is left as it is.
+"""Faster training steps on a GPU, without changing the model.
 
-Each piece is in force inside a `with` and gone after it: layers and gate compiled, the output layer left to
-`fused_loss`. `Early` brings numbers from the GPU without waiting for it. `captured` has what takes whole steps off the
-program's hands.
+Each piece is active inside a `with` block only: compiled layers and gate, the output layer computed by `fused_loss`.
+`Early` fetches numbers from the GPU without waiting for it. The module `captured` replays whole steps.
 
 Shapes: B sentences, T target positions, R real target tokens of the batch, D model width, V vocabulary.
 """
@@ -18,23 +17,23 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from l0drop.core.gates import Gates
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.outputs import L0DropEncoderOutput
-from l0drop.training.fused_loss import Lesson, linear_cross_entropy_sum, taught_cross_entropy_sum
+from l0drop.training.fused_loss import TokenDistillation, distilled_cross_entropy_sum, linear_cross_entropy_sum
 
 OPTIONS: dict[str, Any] = {
-    # hundreds of kernels run in a step, and to look at their inputs takes as long as to launch them
+    # a step runs hundreds of kernels, and checking their inputs takes as long as launching them
     "size_asserts": False,
     "alignment_asserts": False,
     "scalar_asserts": False,
-    # the cache on disk knows nothing of sizes: it would serve code that another run has made at its own batches
+    # the cache on disk ignores sizes, so it would return code that another run compiled at its batches
     "fx_graph_cache": False,
 }
-"""Of compiled code."""
+"""Compiler options."""
 
 
 class Compiled:
-    """The layers of a model, and its gate, compiled one by one for all shapes.
+    """The layers of a model and its gate, compiled separately for all shapes.
 
-    One by one, because layers of a kind share their code: a model of 6 + 6 layers compiles two.
+    Layers of a kind share their code, so a model with 6 + 6 layers compiles two.
     """
 
     def __init__(self, model: Any) -> None:
@@ -45,14 +44,14 @@ class Compiled:
                 layer.compile(dynamic=True, options=OPTIONS)
                 self.calls[layer] = layer._compiled_call_impl
                 layer._compiled_call_impl = None
-        # where gates stand between layers, they are asked inside the encoder's own loop
+        # gates between layers are called inside the encoder's loop
         alone = isinstance(model, L0DropModel) and not model.config.l0drop.layerwise
         self.gate = _CompiledGate(model) if alone else None
         self._graphs = _graphs_compiled()
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Inside, calls of the layers and of the gate are compiled."""
+        """Inside, layers and gate run their compiled code."""
         try:
             for layer, call in self.calls.items():
                 layer._compiled_call_impl = call
@@ -65,9 +64,9 @@ class Compiled:
             self.model.__dict__.pop("_gate", None)
 
     def compiled_since(self) -> bool:
-        """Whether this process has compiled since it was asked last: at a first batch, or where shapes need other code.
+        """Whether this process has compiled since the last call: at a first batch, or because shapes needed other code.
 
-        The code depends on the shapes it is compiled at (how sums are split, say), though it serves all others.
+        The code serves all shapes, but depends on those it was compiled at (in how sums are split, for example).
         """
         before, self._graphs = self._graphs, _graphs_compiled()
         return self._graphs > before
@@ -78,7 +77,7 @@ def _graphs_compiled() -> int:
 
 
 class _CompiledGate:
-    """A model's way from encodings to memory, of which the part that computes is compiled."""
+    """A model's path from encodings to memory, with its computation compiled."""
 
     PASSED = ("hidden_states", "attentions", "global_attentions")
     TENSORS = ("last_hidden_state", "memory_bias", "memory_index", "penalty", "dropped", "real")
@@ -104,8 +103,8 @@ class LowPrecision:
     """Copies of the layers' weights in low precision, for mixed precision without hundreds of small conversions.
 
     Autocast converts every weight where it is used, and every gradient back. Here all weights are converted at once
-    before a forward pass, the layers use the copies as their parameters inside `running`, and `collect` brings all
-    gradients at once to the weights themselves, as sums in full precision. Rounded is the same as with autocast.
+    before a forward pass, the layers use the copies as their parameters inside `running`, and `collect` adds all
+    gradients at once to those of the weights, in full precision. Rounding is the same as with autocast.
     """
 
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
@@ -116,9 +115,9 @@ class LowPrecision:
             for module in layer.modules()
             if isinstance(module, nn.Linear)
         ]
-        places = [(module, name) for module in linear for name, _ in module.named_parameters(recurse=False)]
-        self.places = [(module, name, getattr(module, name)) for module, name in places]
-        self.weights = [weight for _, _, weight in self.places]
+        names = [(module, name) for module in linear for name, _ in module.named_parameters(recurse=False)]
+        self.replaced = [(module, name, getattr(module, name)) for module, name in names]
+        self.weights = [weight for _, _, weight in self.replaced]
         self.copies: list[Any] = [
             nn.Parameter(weight.detach().to(dtype), requires_grad=weight.requires_grad) for weight in self.weights
         ]
@@ -129,15 +128,15 @@ class LowPrecision:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Inside, the layers compute with copies of their present weights."""
+        """Inside, the layers compute with copies of their current weights."""
         with torch.no_grad():
             torch._foreach_copy_(self.copies, self.weights)
         try:
-            for (module, name, _), copy in zip(self.places, self.copies, strict=True):
+            for (module, name, _), copy in zip(self.replaced, self.copies, strict=True):
                 module._parameters[name] = copy
             yield
         finally:
-            for module, name, weight in self.places:
+            for module, name, weight in self.replaced:
                 module._parameters[name] = weight
 
     @torch.no_grad()
@@ -146,36 +145,36 @@ class LowPrecision:
         first: list[int] = []
         more: list[int] = []
         skipped: list[int] = []
-        for place, (weight, copy) in enumerate(self.trained):
-            if copy.grad is None:  # of a layer that was left out (layerdrop)
-                skipped += [place] if weight.grad is None else []
+        for index, (weight, copy) in enumerate(self.trained):
+            if copy.grad is None:  # the layer was skipped (layerdrop)
+                skipped += [index] if weight.grad is None else []
             else:
-                (first if weight.grad is None else more).append(place)
+                (first if weight.grad is None else more).append(index)
         found: list[Any] = [copy.grad for _, copy in self.trained]
         if first:
-            torch._foreach_copy_(self.gradients.at(first), [found[place] for place in first])
-            for place in first:
-                self.trained[place][0].grad = self.gradients.parts[place]
-        if more:  # to what an earlier part of the step has left
+            torch._foreach_copy_(self.gradients.at(first), [found[index] for index in first])
+            for index in first:
+                self.trained[index][0].grad = self.gradients.parts[index]
+        if more:  # add to the gradients of an earlier part of the step
             self.more = self.more or _Flat(self.gradients.parts)
-            torch._foreach_copy_(self.more.at(more), [found[place] for place in more])
+            torch._foreach_copy_(self.more.at(more), [found[index] for index in more])
             torch._foreach_add_(self.gradients.at(more), self.more.at(more))
-        if skipped:  # the norm is taken of all of them
+        if skipped:  # the norm covers all gradients
             torch._foreach_zero_(self.gradients.at(skipped))
         for _, copy in self.trained:
             copy.grad = None
 
     @torch.no_grad()
-    def clip(self, longest: float) -> Tensor:
-        """Shorten the gradient of all parameters to this norm; the norm it had."""
+    def clip(self, max_norm: float) -> Tensor:
+        """Scale the gradient of all parameters down to this norm; returns the norm before."""
         gradients = [self.gradients.whole, *(p.grad for p in self.others if p.grad is not None)]
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        torch._foreach_mul_(gradients, (longest / (norm + 1e-6)).clamp(max=1.0))
+        torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
         return norm
 
 
 def in_low_precision(model: Any, dtype: torch.dtype) -> None:
-    """Bring the layers' weights of a model that is not trained to low precision, for good."""
+    """Convert the layers of a model that is not trained to low precision, permanently."""
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
             for module in layer.modules():
@@ -184,7 +183,7 @@ def in_low_precision(model: Any, dtype: torch.dtype) -> None:
 
 
 class _Flat:
-    """New tensors of the shapes of others, one behind the other in memory."""
+    """New tensors with given shapes, contiguous in memory."""
 
     def __init__(self, like: list[Tensor]) -> None:
         sizes = [tensor.numel() for tensor in like]
@@ -192,26 +191,26 @@ class _Flat:
         parts = self.whole.split(sizes) if like else ()
         self.parts = [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
 
-    def at(self, places: list[int]) -> Any:
-        return [self.parts[place] for place in places]
+    def at(self, indices: list[int]) -> Any:
+        return [self.parts[index] for index in indices]
 
 
 class OutputLayer:
-    """A model's linear output layer, and what the model adds to its logits, for a loss that makes logits in passing.
+    """A model's linear output layer and the bias of its logits, for a loss that never stores all logits.
 
-    dtype: of the products; None is that of the weights.
+    dtype: of the products; None means that of the weights.
     """
 
     def __init__(self, model: Any, dtype: torch.dtype | None = None) -> None:
         self.model, self.dtype = model, dtype
         self.layer = model.get_output_embeddings()
         if type(self.layer) is not nn.Linear:
-            raise ValueError(f"model: its output layer is {type(self.layer).__name__}, not a linear one")
+            raise ValueError(f"the output layer is {type(self.layer).__name__}, not linear")
         self._compared = False
 
     @property
     def bias(self) -> Tensor | None:
-        """[V], what is added to the products."""
+        """[V], the bias of the logits."""
         own, added = self.layer.bias, getattr(self.model, "final_logits_bias", None)
         if own is None or added is None:
             return own if added is None else added.flatten()
@@ -219,8 +218,8 @@ class OutputLayer:
 
     @contextmanager
     def states(self) -> Iterator[list[Tensor]]:
-        """Inside, a forward pass has logits of its first position alone, and leaves the decoder's states [B, T, D], as
-        the output layer was to get them, in the list that is yielded."""
+        """Inside, a forward pass computes logits of the first position only, and appends the inputs of the output layer,
+        the decoder's states [B, T, D], to the yielded list."""
         states: list[Tensor] = []
 
         def first_position(layer: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
@@ -236,8 +235,8 @@ class OutputLayer:
     def loss(self, states_BTD: Tensor, labels_BT: Tensor, real_R: Tensor, smoothing: float, logits: Tensor) -> Tensor:
         """Label-smoothed cross-entropy, summed over real target tokens.
 
-        real_R: their places in the flattened batch; places of padding among them count nothing. logits: the model's
-        own, of its first position.
+        real_R: their indices in the flattened batch; indices of padding are ignored. logits: the model's logits of the
+        first position.
         """
         return linear_cross_entropy_sum(
             self.rows(states_BTD, real_R, logits),
@@ -248,59 +247,64 @@ class OutputLayer:
             dtype=self.dtype,
         )
 
-    def taught_loss(
+    def distilled_loss(
         self,
         states_BTD: Tensor,
         labels_BT: Tensor,
         real_R: Tensor,
         smoothing: float,
         logits: Tensor,
-        lesson: Lesson,
+        distillation: TokenDistillation,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The same weighed with the divergence from a teacher, and each of both."""
-        return taught_cross_entropy_sum(
+        """The weighted mean of cross-entropy and divergence from the teacher, then both terms."""
+        return distilled_cross_entropy_sum(
             self.rows(states_BTD, real_R, logits),
             self.layer.weight,
             labels_BT.flatten().index_select(0, real_R),
-            lesson,
+            distillation,
             bias_V=self.bias,
             smoothing=smoothing,
             dtype=self.dtype,
         )
 
-    def lesson(self, states_BTD: Tensor, real_R: Tensor, logits: Tensor, weight: float, temperature: float) -> Lesson:
-        """What this layer, a teacher's, has to say of the same places."""
-        return Lesson(self.rows(states_BTD, real_R, logits), self.layer.weight, self.bias, weight, temperature)
+    def distillation(
+        self, states_BTD: Tensor, real_R: Tensor, logits: Tensor, weight: float, temperature: float
+    ) -> TokenDistillation:
+        """The states and output layer of this model, a teacher, for the same target tokens."""
+        rows_RD = self.rows(states_BTD, real_R, logits)
+        return TokenDistillation(rows_RD, self.layer.weight, self.bias, weight, temperature)
 
     def rows(self, states_BTD: Tensor, real_R: Tensor, logits: Tensor) -> Tensor:
-        """[R, D], the states at the places of real target tokens."""
+        """[R, D], the states of real target tokens."""
         states_XD = states_BTD.flatten(0, 1)
         self._compare(states_XD[0], logits.flatten())
         return states_XD.index_select(0, real_R)
 
     @torch.no_grad()
     def _compare(self, state_D: Tensor, logits_V: Tensor) -> None:
-        """Once: whether the model does nothing else to its logits than this class knows of."""
+        """Check, once, that the model computes its logits as this class does."""
         if self._compared:
             return
         ours_V = (self.layer.weight.to(state_D.dtype) @ state_D).float()
         ours_V = ours_V if self.bias is None else ours_V + self.bias
-        apart = (ours_V - logits_V.float()).abs().max()
-        if apart > 0.03 * logits_V.abs().max():  # bfloat16 is within 0.01
+        difference = (ours_V - logits_V.float()).abs().max()
+        if difference > 0.03 * logits_V.abs().max():  # bfloat16 is within 0.01
             name = type(self.model).__name__
-            raise ValueError(f"model: {name} makes its logits of more than its output layer; set train.fast: false")
+            raise ValueError(
+                f"model: {name} computes its logits with more than its output layer; set train.fast: false"
+            )
         self._compared = True
 
 
 def together(numbers: dict[str, Tensor]) -> tuple[list[str], Tensor]:
-    """Their names, and the numbers as one tensor in the first one's precision."""
+    """The names, and the numbers as one tensor with the dtype of the first."""
     first = next(iter(numbers.values()))
-    # sums of tokens are exact in float32 as long as a step has less than 2^24 of them
+    # counts of tokens are exact in float32 below 2^24
     return list(numbers), torch.stack([number.detach().to(first.dtype) for number in numbers.values()])
 
 
 class Early:
-    """Numbers on their way from the GPU: copied behind what computes them, while more work is handed over already."""
+    """Numbers copied from the GPU as soon as they are computed, while the program launches more work."""
 
     def __init__(self, names: list[str], numbers: Tensor) -> None:
         self._names = names
@@ -311,17 +315,16 @@ class Early:
             self._arrived.record()
 
     def read(self) -> dict[str, float]:
-        """The numbers, once they are there."""
+        """Wait for the numbers and return them."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return dict(zip(self._names, self._here.tolist(), strict=True))
 
 
 class Packed:
-    """The tensors of a batch as one, on its way from the process that makes batches to the GPU.
+    """The tensors of a batch as one tensor, for the transfer from a worker process to the GPU.
 
-    Each tensor has to be taken from the other process, pinned and sent by itself, at a cost that does not depend on its
-    size. All are of int64.
+    Receiving, pinning and sending a tensor has a cost that does not depend on its size. All are int64.
     """
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
@@ -329,19 +332,19 @@ class Packed:
         self.numbers = torch.cat([tensor.flatten() for tensor in tensors.values()])
 
     def pin_memory(self) -> "Packed":
-        """What a DataLoader calls, beside the program's own thread, so that the GPU can fetch the numbers by itself."""
+        """Called by the DataLoader in its own thread, so that the GPU can fetch the numbers directly."""
         self.numbers = self.numbers.pin_memory()
         return self
 
     def unpacked(self, device: torch.device) -> dict[str, Tensor]:
-        """The tensors, on a device; the program does not wait until they are there."""
+        """The tensors on a device, without waiting for the transfer."""
         parts = self.numbers.to(device, non_blocking=True).split([shape.numel() for shape in self.shapes.values()])
-        # copies, because compiled code wants its inputs to begin at multiples of 16 bytes
+        # copies, because compiled code needs inputs aligned to 16 bytes
         return {name: part.view(shape).clone() for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
 
 class StaticGradients:
-    """Gradients that stay where they are: each backward pass adds to them, and `zero` brings them back to 0."""
+    """Gradients at fixed addresses: each backward pass adds to them, and `zero` sets them to 0."""
 
     def __init__(self, model: Any, low_precision: LowPrecision | None) -> None:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -362,7 +365,7 @@ class StaticGradients:
 
 @contextmanager
 def quick_zero_grad(model: Any, gradients: StaticGradients | None = None) -> Iterator[None]:
-    """Inside, `model.zero_grad()` knows the parameters, which otherwise it looks for in every module at every step."""
+    """Inside, `model.zero_grad()` uses a list of parameters instead of visiting every module at every step."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def zero_grad(set_to_none: bool = True) -> None:

@@ -1,7 +1,7 @@
-"""What a training step minimises: label-smoothed cross-entropy, the teacher's distribution, the penalty.
+"""The objective of a training step: label-smoothed cross-entropy, divergence from a teacher, penalty.
 
-Everything is a sum, divided by the totals of the whole optimizer step over all processes and micro-batches. So the
-gradient does not depend on how the step was cut.
+Every term is a sum, divided by the totals of the whole optimizer step over all processes and micro-batches. So the
+gradient does not depend on how the step is split.
 """
 
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from transformers.models.bart.modeling_bart import shift_tokens_right
 
 @dataclass(frozen=True)
 class Totals:
-    """Of one optimizer step, over all processes: what its sums are divided by."""
+    """The divisors of an optimizer step's sums, over all processes."""
 
     target_tokens: int
     sentences: int
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """Label-smoothed cross-entropy, summed over real target tokens; smoothing spreads over the whole vocabulary."""
+    """Label-smoothed cross-entropy, summed over real target tokens; the smoothing mass is spread over the whole vocabulary."""
     return F.cross_entropy(
         logits.float().flatten(0, 1), labels.flatten(), ignore_index=-100, label_smoothing=smoothing, reduction="sum"
     )
@@ -42,8 +42,8 @@ def noise_keys(index: Tensor, step: int, seed: int) -> Tensor:
 
 
 def decoder_inputs(model: Any, labels: Tensor) -> dict[str, Tensor]:
-    """The labels shifted to the right, for a forward that leaves the loss to us."""
+    """The labels shifted to the right, for a forward pass that computes no loss."""
     if hasattr(model, "prepare_decoder_input_ids_from_labels"):
         return {"decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels)}
-    config = model.config  # M2M100 shifts inside forward only, and as BART does
+    config = model.config  # M2M100 shifts inside forward only, as BART does
     return {"decoder_input_ids": shift_tokens_right(labels, config.pad_token_id, config.decoder_start_token_id)}

@@ -1,8 +1,8 @@
-"""Attention for batches of which no two have the same shape.
+"""Attention for batches of ever changing shapes.
 
-On a GPU torch's first choice, cuDNN's attention, makes a plan for every new shape, which takes many times as long as
-the attention itself. And Hugging Face looks at every mask, whether it hides anything, for which the program waits until
-the GPU has come so far. `ragged_attention` avoids both, through Hugging Face's own interfaces for attention functions.
+On a GPU, torch prefers cuDNN's attention, which makes a plan for every new shape; that takes many times as long as the
+attention itself. And Hugging Face checks whether a mask hides anything, for which the program waits for the GPU.
+`ragged_attention` avoids both, through Hugging Face's interface for attention functions.
 
 Shapes: B sentences, T queries, S keys, H heads, D width of a head.
 """
@@ -18,11 +18,11 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 NAME = "ragged"
-"""Of this attention, where Hugging Face asks for an implementation's name."""
+"""The name under which this attention is registered with Hugging Face."""
 
 
 def any_shape(device: torch.device | str) -> AbstractContextManager[Any]:
-    """Inside, torch's attention is computed by kernels that run any shape as it comes."""
+    """Inside, torch's attention uses kernels that need no plan for a new shape."""
     if torch.device(device).type != "cuda":
         return nullcontext()
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
@@ -30,9 +30,9 @@ def any_shape(device: torch.device | str) -> AbstractContextManager[Any]:
 
 @contextmanager
 def ragged_attention(model: Any) -> Iterator[bool]:
-    """Inside, a model with `sdpa` attention trains with the attention of this module; yields whether it does.
+    """Inside, a model with `sdpa` attention uses the attention of this module; yields whether it does.
 
-    For training only: targets are padded on the right, so that the causal mask hides their padding.
+    For training only: targets are padded on the right, so the causal mask hides their padding.
     """
     if model.config._attn_implementation != "sdpa":
         yield False
@@ -47,7 +47,7 @@ def ragged_attention(model: Any) -> Iterator[bool]:
 
 @contextmanager
 def plain_attention(model: Any) -> Iterator[None]:
-    """Inside `ragged_attention`: the model with the attention it came with, for decoding."""
+    """Inside `ragged_attention`: switch back to the model's own attention, for decoding."""
     ragged = model.config._attn_implementation == NAME
     if ragged:
         model.set_attn_implementation("sdpa")
@@ -71,7 +71,7 @@ def _attention(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The kernel for short sentences where it fits, torch's attention elsewhere."""
+    """The kernel for short sentences if it fits, otherwise torch's attention."""
     if query.is_cuda and position_bias is None and _per_key(attention_mask):
         from l0drop.training.short_attention import fits, short_attention
 
@@ -107,7 +107,7 @@ def _per_key(bias: Tensor | None) -> bool:
 def _mask(
     *, attention_mask: Tensor | None = None, allow_is_causal_skip: bool = False, dtype: Any = None, **kwargs: Any
 ) -> Tensor | None:
-    """[B, 1, 1, S], -inf on padding, to be added to scores; None for causal attention, which needs no mask."""
+    """[B, 1, 1, S], a bias of the scores, -inf on padding; None for causal attention, which needs no mask."""
     if attention_mask is None or allow_is_causal_skip:
         return None
     bias_BS = torch.zeros(attention_mask.shape, dtype=dtype, device=attention_mask.device)

@@ -1,4 +1,4 @@
-"""What a recipe says, to those who do it: Hugging Face's Trainer, the optimizer, decoding, the metric."""
+"""A recipe's settings as arguments of the Trainer, the optimizer, decoding and the metric."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from l0drop.recipe import Evaluate, Recipe
 
 
 def decoding(recipe: Recipe) -> dict[str, Any]:
-    """How a recipe decodes, as arguments of `decode_corpus`."""
+    """The decoding settings of a recipe, as arguments of `decode_corpus`."""
     generation = generation_of(recipe)
     return {
         "batch_tokens": recipe.evaluate.batch_tokens,
@@ -24,7 +24,7 @@ def decoding(recipe: Recipe) -> dict[str, Any]:
 
 
 def scored(texts: list[str], references: list[str], evaluate: Evaluate) -> Score:
-    """The recipe's metric."""
+    """Score outputs by the recipe's metric."""
     match evaluate.metric:
         case "bleu":
             return bleu(texts, references, evaluate.tokenize)
@@ -37,7 +37,7 @@ def scored(texts: list[str], references: list[str], evaluate: Evaluate) -> Score
 
 
 def trainer_arguments(recipe: Recipe, folder: Path) -> TrainingArguments:
-    """Those of Hugging Face's Trainer."""
+    """The arguments of Hugging Face's Trainer."""
     train = recipe.train
     return TrainingArguments(
         output_dir=str(folder / "checkpoints"),
@@ -57,7 +57,7 @@ def trainer_arguments(recipe: Recipe, folder: Path) -> TrainingArguments:
         eval_steps=train.eval_every,
         report_to=list(train.report_to),
         remove_unused_columns=False,
-        ignore_data_skip=True,  # the stream starts at the right step by itself
+        ignore_data_skip=True,  # the stream itself starts at the right step
         disable_tqdm=True,
         average_tokens_across_devices=False,
         ddp_find_unused_parameters=False,
@@ -65,7 +65,7 @@ def trainer_arguments(recipe: Recipe, folder: Path) -> TrainingArguments:
 
 
 def build_optimizer(recipe: Recipe, model: Any) -> torch.optim.Optimizer:
-    """AdamW, with the gates' own learning rate."""
+    """AdamW, with a separate learning rate for the gates."""
     train = recipe.train
     if isinstance(model, L0DropModel):
         groups = [group for group in model.parameter_groups(train.learning_rate, train.gate_scale) if group["params"]]

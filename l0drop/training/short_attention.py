@@ -1,9 +1,9 @@
 """Attention over short sentences as one small GPU kernel per direction, in Triton; imported on a GPU only.
 
-The kernels of large models cut queries and keys into tiles and go over them several times. Here a sentence of up to
+The kernels of large models split queries and keys into tiles and read them several times. Here a sentence of up to
 `TILE` tokens is one tile: one program per sentence and head reads its queries, keys and values once. The backward
-kernel computes the weights a second time instead of keeping anything of the first. Any batch and any lengths run
-the same code, so nothing is planned anew for a new shape.
+kernel recomputes the weights instead of storing them. All batches and lengths run the same code, so a new shape needs
+no new plan.
 
 Shapes: B sentences, T queries, S keys, H heads, D width of a head.
 """
@@ -20,12 +20,12 @@ from l0drop.core.hard_concrete import keyed_uniforms
 
 TILE = 128
 LONGEST = 2 * TILE
-"""What is longer than a tile is left to torch, up to here; compiled layers are the same for all lengths up to it."""
+"""Lengths above a tile use torch's attention, up to this one; compiled layers are the same for all lengths up to it."""
 WIDTHS = (16, 32, 64, 128)
 
 
 def fits(query_BTHD: Tensor, key_BSHD: Tensor) -> bool:
-    """Whether these are short, and of a type that the kernel multiplies without rounding first."""
+    """Whether these are short, and of a dtype that the kernel multiplies without rounding."""
     return (
         query_BTHD.dtype in (torch.bfloat16, torch.float16)
         and query_BTHD.shape[3] in WIDTHS
@@ -47,7 +47,7 @@ def short_attention(
 ) -> Tensor:
     """softmax(query · keyᵀ · scale + bias) · value, [B, T, H, D]; `causal`: query t sees keys up to t.
 
-    seed: one 32-bit integer, of which what dropout takes away is a function; None without dropout.
+    seed: a 32-bit integer that determines the dropout mask; None without dropout.
     """
     return _ShortAttention.apply(query_BTHD, key_BSHD, value_BSHD, bias_BS, seed, causal, scale, dropout)
 
@@ -78,10 +78,10 @@ def _mixed(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _survival(SEED, dropout, N: tl.constexpr):  # type: ignore[no-untyped-def]
-    """[N, N], what dropout multiplies weights by: 0 or 1 / (1 - dropout), a function of seed, program and place."""
-    place = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    """[N, N], the dropout factors of the weights: 0 or 1 / (1 - dropout), a function of seed, program and position."""
+    position = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
     key = _mixed(tl.load(SEED).to(tl.uint32) + _mixed(tl.program_id(0).to(tl.uint32)))
-    draw = _mixed(place.to(tl.uint32) + key)
+    draw = _mixed(position.to(tl.uint32) + key)
     return tl.where((draw >> 8).to(tl.float32) * (1.0 / (1 << 24)) < dropout, 0.0, 1.0 / (1.0 - dropout))
 
 
@@ -213,7 +213,7 @@ def _by_torch(
     scale: float,
     dropout: float,
 ) -> Tensor:
-    """The same of what is longer than a tile; dropout takes away what torch draws from the seed."""
+    """The same attention for lengths above a tile; the dropout mask is a function of the seed too."""
     mask = None if bias is None else bias[:, None, None].to(query.dtype)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     if seed is None:
@@ -223,8 +223,8 @@ def _by_torch(
     if causal:
         scores = scores.masked_fill(scores.new_ones(scores.shape[-2:]).triu(1) == 1, -torch.inf)
     weights = scores.softmax(-1, dtype=torch.float32).to(v.dtype)
-    places = torch.arange(weights.numel(), device=weights.device).view(weights.shape)
-    draw = keyed_uniforms(seed.to(torch.int64), places.view(1, -1)).view(weights.shape)
+    positions = torch.arange(weights.numel(), device=weights.device).view(weights.shape)
+    draw = keyed_uniforms(seed.to(torch.int64), positions.view(1, -1)).view(weights.shape)
     return (torch.where(draw < dropout, 0, weights / (1 - dropout)) @ v).transpose(1, 2)
 
 

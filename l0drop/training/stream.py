@@ -1,4 +1,4 @@
-"""Micro-batches as they reach a training step, made here or in other processes."""
+"""The stream of micro-batches for training steps, made in this process or in workers."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -15,24 +15,24 @@ from l0drop.training.objective import Totals
 
 
 class StepStream(IterableDataset):
-    """The micro-batches of this process, from the trainer's present step on.
+    """The micro-batches of this process, starting at the trainer's current step.
 
-    `real`, the places of real target tokens in a flattened batch, and how many tokens each side has are found here: to
-    know them from the GPU means to wait for it. Where batches have few shapes, `real` has few lengths too: places of
-    padding fill it up.
+    `real`, the indices of real target tokens in a flattened batch, and the numbers of tokens are computed here, because
+    reading them from the GPU would mean waiting for it. If batches have few shapes, indices of padding extend `real` to
+    few lengths.
     """
 
     def __init__(
-        self, batches: TokenBatches, corpus: TokenizedCorpus, pad_id: int, present_step: Callable[[], int]
+        self, batches: TokenBatches, corpus: TokenizedCorpus, pad_id: int, current_step: Callable[[], int]
     ) -> None:
-        self.batches, self.corpus, self.pad_id, self.present_step = batches, corpus, pad_id, present_step
+        self.batches, self.corpus, self.pad_id, self.current_step = batches, corpus, pad_id, current_step
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return self.every(1, 0)
 
     def every(self, turns: int, turn: int) -> Iterator[dict[str, Any]]:
-        """Of each `turns` micro-batches the one whose turn it is."""
-        start, numbers = self.present_step(), itertools.count()
+        """Every `turns`-th micro-batch, starting with number `turn`."""
+        start, numbers = self.current_step(), itertools.count()
         for step, content in enumerate(self.batches.steps_from(start), start):
             for indices in content.mine:
                 if next(numbers) % turns != turn:
@@ -44,20 +44,20 @@ class StepStream(IterableDataset):
                     "target_tokens": len(real),
                     "source_tokens": int(batch["attention_mask"].sum()),
                 }
-                known["real"] = real if content.length is None else filled_up(real, is_real)
+                known["real"] = real if content.length is None else extended(real, is_real)
                 totals = Totals(content.target_tokens, content.sentences)
                 yield {**batch, **known, "step": step, "totals": totals}
 
 
-def filled_up(real_R: Tensor, is_real_X: Tensor) -> Tensor:
-    """The places of real tokens, then a place of padding again and again, up to a multiple of an eighth of all."""
+def extended(real_R: Tensor, is_real_X: Tensor) -> Tensor:
+    """The indices of real tokens, extended by one index of padding to a multiple of an eighth of the batch."""
     eighth = -(-len(is_real_X) // 8)
     missing = min(len(is_real_X), -(-len(real_R) // eighth) * eighth) - len(real_R)
     return torch.cat([real_R, is_real_X.int().argmin().expand(missing)])
 
 
 class PackedStream(IterableDataset):
-    """The same, each batch as few objects as can be, to be made by turns in several other processes."""
+    """The same batches with their tensors packed into one, for worker processes that take turns."""
 
     def __init__(self, stream: StepStream) -> None:
         self.stream = stream
@@ -72,7 +72,7 @@ class PackedStream(IterableDataset):
 
 
 def unpacked(batch: tuple[Packed, dict[str, Any]], device: torch.device) -> dict[str, Any]:
-    """A batch of `PackedStream` as `StepStream` made it, on a device."""
+    """A batch of `PackedStream` in the form of `StepStream`, on a device."""
     tensors = batch[0].unpacked(device)
     hints = {name.removeprefix("hints."): tensors.pop(name) for name in list(tensors) if name.startswith("hints.")}
     return {**tensors, **batch[1], "hints": hints}

@@ -1,8 +1,8 @@
 """Hugging Face's Trainer with token-budget batches, a loss normalised over the whole step, and a steered λ.
 
-What is inherited: mixed precision, data parallelism through Accelerate, learning-rate schedules, clipping, trackers.
-What is ours: the batches (`TokenBatches`), the objective, checkpoints that appear whole, evaluation by decoding, and a
-resumed run that equals an uninterrupted one.
+Inherited: mixed precision, data parallelism through Accelerate, learning-rate schedules, clipping, trackers.
+Ours: batches (`TokenBatches`), the objective, checkpoints that are complete or absent, evaluation by decoding, and
+resumed runs that equal uninterrupted ones.
 """
 
 import itertools
@@ -52,7 +52,7 @@ from l0drop.training.fast import (
     quick_zero_grad,
     together,
 )
-from l0drop.training.fused_loss import Lesson
+from l0drop.training.fused_loss import TokenDistillation
 from l0drop.training.objective import (
     cross_entropy_sum,
     decoder_inputs,
@@ -68,18 +68,18 @@ logger = logging.getLogger(__name__)
 STATE = "l0drop.json"
 ELASTIC_STREAM = 1 << 20  # a stream of keyed noise that no gate uses
 MULTIPLE = 4
-"""Of which lengths are multiples where steps may be captured."""
+"""Lengths are padded to multiples of this if steps may be captured."""
 MISCOUNTED = ("train_samples_per_second", "train_steps_per_second", "total_flos", "train_loss")
-"""What the Trainer says at the end as if every batch had as many sentences, and no run had been stopped before."""
+"""The Trainer's final numbers that assume batches of equal size and a run that was never stopped."""
 
 
 class TrainingError(ValueError):
-    """A run that cannot go on; the message says at which step and what is left."""
+    """A run that cannot continue; the message names the step and the remaining checkpoints."""
 
 
 @dataclass
 class Progress:
-    """What outlives an interruption beside weights and optimizer."""
+    """The state that a resumed run needs in addition to weights and optimizer."""
 
     best: float | None = None
     best_step: int = 0
@@ -89,7 +89,7 @@ class Progress:
     made_from: dict[str, str | None] | None = None
     """Digests of the training and the validation text, and of the teacher's weights."""
     compiled_at: list[list[int]] = field(default_factory=list)
-    """Steps at whose batches layers were compiled, of each process."""
+    """Per process, the steps that triggered compilation."""
 
 
 class _Steer(TrainerCallback):
@@ -103,7 +103,7 @@ class _Steer(TrainerCallback):
 
 
 class L0DropTrainer(Trainer):
-    """Trains a model, sparsified or not, as a recipe says."""
+    """Trains a model, gated or dense, according to a recipe."""
 
     model: Any
     loss_is_scaled_for_ga = True  # sums are divided by the totals of the whole optimizer step
@@ -145,15 +145,15 @@ class L0DropTrainer(Trainer):
         self.checkpoint_folder = folder / "checkpoints"
         self.compiled = self._compile() if train.compile else None
         self.output_layer = self._output_layer(model) if self.fast else None
-        # several processes add up their gradients parameter by parameter, while backward is under way
+        # several processes sum their gradients parameter by parameter during the backward pass
         self.alone = self.accelerator.num_processes == 1
         low = self.fast and self.args.bf16 and self.alone and not self.model.is_gradient_checkpointing
         self.low_precision = LowPrecision(self.model, torch.bfloat16) if low else None
-        self.taught_by: OutputLayer | None = None
+        self.teacher_output_layer: OutputLayer | None = None
         if teacher is not None:
             teacher.to(self.args.device)
-            self.taught_by = self._output_layer(teacher) if self.output_layer is not None else None
-            if self.taught_by is None:
+            self.teacher_output_layer = self._output_layer(teacher) if self.output_layer is not None else None
+            if self.teacher_output_layer is None:
                 self.output_layer = None
             if low:
                 in_low_precision(teacher, torch.bfloat16)
@@ -170,7 +170,7 @@ class L0DropTrainer(Trainer):
             processes=self.accelerator.num_processes,
             rank=self.accelerator.process_index,
             accumulation=train.accumulation,
-            # also where something stands in the way: another gate, or one process more, does not change the batches
+            # also if an obstacle prevents capturing: another gate, or another process, does not change the batches
             multiple=train.length_multiple or (MULTIPLE if self._wants_capture else None),
         )
         if self.gated and recipe.l0drop is not None and recipe.l0drop.ramp is not None:
@@ -179,8 +179,8 @@ class L0DropTrainer(Trainer):
 
     def _compile(self) -> Compiled | None:
         if self.model.is_gradient_checkpointing:
-            # what is computed again would draw another dropout than what was compiled
-            logger.warning("train.compile: not together with gradient checkpointing; the layers run as they are")
+            # the recomputation would draw another dropout mask than the compiled pass
+            logger.warning("train.compile: ignored, because it cannot be combined with gradient checkpointing")
             return None
         return Compiled(self.model)
 
@@ -188,17 +188,17 @@ class L0DropTrainer(Trainer):
         try:
             return OutputLayer(model, torch.bfloat16 if self.args.bf16 else None)
         except ValueError as fault:
-            logger.warning("train.fast: all logits are computed, because of the %s", fault)
+            logger.warning("train.fast: all logits are computed (%s)", fault)
             return None
 
     @property
     def _wants_capture(self) -> bool:
-        """Whether steps are to be captured if nothing stands in the way."""
+        """Whether steps are captured if nothing prevents it."""
         asked = self.recipe.train.capture
         return self.args.device.type == "cuda" and self.fast if asked is None else asked
 
     def _may_capture(self) -> bool:
-        """Whether steps are captured; where they cannot be, say why."""
+        """Whether steps are captured; if something prevents it, log the reason."""
         if not self._wants_capture:
             return False
         config, section = self.model.config, self.recipe.l0drop
@@ -206,19 +206,20 @@ class L0DropTrainer(Trainer):
             "there is no GPU": self.args.device.type != "cuda",
             "train.fast is off": not self.fast,
             "there are several processes": not self.alone,
-            "of gradient checkpointing": self.model.is_gradient_checkpointing,
-            "layers are left out at random": any(
+            "gradient checkpointing is on": self.model.is_gradient_checkpointing,
+            "layers are skipped at random (layerdrop)": any(
                 getattr(config, name, 0) for name in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
             ),
-            "the model's attention looks at its mask": config._attn_implementation != "sdpa",
+            "the model's attention inspects its mask": config._attn_implementation != "sdpa",
             "all logits are computed": self.output_layer is None,
-            "only the learned gate is known not to look at the GPU": section is not None and section.gate != "learned",
-            "of l0drop.always_keep": section is not None and len(section.always_keep) > 0,
-            "of gates between layers": section is not None and section.layerwise,
+            "only the learned gate is known not to synchronise with the GPU": section is not None
+            and section.gate != "learned",
+            "l0drop.always_keep is set": section is not None and len(section.always_keep) > 0,
+            "there are gates between layers": section is not None and section.layerwise,
         }
         for reason, holds in obstacles.items():
             if holds:
-                logger.warning("train.capture: steps are launched one kernel after the other, because %s", reason)
+                logger.warning("train.capture: steps are not captured, because %s", reason)
                 return False
         return True
 
@@ -241,22 +242,22 @@ class L0DropTrainer(Trainer):
 
     # --- data ----------------------------------------------------------------------------------------------------
 
-    def _stream(self, present_step: Callable[[], int]) -> StepStream:
-        return StepStream(self.batches, self.corpora["train"], self.pad_id, present_step)
+    def _stream(self, current_step: Callable[[], int]) -> StepStream:
+        return StepStream(self.batches, self.corpora["train"], self.pad_id, current_step)
 
     def get_train_dataloader(self) -> DataLoader:
         stream = self._stream(lambda: self.state.global_step)
-        # a generator of its own: the loader must not draw from the one that dropout uses
-        own: dict[str, Any] = {"batch_size": None, "generator": torch.Generator()}
+        # a separate generator: the loader must not draw from the one that dropout uses
+        common: dict[str, Any] = {"batch_size": None, "generator": torch.Generator()}
         if self.fast:
-            # in other processes; forked, as the stream asks this one for its step
-            workers = max(1, min(3, (os.cpu_count() or 2) - 1))
-            beside: dict[str, Any] = {"num_workers": workers, "pin_memory": True, "multiprocessing_context": "fork"}
-            return DataLoader(PackedStream(stream), **own, **(beside if self.args.device.type == "cuda" else {}))
-        return DataLoader(stream, **own)
+            # in worker processes, which are forked because the stream reads the step of this process
+            count = max(1, min(3, (os.cpu_count() or 2) - 1))
+            workers: dict[str, Any] = {"num_workers": count, "pin_memory": True, "multiprocessing_context": "fork"}
+            return DataLoader(PackedStream(stream), **common, **(workers if self.args.device.type == "cuda" else {}))
+        return DataLoader(stream, **common)
 
     def _batches_of(self, step: int) -> Iterator[dict[str, Any]]:
-        """The micro-batches of one step, as they come in training."""
+        """The micro-batches of one step, as in training."""
         stream = self._stream(lambda: step)
         batches = (unpacked(batch, self.args.device) for batch in PackedStream(stream)) if self.fast else iter(stream)
         return itertools.takewhile(lambda batch: batch["step"] == step, batches)
@@ -283,7 +284,7 @@ class L0DropTrainer(Trainer):
         return (loss, output) if return_outputs else loss
 
     def _complete(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """A batch with what of its loss moves from step to step."""
+        """A batch with the values of its loss that change from step to step."""
         more: dict[str, Any] = {"elastic": False}
         if self.gated:
             keys = noise_keys(inputs["index"], inputs["step"], self.recipe.seed)
@@ -316,23 +317,22 @@ class L0DropTrainer(Trainer):
             loss = cross_entropy = cross_entropy_sum(output.logits, labels, train.label_smoothing)
             numbers = {"cross_entropy": cross_entropy}
             if weight and train.teacher is not None:
-                taught = self._taught(arguments).logits
-                divergence = distillation_sum(output.logits, taught, labels, train.teacher.temperature)
+                teacher_logits = self._teacher_output(arguments).logits
+                divergence = distillation_sum(output.logits, teacher_logits, labels, train.teacher.temperature)
                 loss = (loss + weight * divergence) / (1 + weight)
                 numbers["divergence"] = divergence
         else:
-            place = (states[0], labels, inputs["real"], train.label_smoothing, output.logits)
-            if weight and self.taught_by is not None:
-                lesson = self._lesson(self.taught_by, arguments, inputs["real"])
-                loss, cross_entropy, divergence = self.output_layer.taught_loss(*place, lesson)
+            common = (states[0], labels, inputs["real"], train.label_smoothing, output.logits)
+            if weight and self.teacher_output_layer is not None:
+                distillation = self._distillation(self.teacher_output_layer, arguments, inputs["real"])
+                loss, cross_entropy, divergence = self.output_layer.distilled_loss(*common, distillation)
                 numbers = {"cross_entropy": cross_entropy, "divergence": divergence}
             else:
-                loss = self.output_layer.loss(*place)
+                loss = self.output_layer.loss(*common)
                 numbers = {"cross_entropy": loss}
         loss = loss / totals.target_tokens
         if self.gated:
-            rows = len(labels)
-            loss = loss + inputs["lambda"] * output.penalty * rows / totals.sentences
+            loss = loss + inputs["lambda"] * output.penalty * len(labels) / totals.sentences
             numbers |= {"penalty": output.penalty, "sparsity": output.sparsity}
             numbers |= dict(zip(("dropped", "real"), self.model._seen, strict=True))
             if output.gates.open_probability is not None:
@@ -341,7 +341,7 @@ class L0DropTrainer(Trainer):
         return loss * self.accelerator.num_processes, numbers, output
 
     @torch.no_grad()
-    def _taught(self, arguments: dict[str, Any]) -> Any:
+    def _teacher_output(self, arguments: dict[str, Any]) -> Any:
         names = [n for n in arguments if n in ("input_ids", "attention_mask", "decoder_input_ids")]
         with ExitStack() as stack:
             if self.low_precision is not None:
@@ -350,12 +350,12 @@ class L0DropTrainer(Trainer):
                 stack.enter_context(self.compiled_teacher.running())
             return self.teacher(**{name: arguments[name] for name in names}, use_cache=False)
 
-    def _lesson(self, layer: OutputLayer, arguments: dict[str, Any], real: Tensor) -> Lesson:
+    def _distillation(self, layer: OutputLayer, arguments: dict[str, Any], real: Tensor) -> TokenDistillation:
         assert self.recipe.train.teacher is not None
         weight, temperature = self.recipe.train.teacher.weight, self.recipe.train.teacher.temperature
         with torch.no_grad(), layer.states() as states:
-            output = self._taught(arguments)
-            return layer.lesson(states[0], real, output.logits, weight, temperature)
+            output = self._teacher_output(arguments)
+            return layer.distillation(states[0], real, output.logits, weight, temperature)
 
     def _elastic_keep(self, keys: Tensor) -> Tensor:
         low, high = self.recipe.train.elastic_range
@@ -367,17 +367,17 @@ class L0DropTrainer(Trainer):
         loss = self._any_step(model, inputs, num_items_in_batch)
         if self.compiled is not None and self.compiled.compiled_since() and inputs["step"] not in self._compiled_at:
             self._compiled_at.append(inputs["step"])
-        # by now backward is on its way, and what the forward pass has found is here or will be soon
+        # the backward pass is running by now, and the numbers of the forward pass have arrived or will soon
         seen = self._early.read()
         if not math.isfinite(seen["loss"]):
             raise TrainingError(f"the loss is {seen['loss']} at step {self.state.global_step + 1}; {self._advice}")
-        tokens, rows = inputs["source_tokens"], len(inputs["labels"])
+        tokens, sentences = inputs["source_tokens"], len(inputs["labels"])
         targets = inputs["target_tokens"]
         self._add(cross_entropy=seen["cross_entropy"], target_tokens=targets, source_tokens=tokens)
         if "divergence" in seen:
             self._add(divergence=seen["divergence"])
         if self.gated:
-            self._add(penalty=seen["penalty"] * rows, sentences=rows)
+            self._add(penalty=seen["penalty"] * sentences, sentences=sentences)
             self._add(dropped=seen["sparsity"] * tokens)
             if "open" in seen:
                 self._add(open=seen["open"])
@@ -389,9 +389,9 @@ class L0DropTrainer(Trainer):
         return self._step(model, inputs) if self.fast else super().training_step(model, inputs, num_items_in_batch)
 
     def _compile_again(self, model: Any, compiled: Compiled) -> None:
-        """Compile at the batches at which the run had compiled before it was stopped, and leave nothing else behind.
+        """Compile at the same batches as the run did before it was stopped, without side effects.
 
-        Compiled at the batch it goes on with, a run would add up in another order, and end with other weights.
+        Code compiled at the batch that the run resumes with would sum in another order, and end with other weights.
         """
         device = self.args.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []), self.accelerator.no_sync(model):
@@ -399,12 +399,12 @@ class L0DropTrainer(Trainer):
                 self._any_step(model, batch, batch["totals"].target_tokens)
         self.model.zero_grad()
         if self.gated:
-            self.model._seen = None  # which several processes add to until λ moves
+            self.model._seen = None  # with several processes it accumulates until λ moves
         compiled.compiled_since()
         self._compiled_at, self._to_compile_at = self._to_compile_at, []
 
     def _step(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """Forward and backward, without looking at every module."""
+        """Forward and backward pass, without visiting every module as the Trainer does."""
         if not model.training:
             model.train()
         if self.captured is not None:
@@ -429,7 +429,7 @@ class L0DropTrainer(Trainer):
         return captured.step(tensors, inputs["elastic"])
 
     def _forward(self, tensors: dict[str, Tensor], elastic: bool) -> tuple[Tensor, dict[str, Tensor]]:
-        """What is captured of a forward pass: all that differs between steps comes as a tensor."""
+        """The captured part of a forward pass: every value that differs between steps is a tensor."""
         tokens, sentences, lambda_ = tensors["moving"].unbind()
         hints = {name.removeprefix("hints."): t for name, t in tensors.items() if name.startswith("hints.")}
         totals: Any = SimpleNamespace(target_tokens=tokens, sentences=sentences)
@@ -449,7 +449,7 @@ class L0DropTrainer(Trainer):
         return super()._clip_grad_norm(model)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        return 0  # nobody asks; to count the parameters again at every step takes milliseconds
+        return 0  # unused; counting the parameters at every step would take milliseconds
 
     def _add(self, **values: float) -> None:
         for name, value in values.items():
@@ -458,7 +458,7 @@ class L0DropTrainer(Trainer):
     # --- λ -------------------------------------------------------------------------------------------------------
 
     def steer(self) -> None:
-        """Move λ after an optimizer step, by what all processes have seen."""
+        """Move λ after an optimizer step, by the sparsity that all processes have seen."""
         if not self.gated:
             return
         validation = None
@@ -469,14 +469,14 @@ class L0DropTrainer(Trainer):
         self._in_step = dict.fromkeys(self._in_step, 0.0)
 
     def _sparsity_seen(self) -> float | None:
-        """Of the step's batches, where this process has seen all of them."""
+        """The sparsity of the step's batches; None if this process has not seen all of them."""
         if not self.alone or not self._in_step["real"]:
             return None
         return self._in_step["dropped"] / self._in_step["real"]
 
     @torch.no_grad()
     def measure_gates(self, sentences: int, split: str = "valid") -> SparsityMeter:
-        """Test-time gates on the first sentences of a corpus, dropout off; the encoder alone runs."""
+        """Test-time gates on the first sentences of a corpus, without dropout; only the encoder runs."""
         corpus, meter = self.corpora[split], SparsityMeter()
         training = self.model.training
         self.model.eval()
@@ -487,10 +487,10 @@ class L0DropTrainer(Trainer):
         return meter
 
     def encoder_batches(self, corpus: TokenizedCorpus, sentences: int) -> Iterator[dict[str, Any]]:
-        """The first sentences of a corpus, in batches of like length."""
+        """The first sentences of a corpus, in batches of similar length."""
         chosen = np.arange(min(sentences, len(corpus)))
-        for rows in length_batches(corpus.source_lengths[chosen], self.recipe.evaluate.batch_tokens):
-            batch = collate([corpus[int(i)] for i in rows], self.pad_id)
+        for indices in length_batches(corpus.source_lengths[chosen], self.recipe.evaluate.batch_tokens):
+            batch = collate([corpus[int(i)] for i in indices], self.pad_id)
             yield encoder_inputs(batch, self.model.device, self.gated)
 
     # --- evaluation ----------------------------------------------------------------------------------------------
@@ -532,8 +532,8 @@ class L0DropTrainer(Trainer):
             return math.nan
         total = torch.zeros(2, dtype=torch.float64)
         lengths = np.maximum(corpus.source_lengths, corpus.target_lengths)[:count]
-        for rows in self._own(length_batches(lengths, self.recipe.evaluate.batch_tokens)):
-            batch = collate([corpus[int(i)] for i in rows], self.pad_id)
+        for indices in self._own(length_batches(lengths, self.recipe.evaluate.batch_tokens)):
+            batch = collate([corpus[int(i)] for i in indices], self.pad_id)
             labels = batch["labels"].to(self.model.device)
             inputs = encoder_inputs(batch, self.model.device, self.gated)
             logits = self.model(**inputs, **decoder_inputs(self.model, labels)).logits
@@ -594,7 +594,7 @@ class L0DropTrainer(Trainer):
                 logs["lambda"] = self.model.lambda_
         for name in MISCOUNTED:
             logs.pop(name, None)
-        # the Trainer takes the endless stream for one epoch, and counts its steps anew when a run goes on
+        # the Trainer treats the endless stream as one epoch, and restarts its count when a run resumes
         state: Any = self.state
         epoch, state.epoch = state.epoch, None
         super().log(logs, start_time)
@@ -626,12 +626,12 @@ class L0DropTrainer(Trainer):
             clear_staging(self.checkpoint_folder)
             raise TrainingError(
                 f"{self.checkpoint_folder / name} could not be saved at step {self.state.global_step}: {error}. "
-                "Earlier checkpoints are whole; make room, then run the same command again"
+                "Earlier checkpoints are intact; make room, then run the same command again"
             ) from error
 
     @cached_property
     def _made_from(self) -> dict[str, str | None]:
-        """What the weights depend on; the test text is no part of it, and may be set right in between."""
+        """Digests of the inputs that the weights depend on; the test text is not one, and may change in between."""
         found: dict[str, str | None] = {f"{split} text": self.corpora[split].made_from for split in ("train", "valid")}
         if self.teacher is not None and self.recipe.train.teacher is not None:
             name = self.recipe.train.teacher.model
@@ -640,29 +640,31 @@ class L0DropTrainer(Trainer):
         return found
 
     def _check_weights(self) -> None:
-        """A gradient that is not finite shows in the weights before the next loss; no run could go on from them."""
+        """Refuse weights that are not finite, which a gradient may cause before the next loss shows it."""
         if not bool(torch.stack([parameter.isfinite().all() for parameter in self.model.parameters()]).all()):
             raise TrainingError(f"weights are not finite after step {self.state.global_step}; {self._advice}")
 
     @property
     def _advice(self) -> str:
         return (
-            f"the last good checkpoint stands in {self.checkpoint_folder}. Lower train.learning_rate or train.clip, "
-            "under another name (--set name=...)"
+            f"the last good checkpoint is in {self.checkpoint_folder}. Train again under another name (--set name=...) "
+            "with a lower train.learning_rate or train.clip"
         )
 
     def restore(self, checkpoint: Path) -> None:
-        """Take up what a checkpoint says beside what the Trainer itself restores."""
+        """Restore the state that the Trainer itself does not restore."""
         self.progress = Progress(**json.loads((checkpoint / STATE).read_text(encoding="utf-8")))
         stored = self.progress.made_from
         different = [name for name, digest in self._made_from.items() if stored and stored.get(name) != digest]
         if different:
             raise TrainingError(
-                f"{checkpoint}: was made with another {', another '.join(different)} than is there now; bring that "
-                "back, or train under another name (--set name=...)"
+                f"{checkpoint}: was trained with another {' and another '.join(different)}; restore the old one, or "
+                "train under another name (--set name=...)"
             )
         if self.gated:
             self.model.schedule.load_state_dict(self.progress.schedule)
         if before := self.progress.compiled_at:
             own = self.accelerator.process_index
-            self._to_compile_at = before[own if own < len(before) else 0]  # fewer processes had other batches anyhow
+            self._to_compile_at = before[
+                own if own < len(before) else 0
+            ]  # with fewer processes before, batches differ anyway

@@ -1,9 +1,9 @@
-"""Decoding on a GPU: the engine against the CPU's, and in low precision against itself on the full memory."""
+"""Decoding on a GPU: the engine against the CPU, and in low precision short against dense."""
 
 import pytest
 import torch
 
-pytest.importorskip("l0drop", reason="needs what l0drop depends on in this Python")
+pytest.importorskip("l0drop", reason="needs the dependencies of l0drop")
 
 from l0drop import Engine, L0DropConfig, sparsify
 from tests.models import zoo
@@ -24,7 +24,7 @@ def decoded(model, **settings):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_engine_writes_what_it_writes_on_a_cpu(family):
+def test_gpu_and_cpu_outputs_are_equal(family):
     here, there = decoded(sparse(family)), decoded(sparse(family, "cuda"))
     assert torch.equal(here.sequences, there.sequences.cpu())
     assert (here.scores - there.scores.cpu()).abs().max() < 1e-4

@@ -1,4 +1,4 @@
-"""The fast path where it is fast: kernels, compiled layers and whole runs against plain computations."""
+"""The fast path on a GPU: kernels, compiled layers and whole runs against plain computations."""
 
 import json
 
@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-pytest.importorskip("l0drop", reason="needs what l0drop depends on in this Python")
+pytest.importorskip("l0drop", reason="needs the dependencies of l0drop")
 
 from l0drop import L0DropConfig, sparsify
 from l0drop.core import hard_concrete
 from l0drop.training.fast import Compiled, LowPrecision, OutputLayer
-from l0drop.training.fused_loss import linear_cross_entropy_sum, plain_rows
+from l0drop.training.fused_loss import linear_cross_entropy_sum, plain_loss_and_gradient
 from l0drop.training.objective import decoder_inputs, noise_keys
 from l0drop.training.ragged import ragged_attention
 from tests.models import zoo
@@ -46,7 +46,7 @@ def attention_problem(B, T, S, H=3, D=64, biased=True):
 
 @pytest.mark.parametrize(("B", "T", "S"), SHAPES)
 @pytest.mark.parametrize("causal", [False, True])
-def test_short_attention_is_attention(B, T, S, causal):
+def test_short_attention_equals_plain_attention(B, T, S, causal):
     from l0drop.training.short_attention import short_attention
 
     S = T if causal else S
@@ -60,7 +60,7 @@ def test_short_attention_is_attention(B, T, S, causal):
         assert S == 1 or distance(one, other) < 1.5e-2
 
 
-def test_dropout_of_attention_takes_its_share_and_the_same_in_both_directions():
+def test_attention_dropout_has_its_rate_and_is_the_same_in_both_directions():
     from l0drop.training.short_attention import short_attention
 
     (query, key, value, _), weights = attention_problem(8, 50, 50, H=8, biased=False)
@@ -68,7 +68,7 @@ def test_dropout_of_attention_takes_its_share_and_the_same_in_both_directions():
     ones = torch.ones_like(value, requires_grad=True)
     settings = {"causal": False, "scale": 0.125, "dropout": 0.3}
     survived = short_attention(query * 0, key, ones, **settings, seed=seed)[..., 0]
-    assert float(survived.float().mean()) == pytest.approx(1, abs=0.01)  # of 50 equal weights, 0.7, each over 0.7
+    assert float(survived.float().mean()) == pytest.approx(1, abs=0.01)  # 70% of 50 equal weights, each divided by 0.7
     assert float(survived.float().var()) == pytest.approx(0.3 / 0.7 / 50, rel=0.1)
     other = short_attention(query * 0, key, ones, **settings, seed=seed + 1)[..., 0]
     assert not torch.equal(survived, other)
@@ -96,32 +96,32 @@ def test_the_fused_loss_in_bfloat16():
 
 @pytest.mark.parametrize("vocabulary", [5_003, 4_096, 900])
 @pytest.mark.parametrize("temperature", [None, 1.0, 2.0])
-def test_the_kernel_between_the_products_is_the_plain_computation(vocabulary, temperature):
-    from l0drop.training.loss_rows import rows
+def test_the_loss_kernel_equals_the_plain_computation(vocabulary, temperature):
+    from l0drop.training.loss_kernel import loss_and_gradient
 
-    logits, taught = (torch.randn(300, vocabulary, device="cuda") * 3 for _ in range(2))
+    logits, teacher_logits = (torch.randn(300, vocabulary, device="cuda") * 3 for _ in range(2))
     bias, labels = torch.randn(vocabulary, device="cuda"), torch.randint(vocabulary, (300,), device="cuda")
     labels[::7] = -100
-    lesson = None if temperature is None else (taught, bias.flip(0), 0.7, temperature)
-    expected = plain_rows(logits.clone(), bias, labels, 0.1, True, lesson)
-    found = rows(logits.clone(), bias, labels, 0.1, True, lesson)
+    teacher = None if temperature is None else (teacher_logits, bias.flip(0), 0.7, temperature)
+    expected = plain_loss_and_gradient(logits.clone(), bias, labels, 0.1, True, teacher)
+    found = loss_and_gradient(logits.clone(), bias, labels, 0.1, True, teacher)
     for one, other in zip(found, expected, strict=True):
         assert (one is None) == (other is None)
         assert one is None or distance(one, other) < 1e-5
-    assert rows(logits.clone(), bias, labels, 0.1, False, lesson)[2] is None
+    assert loss_and_gradient(logits.clone(), bias, labels, 0.1, False, teacher)[2] is None
 
 
-def test_noise_is_the_same_to_the_bit_on_cpu_gpu_and_compiled():
-    keys, places = noise_keys(torch.arange(50), 77, 3), torch.arange(40).expand(50, 40)
-    expected = hard_concrete.keyed_uniforms(keys, places, 2)
-    on_gpu = hard_concrete.keyed_uniforms(keys.cuda(), places.cuda(), 2)
-    compiled = torch.compile(hard_concrete.keyed_uniforms, dynamic=True)(keys.cuda(), places.cuda(), 2)
+def test_noise_is_bit_identical_on_cpu_gpu_and_compiled():
+    keys, positions = noise_keys(torch.arange(50), 77, 3), torch.arange(40).expand(50, 40)
+    expected = hard_concrete.keyed_uniforms(keys, positions, 2)
+    on_gpu = hard_concrete.keyed_uniforms(keys.cuda(), positions.cuda(), 2)
+    compiled = torch.compile(hard_concrete.keyed_uniforms, dynamic=True)(keys.cuda(), positions.cuda(), 2)
     assert torch.equal(on_gpu.cpu(), expected)
     assert torch.equal(compiled.cpu(), expected)
 
 
 def problem(gating):
-    """A model, a batch in which no side is of even length, and what the fast path wants to know of it."""
+    """A model, a batch with odd lengths on both sides, its labels, and the indices of real target tokens."""
     model = zoo.build("marian")
     if gating is not None:
         model = zoo.spread_gates(sparsify(model, L0DropConfig(gating=gating, lambda_=0.3)))
@@ -143,7 +143,7 @@ def fast_loss(model, inputs, labels, real, layer):
 
 
 @pytest.mark.parametrize("gating", [None, "zero", "weight"])
-def test_the_fast_step_is_as_near_to_float32_as_autocast_is(gating):
+def test_the_fast_step_is_as_close_to_float32_as_autocast(gating):
     model, inputs, labels, real = problem(gating)
     parameters = [p for p in model.parameters() if p.requires_grad]
 
@@ -167,7 +167,7 @@ def test_the_fast_step_is_as_near_to_float32_as_autocast_is(gating):
     assert distance(usual, expected) < 0.2
 
 
-def test_weights_in_low_precision_are_what_autocast_makes_of_them():
+def test_low_precision_equals_autocast():
     model, inputs, _, _ = problem(None)
     low = LowPrecision(model, torch.bfloat16)
 
@@ -199,7 +199,7 @@ def test_a_gated_step_never_waits_for_the_gpu():
     layer, compiled = OutputLayer(model, torch.bfloat16), Compiled(model)
     low = LowPrecision(model, torch.bfloat16)
     with ragged_attention(model), low.running(), compiled.running():
-        fast_loss(model, inputs, labels, real, layer).backward()  # compiles, and looks at the logits once
+        fast_loss(model, inputs, labels, real, layer).backward()  # compiles, and checks the logits once
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -208,7 +208,7 @@ def test_a_gated_step_never_waits_for_the_gpu():
             torch.cuda.set_sync_debug_mode("default")
 
 
-def test_a_run_on_the_gpu_learns_what_a_plain_one_learns(tmp_path):
+def test_a_fast_run_equals_a_plain_run(tmp_path):
     pytest.importorskip("pydantic", reason="recipes need pydantic")
     pytest.importorskip("sacrebleu", reason="runs are scored with sacrebleu")
     from rich.console import Console
@@ -237,10 +237,10 @@ DRY = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize(
-    "kind", ["plain", "zero", "mask", "weight", "elastic", "taught", "compiled", "compiled-elastic"]
+    "kind", ["plain", "zero", "mask", "weight", "elastic", "distilled", "compiled", "compiled-elastic"]
 )
-def test_captured_steps_are_the_steps(kind, precision, tmp_path):
-    """Several epochs of several shapes, so that most steps are replayed; gradients show in their norm at every step."""
+def test_captured_steps_equal_uncaptured_ones(kind, precision, tmp_path):
+    """Several epochs of several shapes, so that most steps are replayed; gradients are compared by their norm."""
     pytest.importorskip("pydantic", reason="recipes need pydantic")
     from rich.console import Console
 
@@ -255,7 +255,7 @@ def test_captured_steps_are_the_steps(kind, precision, tmp_path):
     train(parse_recipe(base, "test"), tmp_path / "runs", Console(quiet=True))
     logs = {}
     settings = {"steps": 40, "accumulation": 2, "batch_tokens": 1_000, "precision": precision, "length_multiple": 4}
-    more = {"elastic": {"elastic": True}, "taught": {"teacher": {"weight": 0.5}}, "compiled": {"compile": True}}
+    more = {"elastic": {"elastic": True}, "distilled": {"teacher": {"weight": 0.5}}, "compiled": {"compile": True}}
     more["compiled-elastic"] = {"elastic": True, "compile": True}
     for capture in (False, True):
         ours = {**settings, **more.get(kind, {}), "capture": capture}
@@ -270,13 +270,13 @@ def test_captured_steps_are_the_steps(kind, precision, tmp_path):
     for plain, captured in zip(logs[False], logs[True], strict=True):
         assert captured["loss"] == pytest.approx(plain["loss"], rel=close)
         assert captured["grad_norm"] == pytest.approx(plain["grad_norm"], rel=5 * close)
-        if kind == "taught":
+        if kind == "distilled":
             assert captured["divergence"] == pytest.approx(plain["divergence"], rel=0.1, abs=0.02)
 
 
 @pytest.mark.parametrize("kind", ["plain", "zero", "launched", "compiled"])
 def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(kind, tmp_path, monkeypatch):
-    """With dropout; steps that one run replays from a graph are launched by the other, which meets shapes anew."""
+    """With dropout; the resumed run launches steps that the other replays, because it has not seen their shapes yet."""
     pytest.importorskip("pydantic", reason="recipes need pydantic")
     from rich.console import Console
     from safetensors.torch import load_file
@@ -299,7 +299,7 @@ def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(kind, tmp_p
     assert [name for name, tensor in one.items() if not torch.equal(tensor, other[name])] == []
 
 
-def test_a_captured_step_draws_its_dropout_anew_and_sums_gradients():
+def test_a_captured_step_draws_new_dropout_and_sums_gradients():
     from l0drop.training.captured import Captured
 
     weight = torch.nn.Parameter(torch.ones(1_000, device="cuda"))
@@ -318,7 +318,7 @@ def test_a_captured_step_draws_its_dropout_anew_and_sums_gradients():
         for variant in (False, True):
             _, early = captured.step({"x": x}, variant)
             found.append(early.read())
-        # what was kept is 2 x, once in the one variant and twice in the other
+        # dropout scales the kept values to 2 x; the second variant counts them twice
         expected = 2 * (step + 1) * (found[-2]["kept"] + 2 * found[-1]["kept"])
         assert float(weight.grad.sum()) == pytest.approx(expected, rel=1e-5)
         assert found[-2]["loss"] == pytest.approx(2 * (step + 1) * found[-2]["kept"], rel=1e-5)

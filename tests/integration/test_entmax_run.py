@@ -1,4 +1,4 @@
-"""A recipe that fine-tunes a baseline with sparse attention, as the docstring of l0drop.models.entmax says."""
+"""Fine-tuning a baseline with sparse attention, as the docstring of l0drop.models.entmax describes."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A rule from its recipe to decoded text: hints are made by themselves, travel with the model, and are made again."""
+"""A rule from its recipe to decoded text: hints are made automatically, in training and wherever the model is copied."""
 
 import json
 import shutil
@@ -59,7 +59,7 @@ def trained(folder: Path, values: dict[str, Any]) -> tuple[dict[str, Any], Path]
 
 
 def tagged_recipe(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A recipe on plain text, and one on files that have the tags of that text in them."""
+    """A recipe on plain text, and one on files with the tags of that text."""
     plain = tiny.recipe(folder, "plain", train=STEPS, l0drop={"gate": "pos"})
     values = {**plain, "name": "tagged", "data": {**plain["data"], "language": "xx"}}
     for split in ("train", "valid", "test"):
@@ -69,7 +69,7 @@ def tagged_recipe(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 class Outcome(NamedTuple):
-    """What a trained rule did here, on the prepared corpus, and in a fresh process, on text; both gates and tokens."""
+    """Gates and tokens of a trained rule: here on the prepared corpus, and in a fresh process on text."""
 
     values: dict[str, Any]
     metrics: dict[str, Any]
@@ -87,7 +87,9 @@ def outcomes(baseline: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     here, asked = {}, {}
     for values in recipes:
         metrics, run = trained(folder, values)
-        data = run if (run / "data" / "test").exists() else baseline  # without hints, the corpora of the baseline serve
+        data = (
+            run if (run / "data" / "test").exists() else baseline
+        )  # without hints, the run uses the baseline's corpora
         corpus = TokenizedCorpus.open(data / "data" / "test")
         batch = collate(list(corpus), 0)
         inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "hints": batch["hints"]}
@@ -96,10 +98,10 @@ def outcomes(baseline: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
             "gates": [explanation.gates.tolist() for explanation in model.explain(**inputs)],
             "tokens": model.generate(**inputs, num_beams=2, max_new_tokens=8).tolist(),
         }
-        place = shutil.move(run / "model", folder / f"moved-{values['name']}")
+        moved = shutil.move(run / "model", folder / f"moved-{values['name']}")
         (run / "hints.json").unlink(missing_ok=True)
         here[values["name"]] = values, metrics, corpus, decoded
-        asked[str(place)] = Path(values["data"]["test"]["source"]).read_text().splitlines()
+        asked[str(moved)] = Path(values["data"]["test"]["source"]).read_text().splitlines()
     result = subprocess.run(
         [sys.executable, "-c", FRESH], input=json.dumps(asked), capture_output=True, text=True, check=True
     )
@@ -122,7 +124,7 @@ def test_text_gets_the_same_gates_in_a_fresh_process(outcomes: dict[str, Outcome
 
 
 def tagged(file: str) -> str:
-    """A file of a recipe with tags at its words; returns the new file."""
+    """Write a copy of a file with a tag at each word; returns its path."""
     lines = []
     for line in Path(file).read_text().splitlines():
         (words,) = open_tagger()([line])
@@ -132,8 +134,8 @@ def tagged(file: str) -> str:
     return str(new)
 
 
-def test_text_that_is_tagged_already(outcomes: dict[str, Outcome]) -> None:
-    """The tags in the files are the tagger's own, so the run is that of the plain text, but for the way to it."""
+def test_tagged_text(outcomes: dict[str, Outcome]) -> None:
+    """The tags in the files are the tagger's, so the run equals that on plain text."""
     plain, tagged_ = outcomes["plain"], outcomes["tagged"]
     for one, other in zip(plain.corpus, tagged_.corpus, strict=True):
         assert one.source.tolist() == other.source.tolist()
@@ -158,13 +160,13 @@ def test_tags_everywhere_or_nowhere(tmp_path: Path) -> None:
     for line in (
         "data.valid.tagged: should be true",
         "data.test.tagged",
-        "data.documents: does not",
+        "data.documents: cannot be combined",
         "data.source_prefix",
     ):
         assert line in str(error.value)
 
 
-def test_languages_and_gates_without_what_they_need(tmp_path: Path) -> None:
+def test_unsupported_languages_and_unknown_gates(tmp_path: Path) -> None:
     values = tiny.recipe(tmp_path, "german", l0drop={"gate": "pos"})
     values["data"]["language"] = "de"
     with pytest.raises(ValueError, match="language: perceptron tags English, not 'de'"):
@@ -173,7 +175,7 @@ def test_languages_and_gates_without_what_they_need(tmp_path: Path) -> None:
         prepare(parse_recipe({**values, "name": "poss", "l0drop": {"gate": "poss"}}, "test"), tmp_path / "runs", QUIET)
 
 
-def test_hints_in_the_corpora_are_the_shipped_taggers(tmp_path: Path) -> None:
+def test_hints_in_the_corpora_come_from_the_shipped_tagger(tmp_path: Path) -> None:
     _, tokenizers, corpora = prepare(
         parse_recipe(tiny.recipe(tmp_path, "hints", l0drop={"gate": "pos"}), "test"), tmp_path / "runs", QUIET
     )

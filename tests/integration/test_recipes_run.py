@@ -1,4 +1,4 @@
-"""Every recipe of the project runs: a few steps, on a tiny corpus in its own schema, with tiny sizes."""
+"""Every recipe of the project runs: a few steps, on a tiny corpus with the same keys, with tiny sizes."""
 
 import json
 from pathlib import Path
@@ -27,12 +27,12 @@ def merged(one: Any, other: Any) -> Any:
     return {**one, **other, **{k: merged(one[k], other[k]) for k in one.keys() & other.keys()}}
 
 
-def stand_in(corpus: dict[str, Any], folder: Path, seed: int) -> dict[str, Any]:
+def stand_in(corpus: dict[str, Any], folder: Path, seed: int, lines: int) -> dict[str, Any]:
     """A small corpus with the keys and the format of a recipe's corpus."""
     if "toy" in corpus:
-        return {**corpus, "pairs": 40}
+        return {**corpus, "pairs": lines}
     folder.mkdir(parents=True, exist_ok=True)
-    files = tiny.write_text(folder, "text", 40, seed)
+    files = tiny.write_text(folder, "text", lines, seed)
     sides = {side: Path(file).read_text(encoding="utf-8").splitlines() for side, file in files.items()}
     if "source" in corpus:
         return {key: files[key] for key in corpus}
@@ -61,19 +61,20 @@ def test_recipe(path: Path, workplace: Path, baseline: Path, monkeypatch: pytest
 
 
 def run_recipe(path: Path, workplace: Path, baseline: Path) -> None:
-    """Train a recipe in small, and first the recipe of the run that it starts from, if that has not been done."""
+    """Train a recipe with tiny sizes, and before it the recipe of the run that it starts from, if that is missing."""
     values = yaml.safe_load(path.read_text(encoding="utf-8"))
     if (start := values["model"].get("init")) is not None and not Path(start).exists():
         run_recipe(path.with_name(f"{Path(start).name}.yaml"), workplace, baseline)
+    lines = 40 if "valid" in values["data"] else 120  # enough to hold some out
     for split, seed in {"train": 1, "valid": 2, "test": 3}.items():
         if split in values["data"]:
-            values["data"][split] = stand_in(values["data"][split], workplace / path.stem / split, seed)
+            values["data"][split] = stand_in(values["data"][split], workplace / path.stem / split, seed, lines)
     if "transformer" in values["model"]:
         values["model"]["transformer"] = {**(values["model"]["transformer"] or {}), **SIZES}
         values["tokenizer"]["vocab_size"] = 90
     if "pretrained" in values["model"]:
         values["model"]["pretrained"] = str(baseline / "model")
-        values["data"] |= {"max_source": 64, "max_target": 64}  # the positions that stand-in has
+        values["data"] |= {"max_source": 64, "max_target": 64}  # the positions of the small model
     changes = {"steps": 2, "save_every": 2, "eval_every": 2, "log_every": 1, "warmup": 1, "batch_tokens": 20_000}
     values["train"] = {**values["train"], **changes, "average": 1}
     values["evaluate"] = {**values.get("evaluate", {}), "beams": 1, "sentences": 4, "max_new_tokens": 6}
@@ -83,3 +84,12 @@ def run_recipe(path: Path, workplace: Path, baseline: Path) -> None:
     gated = json.loads(Path("runs", values["name"], "model", "config.json").read_text()).get("l0drop")
     if gated is not None:
         assert gated["lambda_"] == values["l0drop"].get("lambda_")
+    if "valid" not in values["data"]:
+        assert metrics["held_out"] == {"valid": 6, "test": 6, "removed_from_training": metrics_removed(metrics)}
+    references = {metrics[split].get("references") for split in ("valid", "test") if split in metrics}
+    source_only = set(values["data"]["train"]) == {"source"}
+    assert references == ({f"outputs of {baseline / 'model'}"} if source_only else {None})
+
+
+def metrics_removed(metrics: dict[str, Any]) -> int:
+    return 120 - metrics["corpora"]["train"]["lines"]

@@ -1,4 +1,4 @@
-"""Whole commands in their own processes: killed and resumed, one process and two, wrong input."""
+"""Whole commands in separate processes: killed and resumed, one process and two, wrong input."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def test_a_killed_run_ends_with_the_weights_of_one_never_interrupted(baseline: P
     killed.wait()
     assert (folder / "checkpoint-16").exists()
     assert not (tmp_path / "killed" / "sparse" / "model").exists(), "it was killed before its end"
-    # what a kill in the middle of a save leaves behind
+    # the leftovers of a kill in the middle of a save
     half = folder / ".partial" / "checkpoint-99"
     half.mkdir(parents=True, exist_ok=True)
     (half / "model.safetensors").write_bytes(b"half")
@@ -69,19 +69,21 @@ def test_a_killed_run_ends_with_the_weights_of_one_never_interrupted(baseline: P
     steps = [[entry for line in log if "loss" in (entry := json.loads(line))] for log in logs]
     for entry in (*steps[0], *steps[1]):
         del entry["tokens_per_second"]
-        assert "epoch" not in entry, "a stream of steps has none"
+        assert "epoch" not in entry, "a stream of steps has no epochs"
     assert steps[0] == steps[1]
 
 
-def test_a_score_against_a_teachers_outputs_is_called_that(baseline: Path, tmp_path: Path) -> None:
+def test_a_score_against_a_teachers_outputs_says_so(baseline: Path, tmp_path: Path) -> None:
     values = tiny.sparse(tmp_path, str(baseline), train={"steps": 2, "targets": "teacher", "teacher": {"weight": 0.0}})
     del values["data"]["test"]["target"]
     done = l0drop("train", written(tmp_path, values), "--runs", str(tmp_path / "runs"))
     assert done.returncode == 0, done.stderr
     score = r"\d+\.\d\d"
-    said = "".join(done.stderr.split())  # lines are broken anywhere
-    assert re.search(rf"test:BLEU{score}againstoutputsof{re.escape(str(baseline))},sparsity", said), done.stderr
-    assert re.search(rf"valid:BLEU{score},sparsity", said), done.stderr
+    dropped = r", \d+\.\d% of the encodings dropped"
+    assert re.search(rf"^valid: BLEU {score}{dropped}\n  nrefs", done.stderr, re.M), done.stderr
+    against = rf"  against the outputs of {re.escape(str(baseline))}\n  nrefs"
+    assert re.search(rf"^test: BLEU {score}{dropped}\n{against}", done.stderr, re.M), done.stderr
+    assert "not how good the translations are" in " ".join(done.stderr.split())
 
 
 def free_port() -> str:
@@ -93,6 +95,7 @@ def free_port() -> str:
 def test_one_process_and_two_take_the_same_steps(baseline: Path, tmp_path: Path) -> None:
     values = tiny.sparse(tmp_path, str(baseline), train={"steps": 20, "save_every": 20, "batch_tokens": 600})
     values["model"] = {**values["model"], "dropout": 0.0}
+    del values["data"]["valid"], values["data"]["test"]  # held out of the training text
     recipe = written(tmp_path, values)
     one = l0drop("train", recipe, "--runs", str(tmp_path / "one"))
     assert one.returncode == 0, one.stderr
@@ -102,6 +105,9 @@ def test_one_process_and_two_take_the_same_steps(baseline: Path, tmp_path: Path)
         capture_output=True, text=True, env=ENVIRONMENT, check=False,
     )  # fmt: skip
     assert two.returncode == 0, two.stderr[-3000:]
+    for split in ("train", "valid", "test"):
+        ids, again = ((tmp_path / name / "sparse" / "data" / split / "source.ids") for name in ("one", "two"))
+        assert ids.read_bytes() == again.read_bytes(), f"the same lines are held out: {split}"
     entries = []
     for name in ("one", "two"):
         lines = (tmp_path / name / "sparse" / "log.jsonl").read_text().splitlines()
@@ -131,7 +137,7 @@ main()
 """
 
 
-def test_a_signal_that_reaches_one_process_a_step_later_ends_both_alike(baseline: Path, tmp_path: Path) -> None:
+def test_a_signal_that_reaches_one_process_a_step_later_ends_both(baseline: Path, tmp_path: Path) -> None:
     values = tiny.sparse(tmp_path, str(baseline), train={"steps": 20, "save_every": 20, "batch_tokens": 600})
     recipe, script = written(tmp_path, values), tmp_path / "late.py"
     script.write_text(LATE)
@@ -141,7 +147,7 @@ def test_a_signal_that_reaches_one_process_a_step_later_ends_both_alike(baseline
         capture_output=True, text=True, env=ENVIRONMENT, check=False, timeout=120,
     )  # fmt: skip
     assert "stopped at step 5 of 20, with a checkpoint" in " ".join(done.stderr.split())
-    assert "KeyboardInterrupt" not in done.stderr, "the first signal is no second one"
+    assert "KeyboardInterrupt" not in done.stderr, "the late signal does not count as a second one"
     kept = [path.name for path in (tmp_path / "runs" / "sparse" / "checkpoints").glob("checkpoint-*")]
     assert kept == ["checkpoint-5"]
 
@@ -165,7 +171,7 @@ main()
 
 
 @pytest.mark.slow
-def test_two_processes_with_compiled_layers_go_on_as_if_they_had_not_been_stopped(tmp_path: Path) -> None:
+def test_two_processes_with_compiled_layers_resume_exactly(tmp_path: Path) -> None:
     settings = {"steps": 12, "save_every": 4, "log_every": 1, "compile": True, "fast": True, "steer_every": 3}
     values = tiny.recipe(tmp_path, train={**settings, "steer_over": 0.1})
     values["l0drop"] = {"target_sparsity": 0.4, "start": 1.0}
@@ -185,10 +191,10 @@ def test_two_processes_with_compiled_layers_go_on_as_if_they_had_not_been_stoppe
     logs = [map(json.loads, (folder / "log.jsonl").read_text().splitlines()) for folder in (whole, stopped)]
     moved = [[entry["lambda"] for entry in log if "lambda" in entry] for log in logs]
     assert moved[0] == moved[1]
-    assert len({*moved[0]}) > 6, "λ moves after the seventh step too"
+    assert len({*moved[0]}) > 6, "λ still moves after the seventh step"
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(baseline: Path, tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_says_how_to_resume(baseline: Path, tmp_path: Path) -> None:
     recipe = written(tmp_path, tiny.sparse(tmp_path, str(baseline), train={"steps": 5000, "save_every": 5000}))
     process = subprocess.Popen(
         command("train", recipe, "--runs", str(tmp_path / "runs")), env=ENVIRONMENT, stdout=subprocess.PIPE,
@@ -201,7 +207,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(baseline: Path, tmp_path: Path) -> N
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "the same command goes on from there" in " ".join(errors.split())
+    assert "run the same command again to resume" in " ".join(errors.split())
     assert len(list((tmp_path / "runs" / "sparse" / "checkpoints").glob("checkpoint-*"))) == 1
 
 
@@ -219,10 +225,21 @@ def test_wrong_input_is_named_with_exit_code_2(
         return {**good, "data": data}
 
     cases = {
-        "lines that differ": (with_train(target=str(short)), ["train.source has 400 lines", "short.txt has 1"]),
+        "different numbers of lines": (
+            with_train(target=str(short)),
+            ["train.source has 400 lines", "short.txt has 1"],
+        ),
         "bad UTF-8": (with_train(target=str(broken)), ["broken.txt", "line 2"]),
         "an empty file": (with_train(target=str(empty)), ["empty.txt"]),
         "a missing file": (with_train(source=str(tmp_path / "absent.en")), ["absent.en"]),
+        "no text to hold lines out of": (
+            {**good, "data": {"train": {"source": str(tmp_path / "absent.en"), "target": str(short)}}},
+            ["absent.en: No such file"],
+        ),
+        "too few lines to hold some out": (
+            {**good, "data": {"train": {"source": str(short), "target": str(short)}}},
+            ["short.txt: has 1 usable lines, too few to hold some out for valid and test", "data.valid"],
+        ),
         "an unknown key": ({**good, "trian": {}}, ["trian", "unknown key", "train"]),
         "a wrong type": ({**good, "train": {**good["train"], "steps": "many"}}, ["train.steps", "many"]),
         "λ and a target": ({**good, "l0drop": {"lambda_": 0.3, "target_sparsity": 0.5}}, ["l0drop.target_sparsity"]),
@@ -239,7 +256,7 @@ def test_wrong_input_is_named_with_exit_code_2(
         assert not (tmp_path / "runs" / f"case{number}" / "data" / "train").exists(), name
 
 
-def test_prepare_tells_what_was_cut_and_skipped(tmp_path: Path) -> None:
+def test_prepare_reports_cut_and_skipped_lines(tmp_path: Path) -> None:
     values = tiny.recipe(tmp_path)
     source = Path(values["data"]["train"]["source"])
     lines = source.read_text().splitlines()
@@ -249,4 +266,6 @@ def test_prepare_tells_what_was_cut_and_skipped(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     summary = json.loads((tmp_path / "runs" / "tiny" / "data" / "train" / "manifest.json").read_text())["summary"]
     assert (summary["one_sided"], summary["truncated_source"], summary["pairs"]) == (1, 1, 399)
-    assert "399" in result.stderr
+    assert re.search(r"pairs +│ +399 │ +24 │ +24 │", result.stderr)
+    assert re.search(r"lines without source or target, skipped │ +1 │", result.stderr)
+    assert max(map(len, result.stderr.splitlines()[:-1])) <= 80

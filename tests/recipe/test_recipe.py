@@ -1,11 +1,11 @@
-"""Recipes: what they may say, what is wrong with one, and the files under recipes/."""
+"""Recipes: their schema, their errors, and the files in recipes/."""
 
 import copy
 import dataclasses
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import pytest
 import yaml
@@ -90,14 +90,14 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-class TestFilesOfTheProject:
-    def test_every_experiment_of_the_paper_is_there(self) -> None:
+class TestRecipeFiles:
+    def test_every_experiment_of_the_paper_has_a_recipe(self) -> None:
         names = {path.stem for path in FILES}
         assert {f"{task}-{kind}" for task, kinds in PAPER.items() for kind in kinds} <= names
-        assert {"multi30k-base", "multi30k-target50", "opus-mt-source-only"} <= names
+        assert {"multi30k-base", "multi30k-target50", "opus-mt-source-only", "starter"} <= names
 
     @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-    def test_parses_and_comes_back(self, path: Path, tmp_path: Path) -> None:
+    def test_parses_and_round_trips(self, path: Path, tmp_path: Path) -> None:
         recipe = load_recipe(path)
         assert recipe.name == path.stem
         assert "Data: " in recipe.about
@@ -106,7 +106,7 @@ class TestFilesOfTheProject:
         assert load_recipe(written) == recipe
 
     @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-    def test_the_model_accepts_how_it_drops(self, path: Path) -> None:
+    def test_the_l0drop_section_makes_a_config(self, path: Path) -> None:
         section = load_recipe(path).l0drop
         if section is not None:
             config = L0DropConfig(**section.model_dump(exclude={"ramp"}))
@@ -120,7 +120,7 @@ class TestFilesOfTheProject:
             base = load_recipe(path.with_name(f"{Path(recipe.model.init).name}.yaml"))
             assert (base.data, base.evaluate, base.task) == (recipe.data, recipe.evaluate, recipe.task)
 
-    def test_the_papers_settings(self) -> None:
+    def test_settings_of_the_paper(self) -> None:
         recipes = {path.stem: load_recipe(path) for path in FILES}
         steps = {
             "wmt14-en-de-base": 300_000,
@@ -152,12 +152,42 @@ class TestFilesOfTheProject:
         assert (news.attention_dropout, news.dropout) == (0.3, 0.5)
         assert (recipes["cnndm-base"].data.max_source, recipes["wikisum-base"].data.max_source) == (400, 2048)
 
-    def test_what_their_comments_tell_to_set(self) -> None:
+    def test_commands_in_comments(self) -> None:
         folder = FILES[0].parent
         longer = load_recipe(folder / "multi30k-target50.yaml", ["name=multi30k-longer", "l0drop=null"])
         assert (longer.name, longer.l0drop) == ("multi30k-longer", None)
-        mine = load_recipe(folder / "opus-mt-source-only.yaml", ["data.train={source: my/text.en}"])
+        changes = ["data.train.source=my/text.en", "model.pretrained=Helsinki-NLP/opus-mt-en-fr"]
+        mine = load_recipe(folder / "opus-mt-source-only.yaml", changes)
         assert mine.data.train == TextCorpus(source="my/text.en")
+        assert mine.data.splits == ("train", "valid", "test")
+        base = load_recipe(folder / "starter.yaml", ["name=base", "l0drop=null"])
+        assert base.l0drop is None
+
+
+class TestHeldOutSplits:
+    WITHOUT: ClassVar = {**SPARSE, "data": {"train": SPARSE["data"]["train"]}}
+
+    def test_missing_splits_are_held_out(self) -> None:
+        data = accepted(self.WITHOUT, {"data.held_out": 30}).data
+        assert (data.splits, data.held_out_splits) == (("train", "valid", "test"), ("valid", "test"))
+        assert data.origin("test") == (data.train, "test", ("valid", "test"), 30)
+
+    def test_a_given_test_text_is_used(self) -> None:
+        data = accepted(self.WITHOUT, {"data.test": {"source": "c.en", "target": "c.de"}}).data
+        assert (data.splits, data.held_out_splits) == (("train", "valid", "test"), ("valid",))
+        assert data.origin("test") == (TextCorpus(source="c.en", target="c.de"),)
+
+    def test_with_validation_text_nothing_is_held_out(self) -> None:
+        data = parse_recipe(SPARSE, "r.yaml").data
+        assert (data.splits, data.held_out_splits) == (("train", "valid"), ())
+        assert data.origin("train") == (data.train,)
+
+    def test_documents_need_validation_text(self) -> None:
+        wrong = faults(self.WITHOUT, {"data.documents": True})
+        assert "lines cannot be held out" in wrong["data.valid"]
+
+    def test_held_out_without_effect(self) -> None:
+        assert "because valid is given" in faults(SPARSE, {"data.held_out": 5})["data.held_out"]
 
 
 class TestSchema:
@@ -200,7 +230,7 @@ class TestSchema:
         assert recipe.data.train.has_targets is targets
 
     @pytest.mark.parametrize("values", [{"tsv": "a", "jsonl": "b", "source_field": "c"}, {"sorce": "a"}, {}, None, "a"])
-    def test_a_corpus_is_of_one_kind(self, values: Any) -> None:
+    def test_a_corpus_has_exactly_one_kind(self, values: Any) -> None:
         assert "exactly one of source, tsv, jsonl, hub, toy" in faults(SCRATCH, {"data.train": values})["data.train"]
 
     @pytest.mark.parametrize("number", ["3e-4", "3E-4", 3e-4, "0.0003"])
@@ -237,15 +267,15 @@ class TestSchema:
     def test_values_out_of_range(self, path: str, value: Any) -> None:
         assert list(faults(SCRATCH, {path: value})) == [path]
 
-    def test_tokens_that_are_kept(self) -> None:
+    def test_always_keep(self) -> None:
         section = accepted(SPARSE, {"l0drop.always_keep": ["</s>", 5]}).l0drop
         assert section is not None
         assert section.always_keep == ("</s>", 5)
         wrong = faults(SPARSE, {"l0drop.always_keep": ["</s>", 1.5, -1, True, ""]})
-        assert list(wrong) == [f"l0drop.always_keep.{place}" for place in (1, 2, 3, 4)]
+        assert list(wrong) == [f"l0drop.always_keep.{index}" for index in (1, 2, 3, 4)]
 
-    def test_says_what_the_models_say(self) -> None:
-        """The recipe imports no torch, so it repeats their words; here is where a difference is noticed."""
+    def test_agrees_with_the_model_config(self) -> None:
+        """The recipe imports no torch, so it repeats the config's fields and defaults."""
         config = {field.name: field for field in dataclasses.fields(L0DropConfig)}
         assert set(L0Drop.model_fields) - {"ramp"} == set(config) - {"enabled"}
         default = L0DropConfig()
@@ -257,7 +287,7 @@ class TestSchema:
 
     def test_imports_no_model_library(self) -> None:
         program = (
-            "import sys; sys.argv[0] = 'l0drop'\n"  # the command line, which imports no model library by itself
+            "import sys; sys.argv[0] = 'l0drop'\n"  # run as the command line, which itself imports no model library
             "import l0drop.recipe\n"
             "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
         )
@@ -284,19 +314,19 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
         "only the toy translation",
     ),
     (SPARSE, {"train.targets": "teacher"}, "train.teacher", "is missing"),
-    (SPARSE, {"train.teacher": {"weight": 0}}, "train.teacher.weight", "nothing to do"),
-    (SCRATCH, {"train.teacher": {}}, "train.teacher.model", "at random"),
-    (SCRATCH, {"train.steer_over": 0.5}, "train.steer_over", "as many to the target"),
+    (SPARSE, {"train.teacher": {"weight": 0}}, "train.teacher.weight", "has no effect"),
+    (SCRATCH, {"train.teacher": {}}, "train.teacher.model", "random"),
+    (SCRATCH, {"train.steer_over": 0.5}, "train.steer_over", "leave no steps"),
     (SCRATCH, {"train.elastic": True}, "train.elastic", "learned gate"),
     (SPARSE, {"train.elastic": True, "l0drop": {"gate": "pos"}}, "train.elastic", "learned gate"),
     (SPARSE, {"train.elastic_range": [0.5, 0.5]}, "train.elastic_range", "smallest"),
     (SPARSE, {"train.freeze": "all_but_gate", "l0drop": None}, "train.freeze", "learned gate"),
-    (SCRATCH, {"train.freeze": "all_but_gate", "l0drop.lambda_": 1}, "train.freeze", "at random"),
+    (SCRATCH, {"train.freeze": "all_but_gate", "l0drop.lambda_": 1}, "train.freeze", "random"),
     (SCRATCH, {"train.average": 6}, "train.average", "keep_checkpoints"),
     (SCRATCH, {"train.warmup": 0}, "train.warmup", "at least 1"),
     (SCRATCH, {"tokenizer": {}}, "tokenizer.vocab_size", "is missing"),
-    (SPARSE, {"tokenizer": {"vocab_size": 10}}, "tokenizer.vocab_size", "leave this out"),
-    (SCRATCH, {"tokenizer.pretrained": "x"}, "tokenizer.pretrained", "leave one of them out"),
+    (SPARSE, {"tokenizer": {"vocab_size": 10}}, "tokenizer.vocab_size", "remove this key"),
+    (SCRATCH, {"tokenizer.pretrained": "x"}, "tokenizer.pretrained", "remove one of them"),
     (SPARSE, {"tokenizer.shared": False}, "tokenizer.shared", "needs vocab_size"),
     (SCRATCH, {"model.init": "runs/x"}, "model.init", "exactly one"),
     (SPARSE, {"model": {}}, "model.transformer", "give one of"),
@@ -310,7 +340,7 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
 
 class TestRulesBetweenFields:
     @pytest.mark.parametrize(("base", "changes", "key", "message"), RULES, ids=[f"{r[2]}-{r[3]}" for r in RULES])
-    def test_broken(self, base: dict[str, Any], changes: dict[str, Any], key: str, message: str) -> None:
+    def test_violated(self, base: dict[str, Any], changes: dict[str, Any], key: str, message: str) -> None:
         wrong = faults(base, changes)
         assert list(wrong) == [key]
         assert message in wrong[key]
@@ -333,7 +363,7 @@ class TestRulesBetweenFields:
             (SCRATCH, {"data.max_source": 2048, "model.transformer.positions": 2048}),
         ],
     )
-    def test_kept(self, base: dict[str, Any], changes: dict[str, Any]) -> None:
+    def test_satisfied(self, base: dict[str, Any], changes: dict[str, Any]) -> None:
         accepted(base, changes)
 
     def test_separate_vocabularies_without_targets(self) -> None:
@@ -347,7 +377,7 @@ class TestRulesBetweenFields:
 
 
 class TestErrors:
-    def test_all_are_reported_at_once(self, tmp_path: Path) -> None:
+    def test_all_errors_are_reported_at_once(self, tmp_path: Path) -> None:
         path = tmp_path / "wrong.yaml"
         path.write_text(
             "name: wrong\n"
@@ -402,7 +432,7 @@ class TestErrors:
         [
             ("name: a\ntrain: [1, 2\n", ", line 3, column 1: not valid YAML: "),
             ("name: a\ntrain:\n\tsteps: 1\n", ", line 3, column 1: not valid YAML: "),
-            ("train:\n  steps: 1\n  steps: 2\n", ", line 3, column 3: not valid YAML: the key steps is there twice"),
+            ("train:\n  steps: 1\n  steps: 2\n", ", line 3, column 3: not valid YAML: the key steps occurs twice"),
             ("name: a\n---\nname: b\n", ", line 2, column 1: not valid YAML: "),
             ("name: !!python/object:os.system {}\n", ", line 1, column 7: not valid YAML: "),
             ("name: \x07\n", ": not valid YAML: "),
@@ -411,14 +441,14 @@ class TestErrors:
             ("- a\n", ": should be a mapping with the keys name, "),
         ],
     )
-    def test_what_is_not_yaml(self, tmp_path: Path, text: str, message: str) -> None:
+    def test_invalid_yaml(self, tmp_path: Path, text: str, message: str) -> None:
         path = tmp_path / "r.yaml"
         path.write_text(text)
         with pytest.raises(RecipeError) as error:
             load_recipe(path)
         assert str(error.value).startswith(f"{path}{message}")
 
-    def test_files_that_cannot_be_read(self, tmp_path: Path) -> None:
+    def test_unreadable_files(self, tmp_path: Path) -> None:
         with pytest.raises(RecipeError, match="nothing.yaml: No such file"):
             load_recipe(tmp_path / "nothing.yaml")
         (tmp_path / "latin.yaml").write_bytes("about: é\n".encode("latin-1"))
@@ -452,7 +482,7 @@ class TestOverrides:
         assert recipe.evaluate.tokenize == "none"
         assert recipe.l0drop == L0Drop(lambda_=0.3)
 
-    def test_faults(self, file: Path) -> None:
+    def test_invalid_overrides(self, file: Path) -> None:
         overrides = ["train.stpes=5", "trian.steps=5", "train.steps.x=3", "seed", "=3", "a..b=1", "name=[1", "seed=x"]
         with pytest.raises(RecipeError) as error:
             load_recipe(file, overrides)
@@ -471,7 +501,7 @@ class TestOverrides:
         for line, start in zip(lines, expected, strict=True):
             assert line.startswith(start)
 
-    def test_change_one_of_two_that_share_an_anchor(self, tmp_path: Path) -> None:
+    def test_sections_that_share_an_anchor_change_separately(self, tmp_path: Path) -> None:
         path = tmp_path / "r.yaml"
         path.write_text(
             "name: a\ndata: {train: &t {tsv: a}, valid: *t, test: *t}\nmodel: {pretrained: b}\ntrain: {steps: 1}\n"
@@ -479,7 +509,7 @@ class TestOverrides:
         data = load_recipe(path, ["data.test.tsv=c"]).data
         assert (data.train, data.valid, data.test) == (TsvCorpus(tsv="a"), TsvCorpus(tsv="a"), TsvCorpus(tsv="c"))
 
-    def test_rules_hold_for_them(self, file: Path) -> None:
+    def test_rules_apply_to_overrides(self, file: Path) -> None:
         with pytest.raises(RecipeError, match="override 'l0drop.target_sparsity=0.5': l0drop.target_sparsity: "):
             load_recipe(file, ["l0drop.target_sparsity=0.5"])
         recipe = load_recipe(file, ["l0drop.target_sparsity=0.5", "l0drop.lambda_=null"])
@@ -519,7 +549,7 @@ positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
         },
     )
 )
-def test_what_is_written_reads_the_same(changes: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_written_recipe_reads_back_equal(changes: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
     recipe = accepted(SCRATCH, changes)
     path = tmp_path_factory.getbasetemp() / "round_trip.yaml"
     path.write_text(dump_recipe(recipe), encoding="utf-8", newline="")

@@ -1,4 +1,4 @@
-"""How long processes wait for each other."""
+"""Joining processes: timeout and device."""
 
 from datetime import timedelta
 
@@ -17,7 +17,7 @@ QUIET = Console(quiet=True)
 
 
 class Joined(Exception):  # noqa: N818
-    """Instead of going on."""
+    """Raised instead of joining."""
 
 
 CALLS = {
@@ -29,7 +29,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_whoever_joins_waits_for_hours_of_preparing(call, tmp_path, monkeypatch):
+def test_processes_wait_for_hours_of_preparing(call, tmp_path, monkeypatch):
     def joined(cpu, timeout):
         assert timeout > timedelta(days=7)
         raise Joined
@@ -41,8 +41,8 @@ def test_whoever_joins_waits_for_hours_of_preparing(call, tmp_path, monkeypatch)
         CALLS[call](recipe, tmp_path / "runs")
 
 
-def test_a_gpu_is_used_where_there_is_one_unless_the_caller_says(monkeypatch):
+def test_a_gpu_is_used_by_default_if_there_is_one(monkeypatch):
     monkeypatch.setattr(processes, "PartialState", lambda cpu, timeout: cpu)
-    for there in (True, False):
-        monkeypatch.setattr(processes.torch.cuda, "is_available", lambda there=there: there)
-        assert [processes.joined_processes(cpu) for cpu in (None, True, False)] == [not there, True, False]
+    for available in (True, False):
+        monkeypatch.setattr(processes.torch.cuda, "is_available", lambda available=available: available)
+        assert [processes.joined_processes(cpu) for cpu in (None, True, False)] == [not available, True, False]

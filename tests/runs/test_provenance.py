@@ -1,4 +1,4 @@
-"""What stands beside every number."""
+"""The provenance of numbers."""
 
 import subprocess
 import sys
@@ -8,12 +8,12 @@ import l0drop
 from tests.snippets import ROOT
 
 
-def test_the_version_that_is_installed_is_that_of_the_source() -> None:
+def test_the_installed_version_is_that_of_the_source() -> None:
     assert version("l0drop") == l0drop.__version__
 
 
-def test_a_source_tree_that_is_not_installed_knows_what_it_is() -> None:
-    """With the site of this environment, but without what tells that l0drop is installed in it."""
+def test_an_uninstalled_source_tree_knows_its_version() -> None:
+    """Uses this environment, but hides the metadata of the installed l0drop."""
     code = """
 import sys
 from importlib import metadata

@@ -1,4 +1,4 @@
-"""A compiler for tests: its code computes a little else by the shapes it was made at, as that of a GPU does."""
+"""A compiler for tests, whose results depend slightly on the shapes at compilation, as on a GPU."""
 
 import functools
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 made_at: list[list[int]] = []
-"""The sizes of tensors at which something was compiled, in order."""
+"""The tensor sizes of all compilations, in order."""
 
 
 def _compiler(graph: Any, inputs: list[Any], **options: Any) -> Any:
@@ -22,4 +22,4 @@ def _compiler(graph: Any, inputs: list[Any], **options: Any) -> Any:
 
 
 compile_by_shapes = functools.partial(torch.compile, backend=_compiler)
-"""In place of `torch.compile`."""
+"""A replacement for `torch.compile`."""

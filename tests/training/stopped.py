@@ -1,4 +1,4 @@
-"""A run that is stopped after a step, as if by its user."""
+"""Stop a run after a step, as its user would."""
 
 from collections.abc import Callable
 from typing import Any

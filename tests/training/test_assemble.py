@@ -1,4 +1,4 @@
-"""Tokenizers and models as a recipe describes them, and what does not fit together."""
+"""Tokenizers and models from a recipe, and errors where they do not fit together."""
 
 import shutil
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_deep_models_start_with_weights_scaled_by_depth(layers, asked, scaled, t
     _, tokenizers, _ = prepare(recipe, tmp_path / "runs")
     torch.manual_seed(1)
     model = new_transformer(recipe, tokenizers)
-    widest = (6 / (32 + 64)) ** 0.5  # of Xavier's uniform distribution
+    widest = (6 / (32 + 64)) ** 0.5  # the bound of Xavier's uniform distribution
     for number, layer in enumerate(model.get_encoder().layers, 1):
         expected = widest / number**0.5 if scaled else widest
         assert float(layer.fc1.weight.detach().abs().max()) == pytest.approx(expected, rel=0.02)
@@ -33,7 +33,7 @@ def test_deep_models_start_with_weights_scaled_by_depth(layers, asked, scaled, t
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_tokenizers_of_the_other_kind_are_not_taken_for_the_runs(shared, tmp_path):
+def test_stored_tokenizers_of_the_other_kind_are_refused(shared, tmp_path):
     other = parse_recipe(tiny.recipe(tmp_path, tokenizer={"vocab_size": 60, "shared": not shared}), "test")
     build_tokenizers(other, tmp_path / "run", silent)
     assert build_tokenizers(other, tmp_path / "run", silent).shared == (not shared)
@@ -42,7 +42,7 @@ def test_tokenizers_of_the_other_kind_are_not_taken_for_the_runs(shared, tmp_pat
         build_tokenizers(recipe, tmp_path / "run", silent)
 
 
-def test_a_start_with_separate_vocabularies_brings_both(tmp_path):
+def test_separate_vocabularies_are_both_taken_from_the_start(tmp_path):
     base = untrained(tmp_path / "base", {"vocab_size": 60, "shared": False})
     recipe = parse_recipe(tiny.sparse(tmp_path, str(base)), "test")
     for _ in ("copied", "found"):
@@ -60,7 +60,7 @@ def silent(text):
 
 
 def untrained(folder, tokenizer=None, reverse=False, positions=64):
-    """A run folder with a model that was never trained; `reverse`: of the same sizes, but with another tokenizer."""
+    """A run folder with an untrained model; `reverse`: the same sizes, but another tokenizer."""
     sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "heads": 2, "ffn": 64, "positions": positions}
     values = tiny.recipe(folder, tokenizer=tokenizer or {"vocab_size": 60}, model={"transformer": sizes})
     recipe = parse_recipe(values, "test")
@@ -73,8 +73,8 @@ def untrained(folder, tokenizer=None, reverse=False, positions=64):
     return folder
 
 
-def taught(folder, base, teacher, targets="references", weight=1.0, **length):
-    """The model of a recipe with a teacher, and its tokenizers; the teacher's outputs are begun where it has any."""
+def distilled(folder, base, teacher, targets="references", weight=1.0, **length):
+    """The model and teacher of a recipe; with `targets="teacher"`, the teacher's first output is made too."""
     train = {"targets": targets, "teacher": {"model": str(teacher), "weight": weight, "max_new_tokens": 4}}
     values = tiny.sparse(folder, str(base), "student", train=train)
     values["data"] |= length
@@ -90,15 +90,15 @@ WAYS = pytest.mark.parametrize("way", [{"weight": 1.0}, {"weight": 0.0, "targets
 
 @WAYS
 @pytest.mark.parametrize("other", [{"tokenizer": {"vocab_size": 80}}, {"reverse": True}])
-@pytest.mark.parametrize("place", ["run", "model"])
-def test_a_teacher_of_another_vocabulary_is_refused(way, other, place, tmp_path):
+@pytest.mark.parametrize("kind", ["run", "model"])
+def test_a_teacher_of_another_vocabulary_is_refused(way, other, kind, tmp_path):
     base = untrained(tmp_path / "base")
     teacher = untrained(tmp_path / "teacher", **other)
-    if place == "model":  # as Hugging Face saves one
+    if kind == "model":  # as Hugging Face saves one
         shutil.copytree(teacher / "tokenizer", teacher / "model", dirs_exist_ok=True)
         teacher = teacher / "model"
     with pytest.raises(ValueError, match=rf"^train.teacher.model: {teacher} and student .* source vocabularies"):
-        taught(tmp_path, base, teacher, **way)
+        distilled(tmp_path, base, teacher, **way)
 
 
 def test_a_teacher_of_another_target_vocabulary_is_refused(tmp_path):
@@ -107,40 +107,40 @@ def test_a_teacher_of_another_target_vocabulary_is_refused(tmp_path):
     shutil.rmtree(teacher / "tokenizer_target")
     shutil.copytree(teacher / "tokenizer", teacher / "tokenizer_target")
     with pytest.raises(ValueError, match="^train.teacher.model: .* target vocabularies"):
-        taught(tmp_path, base, teacher)
+        distilled(tmp_path, base, teacher)
 
 
-def test_a_teacher_without_a_tokenizer_needs_as_many_rows(tmp_path):
+def test_a_teacher_without_a_tokenizer_needs_the_same_number_of_embeddings(tmp_path):
     base = untrained(tmp_path / "base")
     teacher = untrained(tmp_path / "teacher", {"vocab_size": 80})
     shutil.rmtree(teacher / "tokenizer")
-    with pytest.raises(ValueError, match=rf"^train.teacher.model: {teacher} has 80 .* {base} 60"):
-        taught(tmp_path, base, teacher)
+    with pytest.raises(ValueError, match=rf"^train.teacher.model: {teacher} has 80 .* {base} has 60"):
+        distilled(tmp_path, base, teacher)
 
 
 def test_a_teacher_with_too_few_positions_is_refused(tmp_path):
     base, teacher = untrained(tmp_path / "base", positions=80), untrained(tmp_path / "teacher", positions=64)
     with pytest.raises(ValueError, match=f"data.max_source: 65 is more than the 64 positions of {teacher}"):
-        taught(tmp_path, base, teacher, max_source=65)
+        distilled(tmp_path, base, teacher, max_source=65)
 
 
 @WAYS
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_teacher_of_the_same_vocabulary_teaches(way, shared, tmp_path):
+def test_a_teacher_of_the_same_vocabulary_is_accepted(way, shared, tmp_path):
     base = untrained(tmp_path / "base", {"vocab_size": 60, "shared": shared})
     saved = tmp_path / "saved"
     shutil.copytree(base / "model", saved)
     pair = build_tokenizers(parse_recipe(tiny.sparse(tmp_path, str(base)), "test"), base, silent)
-    pair.source("padded", padding="max_length", max_length=9)  # calls leave traces in what is saved
+    pair.source("padded", padding="max_length", max_length=9)  # calls change the saved tokenizer
     pair.source.save_pretrained(saved)
     if not shared:
         pair.target.save_pretrained(saved / "tokenizer_target")
-    for teacher in (base, base / "model", saved, "init"):  # of these, the second has no tokenizer beside it
-        _, model = taught(tmp_path, base, teacher, **way)
+    for teacher in (base, base / "model", saved, "init"):  # the second has no tokenizer next to it
+        _, model = distilled(tmp_path, base, teacher, **way)
         assert (model is not None) == (way["weight"] > 0)
 
 
-def test_a_checkpoint_that_was_saved_again_for_another_language_teaches(tmp_path):
+def test_a_teacher_saved_with_another_language_is_accepted(tmp_path):
     tokenizer = NllbTokenizer(src_lang="eng_Latn")
     model = folders.resized("m2m100", tokenizer)
     start, before = folders.saved(model, tokenizer, tmp_path / "start"), fingerprint(tokenizer)
@@ -159,7 +159,7 @@ def test_a_checkpoint_that_was_saved_again_for_another_language_teaches(tmp_path
 
 @pytest.fixture
 def nllb(tmp_path):
-    """A model folder that knows several languages, and whose tokenizer has been told none for targets."""
+    """The folder of a multilingual model whose tokenizer has no target language."""
     text = "".join(tiny.WORDS) + "".join(tiny.WORDS.values())
     letters = {c: i for i, c in enumerate(["<s>", "<pad>", "</s>", "<unk>", "▁", *sorted(set(text))])}
     tokenizer = NllbTokenizer(vocab=letters, merges=[])
@@ -172,7 +172,7 @@ def multilingual(tmp_path, nllb, **data):
     return {**values, "data": {**values["data"], "max_source": 48, "max_target": 48, **data}}
 
 
-def test_targets_are_in_the_language_of_the_recipe_and_so_are_outputs(tmp_path, nllb):
+def test_targets_and_outputs_have_the_language_of_the_recipe(tmp_path, nllb):
     values = multilingual(tmp_path, nllb, target_lang="deu_Latn")
     recipe = parse_recipe(values, "test")
     folder, tokenizers, corpora = prepare(recipe, tmp_path / "runs")
@@ -188,8 +188,8 @@ def test_targets_are_in_the_language_of_the_recipe_and_so_are_outputs(tmp_path, 
     assert [result.text.split() for result in loaded.generate(sources)] == [output.split() for output in outputs]
 
 
-def test_a_model_of_several_languages_is_told_which(tmp_path, nllb):
-    with pytest.raises(ValueError, match="data.target_lang: is missing; .*nllb knows several languages"):
+def test_a_multilingual_model_needs_a_target_language(tmp_path, nllb):
+    with pytest.raises(ValueError, match="data.target_lang: is missing; .*nllb is multilingual"):
         build_tokenizers(parse_recipe(multilingual(tmp_path, nllb), "test"), tmp_path / "run", silent)
     for key in ("source_lang", "target_lang"):
         values = multilingual(tmp_path, nllb, **{"target_lang": "deu_Latn", key: "deu"})
@@ -198,11 +198,11 @@ def test_a_model_of_several_languages_is_told_which(tmp_path, nllb):
     base = untrained(tmp_path / "base")
     plain = tiny.sparse(tmp_path, str(base))
     plain["data"]["target_lang"] = "deu_Latn"
-    with pytest.raises(ValueError, match="data.target_lang: the tokenizer of .*base.* knows no languages"):
+    with pytest.raises(ValueError, match="data.target_lang: the tokenizer of .*base.* has no languages"):
         build_tokenizers(parse_recipe(plain, "test"), tmp_path / "run", silent)
 
 
-def test_what_starts_from_such_a_run_speaks_as_it_does_or_as_it_is_told(tmp_path, nllb):
+def test_languages_are_taken_from_the_start_or_the_recipe(tmp_path, nllb):
     first = parse_recipe(multilingual(tmp_path, nllb, target_lang="deu_Latn"), "test")
     build_tokenizers(first, tmp_path / "first", silent)
     values = multilingual(tmp_path, nllb) | {"model": {"init": str(tmp_path / "first")}}
@@ -213,17 +213,17 @@ def test_what_starts_from_such_a_run_speaks_as_it_does_or_as_it_is_told(tmp_path
     assert (again.source.src_lang, again.target.tgt_lang) == ("eng_Latn", "fra_Latn")
 
 
-# --- what does not fit ------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_start_brings_its_tokenizer(tmp_path):
+def test_a_start_has_its_own_tokenizer(tmp_path):
     base = untrained(tmp_path / "base")
     values = tiny.sparse(tmp_path, str(base)) | {"tokenizer": {"pretrained": str(base / "tokenizer")}}
     recipe = parse_recipe(values, "test")
-    with pytest.raises(ValueError, match="tokenizer.pretrained: model.init has its tokenizer; leave this out"):
+    with pytest.raises(ValueError, match="tokenizer.pretrained: model.init has its own tokenizer; remove this key"):
         build_tokenizers(recipe, tmp_path / "run", silent)
     build_tokenizers(parse_recipe(tiny.sparse(tmp_path, str(base)), "test"), tmp_path / "run", silent)
-    assert build_tokenizers(recipe, tmp_path / "run", silent), "what was trained before can still be opened"
+    assert build_tokenizers(recipe, tmp_path / "run", silent), "an earlier run can still be opened"
 
 
 def test_a_model_without_a_tokenizer_is_named(tmp_path, nllb):
@@ -250,7 +250,7 @@ def test_lengths_are_checked_against_each_side_before_training(tmp_path):
         build_model(parse_recipe(values, "test"), tokenizers)
 
 
-def test_ids_that_are_always_kept_are_in_the_vocabulary(tmp_path):
+def test_always_keep_needs_ids_of_the_vocabulary(tmp_path):
     base = untrained(tmp_path / "base")
     values = tiny.sparse(tmp_path, str(base), l0drop={"target_sparsity": 0.4, "always_keep": [99999]})
     recipe = parse_recipe(values, "test")

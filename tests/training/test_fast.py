@@ -1,4 +1,4 @@
-"""The fast path against the plain one: every family, every gating, and whole runs."""
+"""The fast path against the plain path: every family, every gating, and whole runs."""
 
 import contextlib
 import functools
@@ -19,7 +19,7 @@ from l0drop.training.fast import Compiled, Early, LowPrecision, OutputLayer, Pac
 from l0drop.training.objective import decoder_inputs
 from l0drop.training.ragged import NAME, plain_attention, ragged_attention
 from l0drop.training.run import train
-from l0drop.training.stream import PackedStream, StepStream, filled_up, unpacked
+from l0drop.training.stream import PackedStream, StepStream, extended, unpacked
 from tests.models import zoo
 from tests.training import tiny
 
@@ -88,7 +88,7 @@ def test_loss_and_gradients_are_those_of_the_plain_path(family, gating):
 
 
 def test_led_keeps_its_own_attention():
-    """It has the plain path's loss; its gradients are NaN on padded batches, with Hugging Face's own loss too."""
+    """Only the loss is compared: LED's gradients are NaN on padded batches, also with Hugging Face's loss."""
     model = build("led")
     with ragged_attention(model) as ragged:
         assert not ragged
@@ -101,13 +101,13 @@ def test_gates_between_layers_train_the_same(gating):
     assert_same(plain_step(model), fast_step(model))
 
 
-def test_a_bias_of_the_output_layer_counts():
+def test_the_bias_of_the_output_layer_is_added():
     model = build("m2m100")
     model.lm_head.bias = torch.nn.Parameter(torch.randn(zoo.VOCABULARY, dtype=torch.float64))
     assert_same(plain_step(model), fast_step(model))
 
 
-def test_logits_that_are_more_than_the_output_layer_are_noticed(monkeypatch):
+def test_a_model_that_changes_its_logits_is_refused(monkeypatch):
     model = build("bart")
     forward = model.forward
 
@@ -117,11 +117,11 @@ def test_logits_that_are_more_than_the_output_layer_are_noticed(monkeypatch):
         return output
 
     monkeypatch.setattr(model, "forward", capped)
-    with pytest.raises(ValueError, match="makes its logits of more than its output layer; set train.fast: false"):
+    with pytest.raises(ValueError, match="computes its logits with more than its output layer; set train.fast: false"):
         fast_step(model)
 
 
-def test_the_model_is_left_as_it_was():
+def test_the_model_is_unchanged_afterwards():
     model = build("marian", "zero")
     inputs, labels = batch(True)
     compiled, layer = Compiled(model), OutputLayer(model)
@@ -140,17 +140,17 @@ def test_the_model_is_left_as_it_was():
 @pytest.mark.slow
 @pytest.mark.parametrize("gating", [None, "zero", "weight"])
 def test_compiled_layers_and_gate_compute_the_same(gating, monkeypatch):
-    # traced and differentiated ahead as always, but run by torch: to compile for a CPU takes minutes
+    # traced and differentiated ahead of time as usual, but run by torch: compiling for a CPU takes minutes
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     torch._dynamo.reset()
     model = build("marian", gating)
     assert_same(plain_step(model), fast_step(model, Compiled(model)), tolerance=1e-9)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert_same(plain_step(model), fast_step(model, Compiled(model)), tolerance=1e-9)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs, "nothing is compiled twice"
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs, "no graph is compiled twice"
 
 
-def test_weights_in_low_precision_are_what_autocast_makes_of_them():
+def test_low_precision_equals_autocast():
     model = zoo.build("bart").train()
     low = LowPrecision(model, torch.bfloat16)
     batch = zoo.ragged_batch()
@@ -179,41 +179,41 @@ def test_weights_in_low_precision_are_what_autocast_makes_of_them():
 
 
 class Skip(torch.nn.Module):
-    """Takes a layer's place and hands on what it gets."""
+    """Replaces a layer and returns its input."""
 
     def forward(self, hidden_states, *args, **kwargs):
         return hidden_states
 
 
-def test_layers_that_are_left_out_have_no_gradient_in_low_precision():
+def test_skipped_layers_have_no_gradient_in_low_precision():
     model = zoo.build("m2m100").train()
     low, batch, layers = LowPrecision(model, torch.bfloat16), zoo.ragged_batch(), model.get_encoder().layers
-    left_out = layers[0]
-    for layer in (left_out, Skip()):
+    skipped = layers[0]
+    for layer in (skipped, Skip()):
         model.zero_grad()
-        left_out.zero_grad()
+        skipped.zero_grad()
         layers[0] = layer
         with low.running(), torch.autocast("cpu", torch.bfloat16):
             output = model(input_ids=batch["input_ids"], decoder_input_ids=batch["input_ids"])
         output.logits.float().logsumexp(-1).sum().backward()
         low.collect()
-    assert left_out.fc1.weight.grad is None
+    assert skipped.fc1.weight.grad is None
     present = [p.grad for p in model.parameters() if p.grad is not None]
     assert float(low.clip(1e9)) == pytest.approx(float(torch.stack([g.norm() for g in present]).norm()), rel=1e-5)
 
 
-def test_early_numbers_are_the_numbers():
+def test_early_returns_the_numbers():
     assert Early(*together({"a": torch.tensor(1.5), "b": torch.tensor(2)})).read() == {"a": 1.5, "b": 2.0}
 
 
-def test_packed_tensors_come_out_as_they_went_in():
+def test_packing_round_trips():
     tensors = {"a": torch.arange(6).view(2, 3), "b": torch.tensor([7]), "c": torch.zeros(0, 4, dtype=torch.int64)}
     out = Packed(tensors).unpacked(torch.device("cpu"))
     assert out.keys() == tensors.keys()
     assert all(torch.equal(out[name], tensors[name]) for name in tensors)
 
 
-def test_batches_made_by_turns_are_the_batches(baseline):
+def test_workers_make_the_same_batches(baseline):
     corpus = TokenizedCorpus.open(baseline / "data" / "train")
     batches = TokenBatches(corpus.source_lengths, corpus.target_lengths, 300, seed=1, accumulation=2)
     stream = StepStream(batches, corpus, 0, lambda: 3)
@@ -225,7 +225,7 @@ def test_batches_made_by_turns_are_the_batches(baseline):
             assert torch.equal(found[name], value) if isinstance(value, torch.Tensor) else found[name] == value, name
 
 
-def test_gradients_are_forgotten_without_looking_for_them():
+def test_quick_zero_grad():
     model = build("t5")
     with quick_zero_grad(model):
         plain_step(model)
@@ -244,7 +244,7 @@ def entries(tmp_path, name, values):
     return [entry for entry in map(json.loads, lines) if "loss" in entry]
 
 
-def test_a_fast_run_learns_what_a_plain_one_learns(baseline, tmp_path):
+def test_a_fast_run_equals_a_plain_run(baseline, tmp_path):
     logs = {}
     for fast in (False, True):
         settings = {"steps": 12, "accumulation": 2, "batch_tokens": 600, "fast": fast}
@@ -254,18 +254,18 @@ def test_a_fast_run_learns_what_a_plain_one_learns(baseline, tmp_path):
             assert fast[name] == pytest.approx(plain[name], rel=1e-3), name
 
 
-def test_a_fast_run_learns_from_a_teacher_as_a_plain_one_does(baseline, tmp_path):
+def test_a_fast_distilled_run_equals_a_plain_one(baseline, tmp_path):
     logs = {}
     for fast in (False, True):
         settings = {"steps": 6, "fast": fast, "teacher": {"weight": 0.7, "temperature": 2.0}}
-        logs[fast] = entries(tmp_path, f"taught-{fast}", tiny.sparse(tmp_path, str(baseline), train=settings))
+        logs[fast] = entries(tmp_path, f"distilled-{fast}", tiny.sparse(tmp_path, str(baseline), train=settings))
     for plain, fast in zip(logs[False], logs[True], strict=True):
         for name in ("loss", "cross_entropy", "divergence", "grad_norm"):
             assert fast[name] == pytest.approx(plain[name], rel=1e-3), name
 
 
 class Uncaptured:
-    """In place of `Captured` where there is no GPU: the same calls, at once."""
+    """Replaces `Captured` without a GPU: it makes the same calls immediately."""
 
     def __init__(self, forward, backward):
         self.forward, self.backward = forward, backward
@@ -277,11 +277,11 @@ class Uncaptured:
         return loss.detach(), early
 
 
-@pytest.mark.parametrize("kind", ["plain", "gated", "elastic", "taught"])
-def test_what_is_captured_is_the_whole_step(kind, baseline, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["plain", "gated", "elastic", "distilled"])
+def test_the_captured_part_is_the_whole_step(kind, baseline, tmp_path, monkeypatch):
     logs = {}
     settings = {"steps": 8, "accumulation": 2, "batch_tokens": 600, "fast": True, "length_multiple": 4}
-    settings |= {"elastic": {"elastic": True}, "taught": {"teacher": {"weight": 0.5}}}.get(kind, {})
+    settings |= {"elastic": {"elastic": True}, "distilled": {"teacher": {"weight": 0.5}}}.get(kind, {})
     for captured in (False, True):
         values = tiny.sparse(tmp_path, str(baseline), train=settings)
         if kind == "plain":
@@ -295,13 +295,13 @@ def test_what_is_captured_is_the_whole_step(kind, baseline, tmp_path, monkeypatc
             assert captured[name] == pytest.approx(plain[name], rel=1e-4), name
 
 
-def test_capturing_says_why_it_does_not(baseline, tmp_path, caplog):
+def test_the_reason_for_not_capturing_is_logged(baseline, tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "l0drop"):
         entries(tmp_path, "capture", tiny.sparse(tmp_path, str(baseline), train={"steps": 1, "capture": True}))
-    assert "train.capture: steps are launched one kernel after the other, because there is no GPU" in caplog.text
+    assert "train.capture: steps are not captured, because there is no GPU" in caplog.text
 
 
-def test_batches_do_not_depend_on_what_stands_in_the_way_of_capturing(baseline, tmp_path):
+def test_batches_do_not_depend_on_obstacles_to_capturing(baseline, tmp_path):
     losses = []
     for settings in ({"capture": True}, {"length_multiple": 4}, {}):
         values = tiny.sparse(tmp_path, str(baseline), train={"steps": 3, **settings})
@@ -309,12 +309,12 @@ def test_batches_do_not_depend_on_what_stands_in_the_way_of_capturing(baseline, 
     assert losses[0] == losses[1] != losses[2]
 
 
-def test_places_of_real_tokens_are_filled_up_with_padding():
+def test_indices_of_real_tokens_are_extended_with_padding():
     is_real = torch.tensor([1, 1, 1, 0, 1, 0, 0, 0] * 2, dtype=torch.bool)
     real = is_real.nonzero().flatten()
-    filled = filled_up(real, is_real)
-    assert filled.tolist() == real.tolist()  # 8 of 16 are four eighths
+    found = extended(real, is_real)
+    assert found.tolist() == real.tolist()  # 8 of 16 are four eighths
     is_real[3] = True
-    filled = filled_up(is_real.nonzero().flatten(), is_real)
-    assert filled.tolist() == [0, 1, 2, 3, 4, 8, 9, 10, 12, 5]
-    assert len(filled_up(torch.arange(16), torch.ones(16, dtype=torch.bool))) == 16
+    found = extended(is_real.nonzero().flatten(), is_real)
+    assert found.tolist() == [0, 1, 2, 3, 4, 8, 9, 10, 12, 5]
+    assert len(extended(torch.arange(16), torch.ones(16, dtype=torch.bool))) == 16

@@ -1,11 +1,11 @@
-"""The chunked output layer and loss against logits in full."""
+"""The chunked output layer and loss against full logits."""
 
 import pytest
 import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from l0drop.training.fused_loss import Lesson, linear_cross_entropy_sum, taught_cross_entropy_sum
+from l0drop.training.fused_loss import TokenDistillation, distilled_cross_entropy_sum, linear_cross_entropy_sum
 from l0drop.training.objective import distillation_sum
 
 ROWS, WIDTH, VOCABULARY = 13, 8, 11
@@ -33,19 +33,19 @@ def test_loss_and_gradients_are_those_of_full_logits(smoothing, chunk, biased):
     ours = linear_cross_entropy_sum(hidden, weight, labels, bias_V=bias, smoothing=smoothing, chunk=chunk)
     theirs = plain(hidden, weight, bias, labels, smoothing)
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
-    # behind the loss, as in training, another factor
+    # scaled, as in training
     for a, b in zip(torch.autograd.grad(ours * 0.3, inputs), torch.autograd.grad(theirs * 0.3, inputs), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-def test_the_gradient_is_that_of_the_loss_by_differences():
+def test_gradcheck():
     inputs, labels = problem()
     assert torch.autograd.gradcheck(
         lambda h, w, b: linear_cross_entropy_sum(h, w, labels, bias_V=b, smoothing=0.1, chunk=5), inputs
     )
 
 
-def test_what_is_frozen_gets_no_gradient():
+def test_frozen_weights_get_no_gradient():
     (hidden, weight, bias), labels = problem()
     loss = linear_cross_entropy_sum(hidden, weight.detach(), labels, bias_V=bias.detach(), smoothing=0.1)
     (gradient,) = torch.autograd.grad(loss, [hidden])
@@ -69,28 +69,28 @@ def test_mixed_precision_stays_near_full_precision():
 
 @pytest.mark.parametrize("chunk", [None, 4])
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
-def test_a_lesson_is_the_divergence_of_full_logits(chunk, temperature):
+def test_the_divergence_from_a_teacher_is_that_of_full_logits(chunk, temperature):
     (hidden, weight, bias), labels = problem()
     (other, other_weight, other_bias), _ = problem()
     with torch.no_grad():
         other, other_weight, other_bias = (t.roll(1, 0) for t in (other, other_weight, other_bias))
-    lesson = Lesson(other, other_weight, other_bias, 0.7, temperature)
+    distillation = TokenDistillation(other, other_weight, other_bias, 0.7, temperature)
     settings = {"bias_V": bias, "smoothing": 0.1, "chunk": chunk}
-    loss, cross_entropy, divergence = taught_cross_entropy_sum(hidden, weight, labels, lesson, **settings)
+    loss, cross_entropy, divergence = distilled_cross_entropy_sum(hidden, weight, labels, distillation, **settings)
     theirs = plain(hidden, weight, bias, labels, 0.1)
-    taught = (other @ other_weight.T + other_bias)[None]
+    teacher_logits = (other @ other_weight.T + other_bias)[None]
     logits = (hidden @ weight.T + bias)[None]
-    apart = distillation_sum(logits.double(), taught, labels[None], temperature)
+    kl = distillation_sum(logits.double(), teacher_logits, labels[None], temperature)
     assert float(cross_entropy.detach()) == pytest.approx(float(theirs.detach()), rel=1e-12)
-    assert float(divergence.detach()) == pytest.approx(float(apart.detach()), rel=1e-5)  # theirs is in float32
-    assert float(loss.detach()) == pytest.approx(float((theirs + 0.7 * apart).detach()) / 1.7, rel=1e-5)
+    assert float(divergence.detach()) == pytest.approx(float(kl.detach()), rel=1e-5)  # theirs is in float32
+    assert float(loss.detach()) == pytest.approx(float((theirs + 0.7 * kl).detach()) / 1.7, rel=1e-5)
     assert torch.autograd.gradcheck(
-        lambda h, w, b: taught_cross_entropy_sum(h, w, labels, lesson, bias_V=b, smoothing=0.1, chunk=chunk)[0],
+        lambda h, w, b: distilled_cross_entropy_sum(h, w, labels, distillation, **{**settings, "bias_V": b})[0],
         [hidden, weight, bias],
     )
 
 
-def test_rows_of_padding_count_nothing():
+def test_padding_is_ignored():
     (hidden, weight, bias), labels = problem()
     real = torch.ones(ROWS, dtype=torch.bool)
     real[[0, 5, ROWS - 1]] = False
@@ -104,7 +104,7 @@ def test_rows_of_padding_count_nothing():
 
 
 class Largest(TorchDispatchMode):
-    """Notes the largest tensor that any operation makes."""
+    """Records the size of the largest tensor that any operation makes."""
 
     elements = 0
 

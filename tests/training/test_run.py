@@ -1,4 +1,4 @@
-"""From recipe to run folder: every way to train, what is logged, what is written, and what stops a run."""
+"""From recipe to run folder: the ways to train, logs, files, and errors that stop a run."""
 
 import io
 import json
@@ -38,7 +38,7 @@ def logged(run_folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_folder / "log.jsonl").read_text().splitlines()]
 
 
-def test_a_baseline_run_leaves_a_whole_folder(baseline: Path) -> None:
+def test_files_of_a_baseline_run(baseline: Path) -> None:
     names = {path.name for path in baseline.iterdir() if not path.name.startswith(".")}
     assert {"recipe.yaml", "tokenizer", "data", "checkpoints", "log.jsonl", "model", "metrics.json"} <= names
     metrics = json.loads((baseline / "metrics.json").read_text())
@@ -47,7 +47,7 @@ def test_a_baseline_run_leaves_a_whole_folder(baseline: Path) -> None:
     entries = [entry for entry in logged(baseline) if "loss" in entry]
     assert entries[-1]["cross_entropy"] < entries[0]["cross_entropy"]
     assert {"learning_rate", "grad_norm", "tokens_per_second"} <= set(entries[0])
-    assert set(logged(baseline)[-1]) == {"step", "train_runtime"}, "nothing that is counted for other batches"
+    assert set(logged(baseline)[-1]) == {"step", "train_runtime"}, "no numbers that assume batches of equal size"
 
 
 def test_fine_tuning_to_a_target(baseline: Path, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_new_model_learns_to_read_before_it_drops(tmp_path: Path, share: float
     _, folder = run(tmp_path, tiny.recipe(tmp_path, "new", l0drop=dropping, train={"steer_over": share}))
     lambdas = [entry["lambda"] for entry in logged(folder) if "loss" in entry]
     assert lambdas[:without] == [0.0] * without
-    assert lambdas[without] > 0, "what is logged is the λ of the next step"
+    assert lambdas[without] > 0, "the λ of the next step is logged"
 
 
 def test_the_model_loads_in_a_fresh_process_and_generates(baseline: Path, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_distillation_from_the_dense_model(baseline: Path, tmp_path: Path) -> No
     assert entries[0]["divergence"] >= 0
 
 
-def test_source_text_alone(baseline: Path, tmp_path: Path) -> None:
+def test_source_text_only(baseline: Path, tmp_path: Path) -> None:
     values = tiny.sparse(tmp_path, str(baseline), train={"steps": 4, "targets": "teacher", "teacher": {"weight": 0.0}})
     values["data"]["train"] = {"source": values["data"]["train"]["source"]}
     metrics, folder = run(tmp_path, values)
@@ -130,7 +130,43 @@ def test_source_text_alone(baseline: Path, tmp_path: Path) -> None:
     assert any("teacher" in entry for entry in manifest["request"]["inputs"])
 
 
-def test_elastic_keeps_another_share_at_every_other_step(
+@pytest.mark.parametrize("source_only", [True, False])
+def test_without_validation_text_lines_are_held_out(baseline: Path, tmp_path: Path, source_only: bool) -> None:
+    distilled = {"targets": "teacher", "teacher": {"weight": 1.0}} if source_only else {}
+    values = tiny.sparse(tmp_path, str(baseline), train={"steps": 4, **distilled})
+    corpus = values["data"]["train"]
+    values["data"] = {"train": corpus, "max_source": 32, "max_target": 32, "held_out": 10}
+    if source_only:
+        values["data"]["train"] = {"source": corpus["source"]}
+    said = io.StringIO()
+    metrics = train(parse_recipe(values, "test"), tmp_path / "runs", Console(file=said, width=200))
+    corpora = metrics["corpora"]
+    removed = 400 - corpora["train"]["lines"]
+    assert metrics["held_out"] == {"valid": 10, "test": 10, "removed_from_training": removed}
+    assert removed >= 20
+    assert "held out of the training text: 10 for valid, 10 for test" in said.getvalue()
+    assert f"{removed} lines are not trained on" in said.getvalue()
+    found = {metrics[split].get("references") for split in ("valid", "test")}
+    assert found == ({f"outputs of {baseline}"} if source_only else {None})
+
+
+def test_a_resumed_run_holds_out_the_same_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = tiny.recipe(tmp_path, train={"steps": 10, "save_every": 5, "eval_every": 10})
+    values["data"] = {"train": values["data"]["train"], "max_source": 32, "max_target": 32}
+    recipe = parse_recipe(values, "test")
+    whole = train(recipe, tmp_path / "whole", QUIET)
+    stopped_at(7, lambda: train(recipe, tmp_path / "stopped", QUIET), monkeypatch)
+    shutil.rmtree(tmp_path / "stopped" / values["name"] / "data")
+    stopped = train(recipe, tmp_path / "stopped", QUIET)
+    assert stopped["held_out"] == whole["held_out"]
+    assert stopped["corpora"] == whole["corpora"]
+    one, other = (
+        load_file(tmp_path / name / values["name"] / "model" / "model.safetensors") for name in ("whole", "stopped")
+    )
+    assert all(torch.equal(other[name], tensor) for name, tensor in one.items())
+
+
+def test_elastic_keeps_random_shares_at_every_other_step(
     baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shares: list[Any] = []
@@ -146,7 +182,7 @@ def test_elastic_keeps_another_share_at_every_other_step(
     run(tmp_path, values)
     assert [share is None for share in shares] == 3 * [True, False]
     cut = torch.cat([share for share in shares if share is not None])
-    assert len(cut.unique()) == len(cut) > 10, "a share of its own for each sentence, at each step"
+    assert len(cut.unique()) == len(cut) > 10, "a different share for each sentence at each step"
     assert 0.3 <= float(cut.min()) < 0.4
     assert 0.8 < float(cut.max()) <= 0.9
 
@@ -161,7 +197,7 @@ def test_early_stopping_stops_and_stays_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("average", [1, 2])
-def test_a_run_killed_after_its_last_step_takes_no_other(baseline: Path, tmp_path: Path, average: int) -> None:
+def test_a_run_killed_after_its_last_step_takes_no_further_step(baseline: Path, tmp_path: Path, average: int) -> None:
     steps = {"steps": 10, "save_every": 4, "eval_every": 5, "average": average}
     values = tiny.sparse(tmp_path, str(baseline), train=steps)
     metrics, folder = run(tmp_path, values)
@@ -176,7 +212,7 @@ def test_a_run_killed_after_its_last_step_takes_no_other(baseline: Path, tmp_pat
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
-def test_an_interruption_does_not_change_what_is_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_does_not_change_the_average(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = tiny.recipe(tmp_path, train={"steps": 20, "save_every": 5, "average": 3, "eval_every": 20})
     recipe = parse_recipe(values, "test")
     train(recipe, tmp_path / "whole", QUIET)
@@ -190,13 +226,15 @@ def test_an_interruption_does_not_change_what_is_averaged(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(("gated", "fast"), [(False, False), (True, True)])
-def test_a_compiled_run_that_goes_on_compiles_at_the_batches_it_had_compiled_at(
+def test_a_resumed_compiled_run_compiles_at_the_same_batches(
     gated: bool, fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped twice."""
     monkeypatch.setattr(torch, "compile", compile_by_shapes)
     settings = {"steps": 12, "save_every": 4, "eval_every": 12, "compile": True, "fast": fast, "accumulation": 2}
-    values = tiny.recipe(tmp_path, train={**settings, "elastic": gated})  # every second step is cut: other code
+    values = tiny.recipe(
+        tmp_path, train={**settings, "elastic": gated}
+    )  # every other step is cut, which needs other code
     values["l0drop"] = {"target_sparsity": 0.4, "start": 1.0} if gated else None
     recipe = parse_recipe(values, "test")
 
@@ -222,14 +260,12 @@ def test_a_compiled_run_that_goes_on_compiles_at_the_batches_it_had_compiled_at(
 
 
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
-def test_a_run_does_not_go_on_with_other_text_to_learn_from(
-    split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_does_not_resume_with_other_text(split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = tiny.recipe(tmp_path, train={"steps": 10, "save_every": 5, "eval_every": 10})
     recipe = parse_recipe(values, "test")
     with monkeypatch.context() as patch:
         patch.setattr(trainer_module.L0DropTrainer, "_check_weights", stopped_after_5)
-        with pytest.raises(RuntimeError, match="the power is gone"):
+        with pytest.raises(RuntimeError, match="power failure"):
             train(recipe, tmp_path / "runs", QUIET)
     corpus = values["data"][split]
     for side in ("source", "target"):
@@ -238,11 +274,11 @@ def test_a_run_does_not_go_on_with_other_text_to_learn_from(
     if split == "test":
         assert train(recipe, tmp_path / "runs", QUIET)["test"]["sentences"] == len(lines) - 1
         return
-    with pytest.raises(TrainingError, match=f"checkpoint-5: was made with another {split} text than is there now"):
+    with pytest.raises(TrainingError, match=f"checkpoint-5: was trained with another {split} text"):
         train(recipe, tmp_path / "runs", QUIET)
 
 
-def test_a_run_does_not_go_on_with_another_teacher(
+def test_a_run_does_not_resume_with_another_teacher(
     baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(baseline, tmp_path / "teacher")
@@ -253,20 +289,20 @@ def test_a_run_does_not_go_on_with_another_teacher(
     recipe = parse_recipe(values, "test")
     with monkeypatch.context() as patch:
         patch.setattr(trainer_module.L0DropTrainer, "_check_weights", stopped_after_5)
-        with pytest.raises(RuntimeError, match="the power is gone"):
+        with pytest.raises(RuntimeError, match="power failure"):
             train(recipe, tmp_path / "runs", QUIET)
     file = tmp_path / "teacher" / "model" / "model.safetensors"
     save_file({name: tensor + 1 for name, tensor in load_file(file).items()}, file, {"format": "pt"})
-    with pytest.raises(TrainingError, match="checkpoint-5: was made with another teacher than is there now"):
+    with pytest.raises(TrainingError, match="checkpoint-5: was trained with another teacher"):
         train(recipe, tmp_path / "runs", QUIET)
 
 
 def stopped_after_5(trainer: Any) -> None:
     if trainer.state.global_step > 5:
-        raise RuntimeError("the power is gone")
+        raise RuntimeError("power failure")
 
 
-def test_weights_that_are_not_finite_are_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = tiny.recipe(tmp_path, train={"steps": 10, "save_every": 5, "eval_every": 10})
     real, calls = trainer_module.cross_entropy_sum, []
 
@@ -300,7 +336,7 @@ def test_averaging_is_the_mean_of_the_last_checkpoints(tmp_path: Path) -> None:
         torch.testing.assert_close(final[name], tensor)
 
 
-def test_fewer_checkpoints_than_were_to_be_averaged_are_told(tmp_path: Path) -> None:
+def test_too_few_checkpoints_to_average_are_reported(tmp_path: Path) -> None:
     values = tiny.recipe(tmp_path, train={"steps": 4, "save_every": 100, "average": 3})
     console = Console(file=io.StringIO(), width=400)
     train(parse_recipe(values, "test"), tmp_path / "runs", console)
@@ -324,7 +360,7 @@ def test_accumulation_does_not_change_the_gradient(baseline: Path, tmp_path: Pat
         assert four == pytest.approx(one, rel=1e-5)
 
 
-# --- what stops a run --------------------------------------------------------------------------------------------
+# --- errors that stop a run -----------------------------------------------------------------------------------------
 
 
 def test_a_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:
@@ -334,7 +370,7 @@ def test_a_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:
         run(tmp_path, {**values, "train": {**values["train"], "steps": 3}})
 
 
-def test_a_checkpoint_of_another_vocabulary_is_refused(baseline: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_with_another_vocabulary_is_refused(baseline: Path, tmp_path: Path) -> None:
     larger = tiny.recipe(tmp_path / "larger", "larger", tokenizer={"vocab_size": 140}, train={"steps": 1})
     larger["data"]["train"] = tiny.write_text(tmp_path, "more", 50, 9)
     _, other = run(tmp_path, larger)
@@ -345,7 +381,7 @@ def test_a_checkpoint_of_another_vocabulary_is_refused(baseline: Path, tmp_path:
         run(tmp_path, values)
 
 
-def test_a_start_that_was_never_trained_is_named(tmp_path: Path) -> None:
+def test_an_untrained_start_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="empty: no tokenizer here"):
         run(tmp_path, tiny.sparse(tmp_path, str(tmp_path / "empty")))
@@ -361,7 +397,7 @@ def test_nan_loss_stops_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> No
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer_module, "cross_entropy_sum", breaks)
-        with pytest.raises(TrainingError, match="the loss is nan at step 8; the last good checkpoint stands in"):
+        with pytest.raises(TrainingError, match="the loss is nan at step 8; the last good checkpoint is in"):
             run(tmp_path, values)
     kept = checkpoints(tmp_path / "runs" / "tiny" / "checkpoints")
     assert [path.name for path in kept] == ["checkpoint-5"]
@@ -369,7 +405,7 @@ def test_nan_loss_stops_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> No
     assert all(t.isfinite().all() for t in load_file(kept[0] / "model.safetensors").values())
 
 
-def test_only_the_newest_checkpoint_has_what_it_takes_to_go_on(tmp_path: Path) -> None:
+def test_only_the_newest_checkpoint_can_be_resumed(tmp_path: Path) -> None:
     values = tiny.recipe(tmp_path, train={"steps": 12, "save_every": 3, "keep_checkpoints": 3, "average": 2})
     metrics, folder = run(tmp_path, values)
     *older, newest = checkpoints(folder / "checkpoints")
@@ -384,7 +420,7 @@ def test_only_the_newest_checkpoint_has_what_it_takes_to_go_on(tmp_path: Path) -
         run(tmp_path, values)
 
 
-def test_a_full_disk_leaves_no_half_checkpoint(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_incomplete_checkpoint(tmp_path: Path) -> None:
     values = tiny.recipe(tmp_path, train={"steps": 10, "save_every": 4})
     real_save = torch.save
 

@@ -12,12 +12,12 @@ from tests.training import tiny
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_targets_are_what_generate_writes_line_by_line(
+def test_targets_are_the_outputs_of_generate(
     tmp_path: Path, baseline: Path, beams: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(teacher, "WINDOW", 7)  # more than one
-    taught = {"steps": 4, "targets": "teacher", "teacher": {"weight": 0.0, "beams": beams, "max_new_tokens": 12}}
-    values = tiny.sparse(tmp_path, str(baseline), train=taught)
+    monkeypatch.setattr(teacher, "WINDOW", 7)  # so that there are several windows
+    distilled = {"steps": 4, "targets": "teacher", "teacher": {"weight": 0.0, "beams": beams, "max_new_tokens": 12}}
+    values = tiny.sparse(tmp_path, str(baseline), train=distilled)
     source = Path(values["data"]["train"]["source"])
     lines = source.read_text(encoding="utf-8").splitlines()[:16]
     lines[3] = ""

@@ -1,4 +1,4 @@
-"""A recipe that trains in seconds, on text files a test writes."""
+"""A recipe that trains in seconds, on text files written by the test."""
 
 import random
 from pathlib import Path
@@ -11,7 +11,7 @@ WORDS = dict(zip((*NOUNS, *VERBS, "the", "a", "."), GERMAN.split(), strict=True)
 
 
 def write_text(folder: Path, name: str, lines: int, seed: int) -> dict[str, str]:
-    """Two files of parallel text; returns them as a corpus of a recipe."""
+    """Write two files of parallel text; returns them as a recipe's corpus."""
     source = random.Random(seed)
     sentences = []
     for _ in range(lines):
@@ -27,7 +27,7 @@ def write_text(folder: Path, name: str, lines: int, seed: int) -> dict[str, str]
 
 
 def recipe(folder: Path, name: str = "tiny", **changes: Any) -> dict[str, Any]:
-    """A baseline of one layer each; `changes` replace whole sections, or keys of `train`."""
+    """A baseline with one layer per side; `changes` replace whole sections, or keys of `train`."""
     folder.mkdir(parents=True, exist_ok=True)
     sections: dict[str, Any] = {
         "name": name,
