@@ -218,7 +218,7 @@ class OutputLayer:
 
     @contextmanager
     def states(self) -> Iterator[list[Tensor]]:
-        """Inside, a forward pass computes logits of the first position only, and appends the inputs of the output layer,
+        """Inside, a forward pass computes logits of the first position only, and appends the input of the output layer,
         the decoder's states [B, T, D], to the yielded list."""
         states: list[Tensor] = []
 

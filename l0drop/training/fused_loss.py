@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 CHUNK_BYTES = 2**30
-"""The size of a chunk's logits: large enough for full speed on a large GPU, small compared with a step's activations."""
+"""The size of a chunk's logits: enough for full speed on a large GPU, small compared with a step's activations."""
 
 TeacherLogits = tuple[Tensor, Tensor | None, float, float]
 """A teacher's logits and their bias, the weight of the divergence, and its temperature."""

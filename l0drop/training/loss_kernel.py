@@ -48,8 +48,8 @@ def _block(Z, B, start, V: tl.constexpr, BIASED: tl.constexpr, N: tl.constexpr):
 @triton.jit
 def _kernel(  # type: ignore[no-untyped-def]
     LOGITS, TEACHER_LOGITS, BIAS, TEACHER_BIAS, LABELS, LOSS, DIVERGENCE, smoothing, weight, temperature,
-    V: tl.constexpr, BIASED: tl.constexpr, DISTILLED: tl.constexpr, TEACHER_BIASED: tl.constexpr, GRADIENT: tl.constexpr,
-    N: tl.constexpr,
+    V: tl.constexpr, BIASED: tl.constexpr, DISTILLED: tl.constexpr, TEACHER_BIASED: tl.constexpr,
+    GRADIENT: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     Z = LOGITS + row * V
@@ -66,8 +66,8 @@ def _kernel(  # type: ignore[no-untyped-def]
         gold = tl.load(Z + label).to(tl.float32)
         if BIASED:
             gold += tl.load(BIAS + label).to(tl.float32)
-        # running log Σ exp, with the maximum kept separately: of the logits, of the logits and the teacher's logits divided
-        # by the temperature
+        # running log Σ exp, with the maximum kept separately: of the logits, then of the logits and the teacher's
+        # logits divided by the temperature
         top = float("-inf")
         total = 0.0
         summed = 0.0

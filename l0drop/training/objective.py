@@ -22,7 +22,7 @@ class Totals:
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """Label-smoothed cross-entropy, summed over real target tokens; the smoothing mass is spread over the whole vocabulary."""
+    """Label-smoothed cross-entropy, summed over real target tokens; smoothing covers the whole vocabulary."""
     return F.cross_entropy(
         logits.float().flatten(0, 1), labels.flatten(), ignore_index=-100, label_smoothing=smoothing, reduction="sum"
     )

@@ -52,11 +52,10 @@ def open_run(recipe: Recipe, runs: Path = RUNS) -> Path:
     folder = runs / recipe.name
     file = folder / "recipe.yaml"
     if file.exists():
-        stored = load_recipe(file)
-        if stored != recipe:
-            different = sorted(_differences(stored.model_dump(), recipe.model_dump()))
+        different = _differences(load_recipe(file).model_dump(), recipe.model_dump()) - {"about"}
+        if different:
             raise RecipeError(
-                f"{folder}: this folder holds a run of another recipe (different: {', '.join(different)}); "
+                f"{folder}: this folder holds a run of another recipe (different: {', '.join(sorted(different))}); "
                 "choose another name (--set name=...) or delete the folder"
             )
     else:

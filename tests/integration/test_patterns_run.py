@@ -1,4 +1,4 @@
-"""A rule from its recipe to decoded text: hints are made automatically, in training and wherever the model is copied."""
+"""A rule from its recipe to decoded text: hints are made automatically, also where the model is copied."""
 
 import json
 import shutil

@@ -224,6 +224,7 @@ def test_wrong_input_is_named_with_exit_code_2(
         data = {**good["data"], "train": {**good["data"]["train"], **corpus}}
         return {**good, "data": data}
 
+    limits = {"max_source": 32, "max_target": 32}
     cases = {
         "different numbers of lines": (
             with_train(target=str(short)),
@@ -233,11 +234,11 @@ def test_wrong_input_is_named_with_exit_code_2(
         "an empty file": (with_train(target=str(empty)), ["empty.txt"]),
         "a missing file": (with_train(source=str(tmp_path / "absent.en")), ["absent.en"]),
         "no text to hold lines out of": (
-            {**good, "data": {"train": {"source": str(tmp_path / "absent.en"), "target": str(short)}}},
+            {**good, "data": {**limits, "train": {"source": str(tmp_path / "absent.en"), "target": str(short)}}},
             ["absent.en: No such file"],
         ),
         "too few lines to hold some out": (
-            {**good, "data": {"train": {"source": str(short), "target": str(short)}}},
+            {**good, "data": {**limits, "train": {"source": str(short), "target": str(short)}}},
             ["short.txt: has 1 usable lines, too few to hold some out for valid and test", "data.valid"],
         ),
         "an unknown key": ({**good, "trian": {}}, ["trian", "unknown key", "train"]),

@@ -154,8 +154,8 @@ class TestRecipeFiles:
 
     def test_commands_in_comments(self) -> None:
         folder = FILES[0].parent
-        longer = load_recipe(folder / "multi30k-target50.yaml", ["name=multi30k-longer", "l0drop=null"])
-        assert (longer.name, longer.l0drop) == ("multi30k-longer", None)
+        continued = load_recipe(folder / "multi30k-target50.yaml", ["name=multi30k-continued", "l0drop=null"])
+        assert (continued.name, continued.l0drop) == ("multi30k-continued", None)
         changes = ["data.train.source=my/text.en", "model.pretrained=Helsinki-NLP/opus-mt-en-fr"]
         mine = load_recipe(folder / "opus-mt-source-only.yaml", changes)
         assert mine.data.train == TextCorpus(source="my/text.en")

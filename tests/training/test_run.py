@@ -368,6 +368,7 @@ def test_a_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:
     run(tmp_path, values)
     with pytest.raises(RecipeError, match=r"holds a run of another recipe \(different: train.steps\)"):
         run(tmp_path, {**values, "train": {**values["train"], "steps": 3}})
+    assert run(tmp_path, {**values, "about": "another description"})[0]["steps"] == 2
 
 
 def test_a_tokenizer_with_another_vocabulary_is_refused(baseline: Path, tmp_path: Path) -> None:
