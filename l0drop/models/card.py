@@ -61,7 +61,7 @@ def write_card(model: Any, folder: str | os.PathLike[str]) -> None:
 
 
 def model_card(model: Any) -> str:
-    """What the model is, how to load it, and the paper: Markdown with the header that the Hugging Face hub reads."""
+    """A description of the model, how to load it, and the paper: Markdown with a header for the Hugging Face hub."""
     rows = {**_gate_rows(model), **_sparsity_rows(model)}
     module = type(model.gate).__module__
     return _CARD.format(

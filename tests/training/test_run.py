@@ -66,6 +66,18 @@ def test_fine_tuning_to_a_target(baseline: Path, tmp_path: Path) -> None:
     assert 0 <= metrics["test"]["sparsity"] <= 1
 
 
+def test_a_run_that_misses_its_target_warns_instead_of_failing(baseline: Path, tmp_path: Path) -> None:
+    recipe = parse_recipe(tiny.sparse(tmp_path, str(baseline), train={"steps": 2, "save_every": 2}), "test")
+    console = Console(file=io.StringIO(), width=400)
+    calibration = train(recipe, tmp_path / "runs", console)["calibration"]
+    points = 100 * (calibration["after"] - calibration["before"])
+    assert points > 5, "model.calibrate refuses this without force"
+    assert f"closed {points:.1f} points of encodings that training had left open" in calibration["warning"]
+    assert calibration["warning"] in console.file.getvalue()  # type: ignore[attr-defined]
+    card = (tmp_path / "runs" / recipe.name / "model" / "README.md").read_text(encoding="utf-8")
+    assert f"on held-out text | {calibration['after']:.1%} |" in card
+
+
 @pytest.mark.parametrize(("share", "without"), [(0.1, 1), (0.4, 7)])
 def test_a_new_model_learns_to_read_before_it_drops(tmp_path: Path, share: float, without: int) -> None:
     dropping = {"target_sparsity": 0.4, "start": 1.0}
