@@ -15,7 +15,6 @@ from rich.text import Text
 from l0drop.app.pieces import is_styled, mark_dropped, source_pieces
 from l0drop.app.runs import Dtype
 from l0drop.app.translate import (
-    Beams,
     Device,
     DtypeOption,
     Keep,
@@ -39,9 +38,15 @@ if TYPE_CHECKING:
 def explain(
     model: ModelName,
     sentences: Annotated[
-        list[str] | None, typer.Argument(help="The texts to explain. Default: the lines of standard input.")
+        list[str] | None,
+        typer.Argument(metavar="SENTENCE", help="The texts to explain. Default: the lines of standard input."),
     ] = None,
-    beams: Beams = None,
+    beams: Annotated[
+        int | None,
+        typer.Option(
+            "--num-beams", "--beams", metavar="N", help="1 is greedy search. Default: the run's or the model's.", min=1
+        ),
+    ] = None,
     max_new_tokens: MaxNewTokens = None,
     keep: Keep = None,
     max_memory: MaxMemory = None,

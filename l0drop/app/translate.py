@@ -32,42 +32,59 @@ class Errors(StrEnum):
     REPLACE = "replace"
 
 
-# options that `explain` has too
-ModelName = Annotated[str, typer.Argument(help="A run folder, a model folder, or a name on the Hugging Face hub.")]
-Beams = Annotated[
-    int | None,
-    typer.Option("--beams", "--num-beams", help="Beams; 1 is greedy search. Default: the run's or the model's.", min=1),
+# options that `explain` has too; short metavars leave room for the help texts at 80 columns
+ModelName = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A run folder, a model folder, or a name on the Hugging Face hub.")
 ]
 MaxNewTokens = Annotated[
-    int | None, typer.Option(help="Maximum output length. Default: the run's or the model's, else 256.", min=1)
+    int | None,
+    typer.Option(metavar="N", help="Maximum output length. Default: the run's or the model's, else 256.", min=1),
 ]
-Keep = Annotated[float | None, typer.Option(help="Dial: the share of source tokens to keep.")]
-MaxMemory = Annotated[int | None, typer.Option(help="Dial: the maximum number of memory rows.")]
-Shift = Annotated[float | None, typer.Option(help="Dial: a number added to log α; above 0 keeps more tokens.")]
+Keep = Annotated[float | None, typer.Option(metavar="SHARE", help="Dial: the share of source tokens to keep.")]
+MaxMemory = Annotated[int | None, typer.Option(metavar="N", help="Dial: the maximum number of memory rows.")]
+Shift = Annotated[
+    float | None, typer.Option(metavar="X", help="Dial: a number added to log α; above 0 keeps more tokens.")
+]
 SourceLanguage = Annotated[
-    str | None, typer.Option(help="Source language of a multilingual model, as its tokenizer names it.")
+    str | None,
+    typer.Option(metavar="CODE", help="Source language of a multilingual model, as its tokenizer names it."),
 ]
 TargetLanguage = Annotated[
-    str | None, typer.Option(help="Target language of a multilingual model, as its tokenizer names it.")
+    str | None,
+    typer.Option(metavar="CODE", help="Target language of a multilingual model, as its tokenizer names it."),
 ]
 Prefix = Annotated[
-    str | None, typer.Option(help="Text put before every source, for models such as T5. Default: the run's.")
+    str | None,
+    typer.Option(metavar="TEXT", help="Text put before every source, for models such as T5. Default: the run's."),
 ]
-Device = Annotated[str | None, typer.Option(help="Default: a GPU if there is one, else the CPU.")]
-DtypeOption = Annotated[Dtype | None, typer.Option(help="Default: the type of the stored weights. int8 needs a CPU.")]
+Device = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Such as cpu or cuda. Default: a GPU if there is one.")
+]
+DtypeOption = Annotated[
+    Dtype | None,
+    typer.Option(
+        metavar="TYPE",
+        help="float32, bfloat16, float16, float64, or on a CPU int8. Default: the type of the stored weights.",
+    ),
+]
 
 
 def translate(
     model: ModelName,
     input_: Annotated[
-        Path | None, typer.Option("--input", "-i", help="A file with one text per line. Default: standard input.")
+        Path | None,
+        typer.Option("--input", "-i", metavar="FILE", help="One text per line. Default: standard input."),
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: standard output.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: standard output.")
+    ] = None,
     jsonl: Annotated[
         bool | None,
         typer.Option("--jsonl/--no-jsonl", help="Read JSON lines. Default: if the input's name ends in .jsonl."),
     ] = None,
-    field: Annotated[str, typer.Option(help="The field of a JSON object that holds the text.")] = "text",
+    field: Annotated[
+        str, typer.Option(metavar="NAME", help="The field of a JSON object that holds the text.")
+    ] = "text",
     as_json: Annotated[
         bool | None,
         typer.Option(
@@ -77,12 +94,15 @@ def translate(
         ),
     ] = None,
     errors: Annotated[Errors, typer.Option(help="Stop at invalid UTF-8, or replace it by U+FFFD.")] = Errors.STRICT,
-    beams: Beams = None,
+    beams: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="1 is greedy search. Default: the run's or the model's.", min=1),
+    ] = None,
     length_penalty: Annotated[
-        float | None, typer.Option(help="Above 0 favours long outputs. Default: the run's or the model's.")
+        float | None, typer.Option(metavar="X", help="Above 0 favours long outputs. Default: the run's or the model's.")
     ] = None,
     max_new_tokens: MaxNewTokens = None,
-    nbest: Annotated[int, typer.Option(help="Outputs per line; more than one needs --json.", min=1)] = 1,
+    nbest: Annotated[int, typer.Option(metavar="N", help="Outputs per line; more than one needs --json.", min=1)] = 1,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="Any other generation setting: no_repeat_ngram_size=3", metavar="NAME=VALUE"),
@@ -95,28 +115,33 @@ def translate(
     target_lang: TargetLanguage = None,
     prefix: Prefix = None,
     max_source: Annotated[
-        int | None, typer.Option(help="Cut longer lines to this many tokens. Default: the run's or the model's.", min=1)
+        int | None,
+        typer.Option(metavar="N", help="Cut longer lines to N tokens. Default: the run's or the model's.", min=1),
     ] = None,
     batch_tokens: Annotated[
         int | None,
-        typer.Option(help="Padded source tokens per batch; fewer need less memory. Default: 8192.", min=1),
+        typer.Option(metavar="N", help="Padded source tokens per batch; fewer need less memory. Default: 8192.", min=1),
     ] = None,
     window: Annotated[
-        int | None, typer.Option(help="Lines to read, sort by length and write at a time. Default: 2048.", min=1)
+        int | None,
+        typer.Option(metavar="N", help="Lines to read, sort by length and write at a time. Default: 2048.", min=1),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted --output.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Discard an interrupted --output.")] = False,
     summary: Annotated[
         Path | None,
         typer.Option(
-            help="Write totals, settings and machine to this JSON file. Default: OUTPUT.summary.json with --json."
+            metavar="FILE",
+            help="Write totals, settings and machine as JSON. Default: OUTPUT.summary.json if OUTPUT is JSON lines.",
         ),
     ] = None,
     device: Device = None,
     dtype: DtypeOption = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads. Default: torch's choice.", min=1)] = None,
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", help="CPU threads. Default: torch's choice.", min=1)
+    ] = None,
 ) -> None:
-    """Decode text of any length: one output line per input line, in order. Blank lines stay blank."""
+    """Decode lines of text, as many as you like: one output line per input line, in order, blank for blank."""
     as_json = _has_suffix(output, ".jsonl") if as_json is None else as_json
     jsonl = _has_suffix(input_, ".jsonl") if jsonl is None else jsonl
     if output is not None and output.is_symlink() and (output.is_file() or not output.exists()):
@@ -293,7 +318,8 @@ def _write_summary(file: Path, totals: "Totals", facts: dict[str, Any], seconds:
 
 def summary_lines(totals: "Totals", before: "Totals", seconds: float, gated: bool) -> list[str]:
     """The closing message, in lines of at most 80 columns; `before` are the totals of the interrupted run."""
-    lines = [f"{totals.lines - before.lines:,} lines in {seconds:,.1f} s"]
+    count = totals.lines - before.lines
+    lines = [f"{count:,} line{'' if count == 1 else 's'} in {seconds:,.1f} s"]
     lines += [f"{totals.blank:,} blank"] if totals.blank else []
     lines += [f"{totals.cut:,} cut"] if totals.cut else []
     speed = (totals.source_tokens - before.source_tokens) / max(seconds, 1e-9)

@@ -83,7 +83,7 @@ def _ask_hub(name: str) -> None:
     except HFValidationError as error:
         raise ValueError(f"{missing} this is not a valid name on the Hugging Face hub") from error
     except EntryNotFoundError:
-        return  # the model exists; from_pretrained says what it lacks
+        return  # the model exists; from_pretrained reports the missing file
     except GatedRepoError as error:
         raise ValueError(f"{missing} access to this model on the Hugging Face hub must be requested there") from error
     except RepositoryNotFoundError as error:

@@ -1,7 +1,7 @@
 """All layers of a decoder as one module, for one new position.
 
 Hugging Face's layers are general, and a step of a small batch spends a tenth of its time in their overhead. This module
-computes only what a step needs. Five families have the same layers, with norms first or last; T5's layers stay Hugging
+computes a step without it. Five families have the same layers, with norms first or last; T5's layers stay Hugging
 Face's.
 
 Shapes: B sentences, k beams, R = B·k rows, H heads, K memory rows, D model width, d head width.

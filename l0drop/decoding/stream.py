@@ -144,9 +144,8 @@ def decode_stream(
     totals = Totals(**start.totals) if start is not None and start.totals else Totals()
     settings = model.settings(job.target_lang, job.generation)
     name = processes.broadcast(lines.name if lines is not None else None)
-    model.engine.linears = processes.broadcast(
-        model.engine.linears
-    )  # each process measures; the kinds round differently
+    # each process has measured and chosen a kind of linear layers, and kinds round differently
+    model.engine.linears = processes.broadcast(model.engine.linears)
     texts = iter(lines) if lines is not None else iter(())
     while True:
         window = None

@@ -65,7 +65,9 @@ class OutOfMemoryError(ValueError):
 
 
 _ARGUMENTS = ("source_lang", "target_lang", "prefix", "max_source", "batch_tokens")
-"""The arguments of `TextModel.generate` that the engine does not know."""
+"""The arguments of `TextModel.generate` apart from texts and generation settings."""
+_INPUTS = ("inputs", "attention_mask", "hints")
+"""The arguments of `Engine.generate` that are computed from the texts."""
 
 
 class TextModel:
@@ -247,7 +249,8 @@ class TextModel:
 
     def settings(self, target_lang: str | None, generation: Mapping[str, Any]) -> dict[str, Any]:
         """All settings that `decode` passes to the engine, from the caller, the run and the model."""
-        check_names(generation, self.model.generation_config, (*self.engine.argument_names, *_ARGUMENTS))
+        others = {*self.engine.argument_names, *_ARGUMENTS}.difference(_INPUTS)
+        check_names(generation, self.model.generation_config, others)
         settings = {**self.defaults, **generation}
         if "max_length" in generation and "max_new_tokens" not in generation:
             settings.pop("max_new_tokens", None)

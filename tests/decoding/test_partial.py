@@ -13,7 +13,7 @@ MADE = {"model": "m", "settings": {"beams": 4}}
 
 
 class Killed(BaseException):
-    """Stands for a kill."""
+    """Raised instead of a kill."""
 
 
 def write(output: Path, windows: list[str], *, resume: bool = False, made: dict = MADE) -> None:  # type: ignore[type-arg]

@@ -136,6 +136,11 @@ def test_errors_in_texts_give_their_index(model: TextModel) -> None:
         model.explain("\udfff")
 
 
+def test_inputs_of_the_engine_are_not_settings(model: TextModel) -> None:
+    with pytest.raises(ValueError, match="^attention_mask: not a generation setting"):
+        model.generate(["the dog"], attention_mask=torch.ones(1, 3))
+
+
 @pytest.mark.parametrize(
     ("wrong", "right"), [("num_beam", "num_beams"), ("taget_lang", "target_lang"), ("max_memroy", "max_memory")]
 )

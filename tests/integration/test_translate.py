@@ -197,6 +197,19 @@ def test_user_errors_are_one_message(l0drop: Any, folder: Path, baseline: Path, 
     assert (replaced.code, len(replaced.lines)) == (0, 2)
 
 
+def test_an_unreachable_hub_is_asked_once(tmp_path: Path) -> None:
+    environment = {**ENVIRONMENT, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    ran = subprocess.run(
+        command("translate", "some/model"), env=environment, capture_output=True, text=True, check=False, cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert ran.returncode == 2
+    assert ran.stderr.startswith(
+        "error: some/model: there is no such folder, and the Hugging Face hub cannot be reached"
+    )
+    assert ran.stderr.count("\n") == 1, "no retries"
+
+
 @pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="needs a folder that even root cannot write to")
 def test_a_read_only_folder(l0drop: Any, folder: Path) -> None:
     ran = l0drop("translate", folder, "--output", "/sys/kernel/out.txt", stdin=b"the dog\n")
