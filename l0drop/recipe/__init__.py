@@ -3,14 +3,15 @@
 A recipe is a YAML file with the sections of `Recipe`; `load_recipe` reads it and reports all of its errors at once.
 Relative paths in a recipe are relative to the working directory, not to the recipe.
 
-This package imports neither torch nor transformers, so that a wrong recipe fails at once.
+This package imports neither torch nor transformers, so that an invalid recipe fails immediately.
 
-checks.py    the base class of sections, and their errors
-data.py      text and subwords
-model.py     the model and its gates
-training.py  training and scoring
-recipe.py    the whole recipe
-reading.py   from YAML and back
+checks.py     the base class of sections, and their errors
+data.py       text and tokenizer
+model.py      the model and its gates
+training.py   training and scoring
+recipe.py     the whole recipe
+reading.py    from YAML and back
+reference.py  the page of all keys
 """
 
 from l0drop.recipe.checks import RecipeError, Section

@@ -58,8 +58,8 @@ class StepLines(TrainerCallback):
         if self._is_steered and logs.get("lambda", 0.0) > self.LARGE_LAMBDA and "λ" not in self._said:
             self._said.add("λ")
             self._print(
-                "λ is as large as it has to be to reach the target sparsity in these few steps. That is no error; the "
-                "loss grows with it, because it includes λ · penalty. Compare the cross-entropy instead.",
+                "λ is large because the target has to be reached in few steps. The loss rises with it, because it "
+                "includes λ · penalty; compare the cross-entropy instead.",
                 dim=True,
             )
 

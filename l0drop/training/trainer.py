@@ -665,6 +665,5 @@ class L0DropTrainer(Trainer):
             self.model.schedule.load_state_dict(self.progress.schedule)
         if before := self.progress.compiled_at:
             own = self.accelerator.process_index
-            self._to_compile_at = before[
-                own if own < len(before) else 0
-            ]  # with fewer processes before, batches differ anyway
+            # with fewer processes before, the batches differ anyway
+            self._to_compile_at = before[own if own < len(before) else 0]

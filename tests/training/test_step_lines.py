@@ -68,7 +68,7 @@ def test_a_large_lambda_is_explained_once_if_it_is_adjusted(
 ) -> None:
     large = {**ENTRY, "lambda": 21.7}
     text = " ".join(logged(tmp_path, ENTRY, large, large, l0drop=section))
-    assert text.count("λ is as large as it has to be to reach the target sparsity") == int(explained)
+    assert text.count("λ is large because the target has to be reached in few steps") == int(explained)
 
 
 def test_validation(tmp_path: Path) -> None:
