@@ -80,16 +80,16 @@ def _with_languages(tokenizers: TokenizerPair, name: str, recipe: Recipe) -> Tok
             if language is not None:
                 raise ValueError(f"data.{setting}: the tokenizer of {name} has no languages; remove this key")
         return tokenizers
-    spoken: dict[str, str] = {}
+    languages: dict[str, str] = {}
     for key, (setting, language) in asked.items():
         own: str | None = getattr(source, key, None)
         if language is not None or own is not None:
-            spoken[key] = language or str(own)
-            language_id(source, spoken[key], f"data.{setting}")
-    if "tgt_lang" not in spoken:
+            languages[key] = language or str(own)
+            language_id(source, languages[key], f"data.{setting}")
+    if "tgt_lang" not in languages:
         raise ValueError(f"data.target_lang: is missing; {name} is multilingual, so name the language of the targets")
     folder = Path(name) / "tokenizer"
-    tokenizer = load_tokenizer(name, folder if folder.is_dir() else name, **spoken)
+    tokenizer = load_tokenizer(name, folder if folder.is_dir() else name, **languages)
     return TokenizerPair(tokenizer, tokenizer)
 
 
