@@ -1,4 +1,4 @@
-"""`l0drop analyze`: what a sparse run drops and where its attention goes, as numbers and figures."""
+"""`l0drop analyze`: the dropped tokens and the attention of a sparse run, as numbers and figures."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,12 +9,15 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from l0drop.app.runs import Threads
 
 console = Console()
 log = Console(stderr=True)
+LABELS = {"baseline": "dense"}
+SHORT_NAMES = {"punctuation": "punct."}
+"""Group names that would not fit into 80 columns."""
 
 
 def analyze(
@@ -22,40 +25,42 @@ def analyze(
         list[str], typer.Argument(help="Run folders, model folders, or sweep folders.", metavar="RUN_OR_SWEEP")
     ],
     baseline: Annotated[
-        str | None, typer.Option(help="The baseline's run or model; left out, what the recipe started from.")
+        str | None, typer.Option(help="The dense run or model to compare with. Default: the start of fine-tuning.")
     ] = None,
     entmax: Annotated[str | None, typer.Option(help="A run with sparse attention, to compare with.")] = None,
-    source: Annotated[Path | None, typer.Option(help="Text to read; left out, the recipe's test set.")] = None,
+    source: Annotated[Path | None, typer.Option(help="Text to read. Default: the recipe's test set.")] = None,
     reference: Annotated[
-        Path | None, typer.Option(help="Its references; left out, the target is the model's own output.")
+        Path | None, typer.Option(help="References of --source. Default: the model's outputs are the targets.")
     ] = None,
-    sentences: Annotated[int | None, typer.Option(help="So many, from the start; left out, all.", min=2)] = None,
+    sentences: Annotated[
+        int | None, typer.Option(help="The number of sentences, from the start. Default: all.", min=2)
+    ] = None,
     language: Annotated[
-        str | None, typer.Option(help="Of the source, such as en; left out, the text is looked at.")
+        str | None, typer.Option(help="The source language, such as en. Default: English if the text looks like it.")
     ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this part: mass, maps, gates, groups, words, places, entropy, time, interventions, source. "
-            "The others that analysis.json has stay, if they are of the same models, text and settings."
+            help="Measure only this part: mass, maps, gates, groups, words, places, entropy, time, interventions, "
+            "source. Other parts in analysis.json stay if models, text and settings are the same."
         ),
     ] = None,
     show: Annotated[
         list[int] | None, typer.Option(help="Draw the attention map of this sentence, counted from 0.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder for analysis.json and figures/; left out, the run's own.")
+        Path | None, typer.Option(help="Folder for analysis.json and figures/. Default: the run's folder.")
     ] = None,
-    brief: Annotated[bool, typer.Option("--brief", help="Of a sweep, no point in full.")] = False,
+    brief: Annotated[bool, typer.Option("--brief", help="For a sweep: analyse no point in full.")] = False,
     threads: Threads = None,
 ) -> None:
-    """Measure what sparse runs drop, where attention goes, and what closing other gates costs; draw it.
+    """Measure what sparse runs drop, where attention goes, and what closing other gates costs; draw figures.
 
-    Of a sweep, what all its points drop and how their encoders attend, and one of them in full: the one that drops
-    nearest to half, if several do.
+    For a sweep, measure groups, attention and entropy of all points, and all parts of one point: the learned gate whose
+    sparsity is nearest to half.
 
-    An analysis takes the place of the one before it, with its figures; with --only the parts that were not measured
-    again stay, unless they are of other models, another text or other settings.
+    An analysis replaces the earlier one and its figures. With --only, other parts stay if models, text and settings are
+    the same.
     """
     import torch
 
@@ -68,56 +73,60 @@ def analyze(
     if threads is not None:
         torch.set_num_threads(threads)
     if output is not None and len(folders) > 1:
-        raise ValueError(f"--output: one folder for {len(folders)} analyses; give them one by one")
+        raise ValueError(f"--output: one folder for {len(folders)} analyses; give them one at a time")
     quiet_libraries()
     reading = Reading(source, reference, sentences, language)
     for folder in folders:
         is_sweep = (Path(folder) / "sweep.json").is_file()
         if is_sweep and (only or show or entmax):
             raise ValueError(f"--only, --show, --entmax: are for single runs, and {folder} is a sweep")
-        place = output or (None if is_sweep else locate_model(folder)[1]) or Path(folder)
-        if not place.is_dir() and output is None:
-            raise ValueError(f"--output: {folder} is no folder here; say where analysis.json and figures go")
+        target = output or (None if is_sweep else locate_model(folder)[1]) or Path(folder)
+        if not target.is_dir() and output is None:
+            raise ValueError(f"--output: {folder} is not a folder here; name one for analysis.json and figures")
         with bars() as bar:
             if is_sweep:
-                result = analyze_sweep(Path(folder), reading, baseline, bar, log.print)
+                result = analyze_sweep(Path(folder), reading, baseline, bar, _say)
             else:
                 with opened(folder, reading, baseline=baseline, entmax=entmax) as subject:
                     result = analyze_run(subject, only, show or [], bar)
-        _published(result, place, some_parts=bool(only))
+        _publish(result, target, some_parts=bool(only))
         if is_sweep and not brief:
             point = Path(folder) / typical_point(result)
-            log.print(f"{point} in full, for the report (l0drop analyze RUN does the others)")
+            _say(f"all parts of {point}, for the report (l0drop analyze RUN for other points)")
             with bars() as bar, opened(str(point), reading, baseline=baseline) as subject:
                 result = analyze_run(subject, bar=bar)
-            _published(result, point if output is None else output / point.name)
+            _publish(result, point if output is None else output / point.name)
 
 
-def _published(result: dict[str, Any], place: Path, some_parts: bool = False) -> None:
-    """Write an analysis, or some parts into one, draw the figures of all that is there, and show the new tables."""
+def _say(text: str) -> None:
+    log.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _publish(result: dict[str, Any], folder: Path, some_parts: bool = False) -> None:
+    """Write an analysis, or some parts of one; draw the figures of all parts, and print the new tables."""
     from l0drop.report.figures import draw_all
     from l0drop.study.analysis.parts import RESULT, write, write_parts
 
-    place.mkdir(parents=True, exist_ok=True)
-    (write_parts if some_parts else write)(result, place / RESULT)
-    drawn = draw_all(place)
+    folder.mkdir(parents=True, exist_ok=True)
+    (write_parts if some_parts else write)(result, folder / RESULT)
+    drawn = draw_all(folder)
     for table in tables(result):
         console.print(table)
-    for part, why in _left_out(result).items():
-        log.print(f"[yellow]left out: {part}[/] ({escape(why)})", highlight=False)
+    for part, why in _omitted(result).items():
+        log.print(f"[yellow]omitted: {part}[/] ({escape(why)})", highlight=False, soft_wrap=True)
     if why := result.get("missing", {}).get("baseline"):
-        log.print(f"[yellow]nothing was compared with a baseline[/] ({escape(why)})", highlight=False)
-    log.print(f"{place / RESULT}, and {len(drawn)} figures in {place / 'figures'}")
+        log.print(f"[yellow]not compared with a dense model[/] ({escape(why)})", highlight=False, soft_wrap=True)
+    _say(f"{folder / RESULT}, and {len(drawn)} figures in {folder / 'figures'}")
 
 
-def _left_out(result: dict[str, Any]) -> dict[str, str]:
-    """Parts that are missing, of a run or of points of a sweep, and why."""
+def _omitted(result: dict[str, Any]) -> dict[str, str]:
+    """Omitted parts of a run, or of a sweep's points, with the reasons."""
     return {part: why for one in result.get("points", [result]) for part, why in one.get("left_out", {}).items()}
 
 
 @contextmanager
 def bars() -> Iterator[Callable[[str, int], Any]]:
-    """Progress bars, one for each piece of work."""
+    """Progress bars, one for each step of the analysis."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=log) as progress:
 
@@ -130,67 +139,108 @@ def bars() -> Iterator[Callable[[str, int], Any]]:
         yield bar
 
 
-def tables(result: dict[str, Any]) -> Iterator[Table]:
-    """The numbers that are read first."""
+def tables(result: dict[str, Any]) -> Iterator[RichTable]:
+    """The most important numbers."""
     if "points" in result:
-        yield _points(result)
+        yield from _of_points(result)
         return
     text = result["text"]
+    targets = "human references" if text["target"] == "reference" else text["target"]
     if "mass" in result:
-        table = _table("attention mass per source word", "", "words", "mean", "under 0.6", "under 0.6 of mean")
+        head = ["attention of", "words", "mean", "under 0.6", "under 0.6 of mean"]
+        rows = []
         for name, mass in result["mass"]["systems"].items():
             shares = (f"{mass['share_under_0.6']:.1%}", f"{mass['share_under_0.6_of_mean']:.1%}")
-            table.add_row(name.replace("_", " "), f"{mass['words']:,}", f"{mass['mean']:.2f}", *shares)
-        dropped = ", ".join(f"{name} {share:.1%}" for name, share in result["mass"]["share_on_dropped"].items())
-        table.caption = f"{text['sentences']:,} sentences, target: {text['target']}"
-        table.caption += f"; attention on dropped words: {dropped}" if dropped else ""
-        yield table
+            label = name.replace("baseline", "dense").replace("_", ", ")
+            rows.append([label, f"{mass['words']:,}", f"{mass['mean']:.2f}", *shares])
+        dropped = ", ".join(
+            f"{LABELS.get(name, name)} {share:.1%}" for name, share in result["mass"]["share_on_dropped"].items()
+        )
+        note = f"{text['sentences']:,} sentences, targets: {targets}"
+        note += f"; attention on dropped words: {dropped}" if dropped else ""
+        yield _table("attention mass per source word", head, rows, note)
     if "groups" in result:
-        table = _table(f"sparsity by group, overall {result['sparsity']:.1%}", "group", "tokens", "sparsity")
-        for name, rate in result["groups"]["groups"].items():
-            table.add_row(name, f"{rate['tokens']:,}", "" if rate["sparsity"] is None else f"{rate['sparsity']:.1%}")
-        yield table
+        rows = [
+            [name, f"{rate['tokens']:,}", _percent(rate["sparsity"])]
+            for name, rate in result["groups"]["groups"].items()
+        ]
+        yield _table(f"sparsity by group, overall {result['sparsity']:.1%}", ["group", "tokens", "sparsity"], rows)
     if "entropy" in result:
-        table = _table("entropy of the last self-attention, nats", "", "kept", "dropped")
-        for name in ("sparse", "baseline", "uniform"):
-            if name in result["entropy"]:
-                table.add_row(name, *(_number(result["entropy"][name][kind]) for kind in ("kept", "dropped")))
-        yield table
+        rows = [
+            [LABELS.get(name, name), *(_number(result["entropy"][name][kind]) for kind in ("kept", "dropped"))]
+            for name in ("sparse", "baseline", "uniform")
+            if name in result["entropy"]
+        ]
+        yield _table("entropy of the last self-attention, nats", ["model", "kept", "dropped"], rows)
     if "interventions" in result:
-        name = next(iter(result["interventions"]["systems"].values()))[0]["score"]["name"]
-        table = _table("gates closed by hand", "model", "closed", "share", "sparsity", "cross-entropy", name)
-        for model, rows in result["interventions"]["systems"].items():
-            for row in rows:
-                rates = (f"{row['share']:.0%}" if row["share"] else "", f"{row['sparsity']:.1%}")
-                values = (f"{row['cross_entropy']:.3f}", f"{row['score']['value']:.2f}")
-                table.add_row(model, row["closed"], *rates, *values)
-        yield table
+        systems = result["interventions"]["systems"]
+        rows = [
+            [
+                LABELS.get(model, model),
+                row["closed"],
+                f"{row['share']:.0%}" if row["share"] else "",
+                f"{row['sparsity']:.1%}",
+                f"{row['cross_entropy']:.3f}",
+                _score(row),
+            ]
+            for model, found in systems.items()
+            for row in found
+        ]
+        name = _score_name([row for found in systems.values() for row in found], text)
+        head = ["model", "closed gates", "share", "sparsity", "cross-entropy", name]
+        yield _table("gates closed manually", head, rows, _meaning(text))
     if "source" in result:
-        name = result["source"]["own_source"]["score"]["name"]
-        table = _table("does it need its source?", "source", "cross-entropy", name)
-        for kind in ("own_source", "shuffled_source", "no_source"):
-            found = result["source"][kind]
-            table.add_row(kind.replace("_", " "), f"{found['cross_entropy']:.3f}", f"{found['score']['value']:.2f}")
-        yield table
+        found = {kind: result["source"][kind] for kind in ("own_source", "shuffled_source", "no_source")}
+        rows = [[kind.replace("_", " "), f"{one['cross_entropy']:.3f}", _score(one)] for kind, one in found.items()]
+        head = ["source", "cross-entropy", _score_name(list(found.values()), text)]
+        yield _table("does the task need its source?", head, rows, _meaning(text))
 
 
-def _points(result: dict[str, Any]) -> Table:
-    names = list(next((point["groups"]["groups"] for point in result["points"] if "groups" in point), {}))
-    table = _table(f"{result['sweep']}: sparsity by group, entropy", "run", "overall", *names, "kept", "dropped")
-    for point in result["points"]:
+def _score(entry: dict[str, Any]) -> str:
+    """Empty for outputs that are the targets themselves."""
+    return "" if entry.get("score") is None else f"{entry['score']['value']:.2f}"
+
+
+def _score_name(entries: list[dict[str, Any]], text: dict[str, Any]) -> str:
+    name = next((entry["score"]["name"] for entry in entries if entry.get("score") is not None), "score")
+    return name if text["target"] == "reference" else f"{name} agreement"
+
+
+def _meaning(text: dict[str, Any]) -> str:
+    if text["target"] == "reference":
+        return ""
+    return f"There are no references: scores measure agreement with the {text['target']}, not quality."
+
+
+def _of_points(result: dict[str, Any]) -> Iterator[RichTable]:
+    """Sparsity by group, and entropies, of every point of a sweep."""
+    from rich import box
+
+    points = result["points"]
+    names = list(next((point["groups"]["groups"] for point in points if "groups" in point), {}))
+    rows = []
+    for point in points:
         rates = [point["groups"]["groups"][name]["sparsity"] if "groups" in point else None for name in names]
         shares = ["" if rate is None else f"{rate:.0%}" for rate in rates]
-        found = point["entropy"]["sparse"] if "entropy" in point else {}
-        entropies = [_number(found.get(kind)) for kind in ("kept", "dropped")]
-        table.add_row(point["run"], f"{point['sparsity']:.1%}", *shares, *entropies)
-    return table
+        rows.append([point["run"], f"{point['sparsity']:.1%}", *shares])
+    head = ["model", "all", *(SHORT_NAMES.get(name, name) for name in names)]
+    groups = _table(f"{Path(result['sweep']).name}: sparsity by group", head, rows)
+    groups.box, groups.columns[0].no_wrap = box.SIMPLE_HEAD, True
+    yield groups
+    if any("entropy" in point for point in points):
+        found = [(point["run"], point["entropy"]["sparse"] if "entropy" in point else {}) for point in points]
+        rows = [[run, *(_number(one.get(kind)) for kind in ("kept", "dropped"))] for run, one in found]
+        yield _table("entropy of the last self-attention, nats", ["model", "kept", "dropped"], rows)
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title)
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="right" if place else "left")
-    return table
+def _table(title: str, head: list[str], rows: list[list[str]], note: str = "") -> RichTable:
+    from l0drop.report.table import Table, for_terminal
+
+    return for_terminal(Table(head, rows, note, prose=frozenset({"closed gates"})), title)
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
 
 
 def _number(value: float | None) -> str:

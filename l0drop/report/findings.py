@@ -308,7 +308,7 @@ def _measured(analysed: list[Path]) -> dict[str, Table]:
     found: dict[str, Table] = {}
     for folder in analysed:
         for title, (head, rows), note in tables.tables(_read(folder / "analysis.json") or {}):
-            found.setdefault(title, Table(head, rows, note, prose=frozenset({tables.CLOSED_BY_HAND})))
+            found.setdefault(title, Table(head, rows, note, prose=frozenset({tables.CLOSED_GATES})))
     return found
 
 

@@ -32,7 +32,7 @@ BASELINES = {
 """Europarl with baselines of several lengths, and the sparse models at nearly half, distilled (both)."""
 TAUGHT = re.compile(r"taught(?: by the dense model)?")
 """The word of the published trials for token-level distillation."""
-CLOSED = {"baseline": "dense, continued", "what the model closes": "the model's choice", "nothing": "none"}
+CLOSED = {"dense": "dense, continued"}
 """Words of the published files, and of the tables."""
 LESS_CONTINUED = f'difference to "{SYSTEMS[CONTINUED]}"'
 LESS_SAME_WAY = f'difference to "{SYSTEMS[SAME_WAY]}"'

@@ -1,13 +1,16 @@
-"""`l0drop analyze` as a user calls it."""
+"""`l0drop analyze` as users call it."""
 
+import io
 import json
 import shutil
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
-from l0drop.app.analyze import _left_out, tables
+from l0drop.app.analyze import SHORT_NAMES, _omitted, tables
 from l0drop.app.cli import app
+from l0drop.core.groups import GROUPS
 from l0drop.study.analysis.parts import NEEDS
 from tests.study.analysis.conftest import runs as runs  # the fixture
 
@@ -23,8 +26,8 @@ def test_a_run(runs, tmp_path) -> None:
     result = json.loads((tmp_path / "analysis.json").read_text(encoding="utf-8"))
     assert [sentence["sentence"] for sentence in result["maps"]] == [2]
     files = {file.name for file in (tmp_path / "figures").iterdir()}
-    assert {"attention-mass.svg", "attention-maps.svg", "groups.svg", "entropy.svg", "places.svg"} <= files
-    for words in ("attention mass", "sparsity by group", "gates closed by hand", "does it need its source?"):
+    assert {"attention-mass.svg", "attention-maps.svg", "groups.svg", "entropy.svg", "positions.svg"} <= files
+    for words in ("attention mass", "sparsity by group", "gates closed manually", "does the task need its source?"):
         assert words in done.output
 
 
@@ -47,17 +50,17 @@ def test_one_part_leaves_the_others(runs, tmp_path) -> None:
     assert {"attention-mass.svg", "groups.svg", "entropy.svg"} <= before[1].keys()
     added, figures = parts(4, "--only", "places")
     assert added == {**before[0], "places": added["places"]}
-    assert figures.keys() - before[1].keys() == {"places.svg"}
+    assert figures.keys() - before[1].keys() == {"positions.svg"}
     other, figures = parts(5, "--only", "groups")
     assert [*other] == ["groups"], "another text"
     assert "attention-mass.svg" not in figures
 
 
-def test_parts_that_are_left_out_are_named(baseline, tmp_path) -> None:
+def test_omitted_parts_are_named(baseline, tmp_path) -> None:
     done = invoke(baseline, "--sentences", 4, "--output", tmp_path, "--threads", 1)
     assert done.exit_code == 0, done.output
-    said = " ".join(done.output.split())  # lines are broken anywhere
-    assert "left out: groups" in said
+    said = " ".join(done.output.split())  # lines may break anywhere
+    assert "omitted: groups" in said
     assert "has no gates" in said
 
 
@@ -83,7 +86,7 @@ def test_a_sweep(runs, tmp_path) -> None:
 
 
 def test_points_that_lack_a_part_leave_their_cells_empty() -> None:
-    """As those of LED, whose encoder has no entropies, and of text that nobody can tag."""
+    """Such as LED, whose encoder has no entropies, and text without a tagger."""
     rates = {"content": {"sparsity": 0.25}, "EOS": {"sparsity": None}}
     entropy = {"sparse": {"kept": 1.5, "dropped": 2.5}}
     whole = {"run": "both", "sparsity": 0.5, "groups": {"groups": rates}, "entropy": entropy}
@@ -92,14 +95,40 @@ def test_points_that_lack_a_part_leave_their_cells_empty() -> None:
         {**{key: whole[key] for key in ("run", "sparsity", "groups")}, "left_out": {"entropy": "LED"}},
         {**{key: whole[key] for key in ("run", "sparsity", "entropy")}, "left_out": {"groups": "German"}},
     ]
-    (table,) = tables({"sweep": "s", "points": points})
-    rows = [*zip(*(column.cells for column in table.columns), strict=True)]
-    assert rows == [
-        ("both", "50.0%", "25%", "", "1.50", "2.50"),
-        ("both", "50.0%", "25%", "", "", ""),
-        ("both", "50.0%", "", "", "1.50", "2.50"),
+    shown = [
+        [tuple(str(cell) for cell in row) for row in zip(*(column.cells for column in table.columns), strict=True)]
+        for table in tables({"sweep": "s", "points": points})
     ]
-    assert _left_out({"points": points}) == {"entropy": "LED", "groups": "German"}
+    assert shown == [
+        [("both", "50.0%", "25%", ""), ("both", "50.0%", "25%", ""), ("both", "50.0%", "", "")],
+        [("both", "1.50", "2.50"), ("both", "", ""), ("both", "1.50", "2.50")],
+    ]
+    assert _omitted({"points": points}) == {"entropy": "LED", "groups": "German"}
+
+
+def test_names_are_not_cut_at_80_columns() -> None:
+    rates = {name: {"sparsity": 0.25, "tokens": 1000} for name in GROUPS}
+    entropy = {"sparse": {"kept": 1.5, "dropped": 2.5}}
+    point = {"run": "target-0.45", "sparsity": 0.451, "groups": {"groups": rates}, "entropy": entropy}
+    screen = Console(width=80, record=True, file=io.StringIO())
+    for table in tables({"sweep": "runs/toy-translation-sparse-sweep", "points": [point]}):
+        screen.print(table)
+    shown = screen.export_text()
+    assert shown.count("target-0.45 ") == 2
+    assert "…" not in shown
+    for name in GROUPS:
+        assert SHORT_NAMES.get(name, name) in shown
+
+
+def test_without_references_nothing_scores_100(runs, tmp_path) -> None:
+    file = tmp_path / "source.txt"
+    file.write_text("the dog sees a cat .\na bird finds the road .\nthe river knows a house .\n", encoding="utf-8")
+    done = invoke(runs / "sparse", "--source", file, "--output", tmp_path, "--threads", 1)
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.output.split())
+    assert "scores measure agreement with the output of sparse, not quality" in said
+    assert "targets: output of sparse" in said
+    assert "100.00" not in said
 
 
 @pytest.mark.parametrize(
@@ -111,7 +140,7 @@ def test_points_that_lack_a_part_leave_their_cells_empty() -> None:
         (["--entmax", "nowhere/at/all"], "nowhere/at/all: there is no such folder"),
     ],
 )
-def test_what_cannot_be_done_is_said(baseline, arguments, message) -> None:
+def test_impossible_requests_are_explained(baseline, arguments, message) -> None:
     done = invoke(baseline, "--sentences", 4, *arguments)
     assert isinstance(done.exception, ValueError)
     with pytest.raises(ValueError, match=message):

@@ -49,8 +49,8 @@ def test_an_analysis_becomes_tables(tmp_path: Path) -> None:
     interventions = {"interventions": {"systems": {"sparse": rows}}}
     folders.put(tmp_path / "analysis.json", {"sparsity": 0.4, **interventions})
     text = markdown(gather(tmp_path))
-    assert "## Gates closed by hand" not in before
-    assert "## Gates closed by hand\n\n| model | closed by hand | share | sparsity | cross-entropy |\n" in text
+    assert "## Gates closed manually" not in before
+    assert "## Gates closed manually\n\n| model | closed gates | share | sparsity | cross-entropy |\n" in text
     assert f"| sparse | {plain(HOSTILE)} | 50% | 25.0% | 1.500 |" in text
 
 

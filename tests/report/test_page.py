@@ -136,7 +136,7 @@ def test_analysis_parts_without_a_figure_are_tables(tmp_path: Path) -> None:
     )
     html, _ = write_report(tmp_path)
     shown = read(html.read_text(encoding="utf-8")).words
-    assert "Gates closed by hand" in shown
+    assert "Gates closed manually" in shown
     assert HOSTILE in shown
-    layers = shown.index("gates behind layer")
-    assert shown.index("What each layer drops") < layers < shown.index("40.0%", layers)
+    layers = shown.index("gates after layer")
+    assert shown.index("Sparsity by layer") < layers < shown.index("40.0%", layers)

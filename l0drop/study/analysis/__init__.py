@@ -1,13 +1,13 @@
-"""What a sparse model keeps, where its attention goes, and what closing other gates would cost, as numbers for JSON.
+"""Analysis of a sparse model, as numbers for JSON: dropped tokens, attention, the cost of closing other gates.
 
-subject.py        folders in, models and annotated text out
-material.py       the text to measure on, in batches; forced cross-entropy
-annotate.py       groups of words and pieces of words, per source token
-attention.py      attention mass, entropy, maps of single sentences
+subject.py        loads the models and the annotated text of an analysis
+material.py       the text in batches; cross-entropy of forced targets
+annotate.py       labels source tokens: groups of words, pieces of split words
+attention.py      attention mass, entropy, attention maps of single sentences
 dropped.py        sparsity by group, word, frequency, length, position and layer
-interventions.py  gates closed by hand
-source_use.py     scores with another sentence's source, and with none
+interventions.py  cost of closing gates manually
+source_use.py     scores with another sentence's source, and with an empty one
 timing.py         the decoder's time in cross-attention
-parts.py          which of them a run gets, in one pass over the text; runs and sweeps
+parts.py          the parts of an analysis, measured in one pass over the text; runs and sweeps
 tables.py         the numbers as tables, for reports and documents
 """

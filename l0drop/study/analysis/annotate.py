@@ -1,4 +1,4 @@
-"""What source tokens are: labels by a tagger where one knows the language, and pieces of words in any case."""
+"""Labels of source tokens: parts of speech if a tagger knows the language, and pieces of split words always."""
 
 import hashlib
 import re
@@ -21,22 +21,22 @@ from l0drop.models.patterns import LABEL
 
 _GROUP_OF_LABEL = torch.tensor([GROUPS.index(group_of(label)) for label in LABELS])
 _EOS, _PIECES = LABELS.index("EOS"), torch.tensor([LABELS.index(name) for name in ("EOS", "BPEH", "BPEO")])
-_UNKNOWN = [TaggedWord(0, 0, "XX")]  # one tag that stands for all words
+_UNKNOWN = [TaggedWord(0, 0, "XX")]  # one tag for all words
 
 COMMON = frozenset(
     re.findall(
         r"\w+", "the of and to a an in is it that was for on with as are at be this from by i you he she we they not or"
     )
 )
-"""A third of the words of English text; of other languages' text hardly any."""
+"""A third of the words in English text, and hardly any in other languages."""
 ENGLISH = 0.1
 _SAMPLE = 500
 
 
 @dataclass(frozen=True)
 class Marks:
-    """What a batch's tokens are, [B, N]: places in `GROUPS` (None where nobody tagged them), whether they are whole
-    words, whether the tokenizer added them. Padding counts as added."""
+    """Marks of a batch's tokens, [B, N]: indices into `GROUPS` (None for untagged text), whether a token is a whole
+    word, whether the tokenizer added it. Padding counts as added."""
 
     groups: Tensor | None
     whole: Tensor
@@ -52,7 +52,7 @@ def marks(hints: Mapping[str, Tensor], tagged: bool) -> Marks:
 
 @dataclass(frozen=True)
 class Tagging:
-    """A tagger, see `open_tagger`, and the source's language; where that is only assumed, the text is looked at."""
+    """A tagger, see `open_tagger`, and the source language; if that is assumed, the text is checked for it."""
 
     tagger: str = "perceptron"
     language: str = "en"
@@ -61,7 +61,7 @@ class Tagging:
 
 @dataclass(frozen=True)
 class Untagged:
-    """Labels of text whose words nobody can tag: EOS, BPEH, BPEO, and XX for every whole word."""
+    """Labels without a tagger: EOS, BPEH, BPEO, and XX for every whole word."""
 
     tokenizer: PreTrainedTokenizerBase
     names: tuple[str, ...] = (LABEL,)
@@ -75,7 +75,7 @@ class Untagged:
 
 @dataclass(frozen=True)
 class Both:
-    """What a rule needs, and what the analysis needs; where both have a hint, the rule's."""
+    """The hints of a rule and those of the analysis; if both have a hint of the same name, the rule's."""
 
     rule: Annotator
     analysis: Annotator
@@ -95,12 +95,12 @@ class Both:
 def annotator_for(
     model: Path | str, tokenizer: PreTrainedTokenizerBase, tagging: Tagging, sources: Iterable[str]
 ) -> tuple[Annotator, str | None]:
-    """The annotator of a model's source text, and why words are not grouped by it, if they are not."""
+    """The annotator for a model's source text, and the reason if it cannot group words."""
     rule = annotator_of_model(model, tokenizer)
     why: str | None = None
     analysis: Annotator = Untagged(tokenizer)
     if tagging.assumed and tagging.language == "en" and not looks_english(sources):
-        why = "the source does not look like English, which is all the tagger knows; if it is, say --language en"
+        why = "the source does not look like English, the only language of the tagger; if it is, give --language en"
     else:
         try:
             analysis = TextAnnotator((LABEL,), tokenizer, tagging.tagger, tagging.language)
@@ -112,6 +112,6 @@ def annotator_for(
 
 
 def looks_english(sources: Iterable[str]) -> bool:
-    """Whether common English words are common in the first lines of a text."""
+    """Whether common English words are frequent in the first lines of a text."""
     words = [word for line in islice(sources, _SAMPLE) for word in re.findall(r"\w+", line.lower())]
     return sum(word in COMMON for word in words) >= ENGLISH * max(1, len(words))

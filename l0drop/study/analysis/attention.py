@@ -16,17 +16,17 @@ from l0drop.models.modeling import L0DropModel
 from l0drop.training.objective import decoder_inputs
 
 LITTLE = 0.6
-"""The paper's mark for a word that gets little attention; the mean is at 1 where source and target are equally long."""
+"""The paper's threshold for little attention; the mean is 1 if source and target have the same length."""
 
 
 @dataclass(frozen=True)
 class Attention:
-    """One batch's attention weights, averaged over heads, cross-attention over layers too.
+    """One batch's attention weights, averaged over heads; cross-attention also over layers.
 
-    cross: [B, T, N], each real target position's weights over the source; 0 elsewhere. What a zero row gets stands at
-        the dropped positions it stands for, in equal parts.
-    encoder: [B, N, N], the last layer's self-attention, or None where the family's has another form.
-    gates: of a model that has them; layer_gates of every layer where they stand between layers.
+    cross: [B, T, N], each real target position's weights over the source; 0 elsewhere. The weight of a zero row is
+        divided equally among the dropped positions that it represents.
+    encoder: [B, N, N], the last layer's self-attention; None if it has another form in this model family.
+    gates: of a gated model; layer_gates: of every layer, if gates are between layers.
     """
 
     cross: Tensor
@@ -37,12 +37,12 @@ class Attention:
 
     @property
     def kept(self) -> Tensor:
-        """[B, N]; all real tokens where there is no gate."""
+        """[B, N]; all real tokens if there is no gate."""
         return self.mask if self.gates is None else (self.gates.values != 0) & self.mask
 
 
 def observable(model: Any) -> Any:
-    """A copy of the model that tells its attention weights."""
+    """A copy of the model that returns its attention weights."""
     watched = copy.deepcopy(model).eval()
     if watched.config._attn_implementation != "eager":
         watched.set_attn_implementation("eager")
@@ -50,7 +50,7 @@ def observable(model: Any) -> Any:
 
 
 def cells_per_sentence(model: Any, source: int, target: int) -> int:
-    """How many attention weights a sentence of these lengths has, in all layers and heads."""
+    """The number of attention weights for a sentence of these lengths, in all layers and heads."""
     config = model.config
     encoder = config.num_hidden_layers * source * source
     layers = getattr(config, "decoder_layers", None) or getattr(config, "num_decoder_layers", None)
@@ -62,7 +62,8 @@ def cells_per_sentence(model: Any, source: int, target: int) -> int:
 def attend(model: Any, inputs: dict[str, Any], labels: Tensor) -> Attention:
     """Run an `observable` model on forced targets.
 
-    A model with gates runs on the dense memory: every row in its place, and attention the same as on the short one.
+    A gated model runs on the dense memory, where every row keeps its position; attention is the same as on the short
+    memory.
     """
     gated = isinstance(model, L0DropModel)
     arguments = {**inputs, **decoder_inputs(model, labels), "output_attentions": True, "use_cache": False}
@@ -86,13 +87,12 @@ def attend(model: Any, inputs: dict[str, Any], labels: Tensor) -> Attention:
 
 
 def mass(cross_BTN: Tensor) -> Tensor:
-    """[B, N], the attention a source position gets over the whole target; a sentence's sum is its target length."""
+    """[B, N], the attention that a source position gets from the whole target; the sum is the target length."""
     return cross_BTN.double().sum(1)
 
 
 def renormalised(cross_BTN: Tensor, kept_BN: Tensor) -> Tensor:
-    """The weights on the kept positions alone, each target position's brought to a sum of 1 again (or 0 if there were
-    none)."""
+    """The weights on kept positions only, scaled to a sum of 1 for each target position (0 if it has none)."""
     on_kept_BTN = cross_BTN.double() * kept_BN[:, None]
     total_BT1 = on_kept_BTN.sum(-1, keepdim=True)
     return torch.where(total_BT1 > 0, on_kept_BTN / total_BT1.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
@@ -105,11 +105,11 @@ def entropy(weights: Tensor) -> Tensor:
 
 @dataclass
 class MassMeter:
-    """The distribution of attention mass over source words, in memory that does not grow with their number."""
+    """The distribution of attention mass over source words, in constant memory."""
 
-    FINE = 1000  # bins per unit; what is read off them is interpolated
+    FINE = 1000  # bins per unit; quantiles are interpolated
     TOP = 20
-    COARSE = 10  # bins per unit of the histogram that is reported
+    COARSE = 10  # bins per unit of the reported histogram
     SHOWN = 6
 
     words: int = 0
@@ -119,7 +119,7 @@ class MassMeter:
     counts: np.ndarray = field(default_factory=lambda: np.zeros(MassMeter.FINE * MassMeter.TOP + 1, dtype=np.int64))
 
     def add(self, values: Tensor) -> None:
-        """`values` are the masses of some words, one each."""
+        """values: the masses of some words."""
         masses = values.detach().cpu().double().numpy()
         self.words += masses.size
         self.total += float(masses.sum())
@@ -133,10 +133,10 @@ class MassMeter:
         return self.total / self.words if self.words else 0.0
 
     def share_under(self, limit: float) -> float:
-        """Share of words with less mass than `limit`, to within what one bin holds."""
-        place = min(limit * self.FINE, len(self.counts) - 1)
-        whole = int(place)
-        return float(self.counts[:whole].sum() + (place - whole) * self.counts[whole]) / max(1, self.words)
+        """Share of words with less mass than `limit`, accurate to one bin."""
+        position = min(limit * self.FINE, len(self.counts) - 1)
+        whole = int(position)
+        return float(self.counts[:whole].sum() + (position - whole) * self.counts[whole]) / max(1, self.words)
 
     def as_json(self) -> dict[str, Any]:
         shown = self.counts[: self.FINE * self.SHOWN].reshape(-1, self.FINE // self.COARSE).sum(1)
@@ -156,14 +156,14 @@ class MassMeter:
 
 @dataclass
 class MassStudy:
-    """Attention mass of every system that is compared, on the same sentences and targets."""
+    """Attention mass of all compared systems, on the same sentences and targets."""
 
     meters: dict[str, MassMeter] = field(default_factory=dict)
     target_tokens: int = 0
     on_dropped: dict[str, float] = field(default_factory=dict)
 
     def add(self, systems: dict[str, Attention]) -> None:
-        """One batch; `sparse` is the system whose gates say which words are kept."""
+        """Add one batch; the gates of `sparse` decide which words are kept."""
         sparse = systems.get("sparse")
         first = next(iter(systems.values()))
         self.target_tokens += int(first.cross.sum(-1).round().sum())
@@ -190,7 +190,7 @@ class MassStudy:
         words = {
             "baseline": "every source word",
             "entmax": "every source word",
-            "sparse": "words that are kept",
+            "sparse": "kept words",
             "baseline_kept": "words that the sparse model keeps",
             "baseline_dropped": "words that the sparse model drops",
             "baseline_renormalised": "words that the sparse model keeps; each target position's weights on them are "
@@ -233,15 +233,15 @@ class EntropyStudy:
             systems.setdefault(name, {})[kind] = total / self.counts[key] if self.counts[key] else None
         return {
             "what": "entropy (nats) of the last encoder layer's self-attention, averaged over heads, then over "
-            "positions; `uniform` is what attending to every position alike would have",
+            "positions; `uniform` is the entropy of equal weights on all positions",
             "positions": {kind: self.counts.get(f"uniform {kind}", 0) for kind in ("kept", "dropped")},
             **systems,
         }
 
 
 def attention_map(attention: Attention, row: int, length: int, steps: int, kept_BN: Tensor) -> dict[str, Any]:
-    """One sentence's weights, `steps` lines of `length`; `on_dropped` is what each target position leaves on dropped
-    words, which with gating `zero` is the zero row's."""
+    """One sentence's weights, `steps` lines of `length`; `on_dropped` is each target position's weight on dropped
+    words, which with gating `zero` is that of the zero row."""
     weights = attention.cross[row, :steps, :length]
     dropped = ~kept_BN[row, :length]
     shown = weights if attention.gates is None else weights.masked_fill(dropped, 0)

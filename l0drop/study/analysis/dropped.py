@@ -1,6 +1,6 @@
-"""What is dropped: sparsity by group of words, by word and its frequency, by sentence length and position, by layer.
+"""Sparsity by group of words, by word and its frequency, by sentence length and position, by layer.
 
-Everything is counted per source token, so each table's rates, weighted by its counts, give the overall sparsity.
+All counts are per source token, so the rates of each table, weighted by its counts, give the overall sparsity.
 """
 
 import itertools
@@ -17,13 +17,13 @@ from l0drop.study.analysis.annotate import Marks
 from l0drop.study.analysis.attention import Attention
 
 BANDS = (10, 100, 1_000, 10_000)
-"""Last frequency ranks of the bands of words; the paper's frequency pattern drops the first hundred."""
+"""The last frequency rank of each band of words; the paper's frequency rule drops the first hundred."""
 LENGTHS = (10, 20, 30, 40, 60, 80, 120, 200, 400, 800, 1_600)
-"""Longest sentence, or last position, of each bin."""
+"""The longest sentence, or last position, of each bin."""
 TENTHS = 10
 SHOWN = 10
 SEEN_AT_LEAST = 5
-"""Words rarer than this in the text have no rate worth showing."""
+"""Rarer words are not listed."""
 
 
 @dataclass
@@ -42,14 +42,14 @@ class Tally:
         self.dropped += np.bincount(bins[dropped], minlength=len(self.seen))
 
     def rate(self, chosen: Any) -> dict[str, Any]:
-        """Tokens and sparsity of one bin or of several together."""
+        """Tokens and sparsity of one or several bins."""
         seen, dropped = int(self.seen[chosen].sum()), int(self.dropped[chosen].sum())
         return {"tokens": seen, "sparsity": dropped / seen if seen else None}
 
 
 @dataclass
 class DroppedStudy:
-    """Counts what a gated model drops, of token ids below `vocabulary`."""
+    """Counts the tokens that a gated model drops; token ids are below `vocabulary`."""
 
     vocabulary: int
     overall: SparsityMeter = field(default_factory=SparsityMeter)
@@ -65,14 +65,14 @@ class DroppedStudy:
         )
 
     def add(self, attention: Attention, input_ids: Tensor, marks: Marks) -> None:
-        """One batch."""
+        """Add one batch."""
         gates, mask_BN = attention.gates, attention.mask
         assert gates is not None
         self.overall.add(gates.values, mask_BN, gates.open_probability)
-        for place, layer in enumerate(attention.layer_gates or ()):
-            if place == len(self.layers):
+        for number, layer in enumerate(attention.layer_gates or ()):
+            if number == len(self.layers):
                 self.layers.append(SparsityMeter())
-            self.layers[place].add(layer.values, mask_BN)
+            self.layers[number].add(layer.values, mask_BN)
         real = mask_BN.cpu().numpy()
         dropped = ((gates.values == 0) & mask_BN).cpu().numpy()
         ids, is_whole, is_special = (t.cpu().numpy() for t in (input_ids, marks.whole, marks.special))
@@ -94,9 +94,9 @@ class DroppedStudy:
 
     def groups_json(self) -> dict[str, Any]:
         return {
-            "what": "sparsity by group: first (BPEH) and later (BPEO) pieces of split words, then words that were not "
-            "split, by the tagger's part of speech; EOS apart",
-            "groups": {name: self.groups.rate([place]) for place, name in enumerate(GROUPS)},
+            "what": "sparsity by group: first (BPEH) and later (BPEO) pieces of split words; whole words by the "
+            "tagger's part of speech; EOS",
+            "groups": {name: self.groups.rate([number]) for number, name in enumerate(GROUPS)},
         }
 
     def gates_json(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class DroppedStudy:
         return result
 
     def words_json(self, text_of: Callable[[int], str]) -> dict[str, Any]:
-        """Whole words by their frequency in this text; `text_of` gives the word of a token id."""
+        """Whole words by their frequency in this text; `text_of` maps a token id to its word."""
         order = np.argsort(-self.words.seen, kind="stable")[: int((self.words.seen > 0).sum())]
         bands, first = [], 0
         for last in (*BANDS, None):
@@ -117,8 +117,8 @@ class DroppedStudy:
                 )
             first = last or 0
         return {
-            "what": f"words that are one token, by frequency rank in this text; those seen {SEEN_AT_LEAST} times or "
-            "more are listed",
+            "what": f"words of one token, by frequency rank in this text; words that occur at least {SEEN_AT_LEAST} "
+            "times are listed",
             **self.words.rate(order),
             "bands": bands,
         }
@@ -127,15 +127,15 @@ class DroppedStudy:
         often = ids[self.words.seen[ids] >= SEEN_AT_LEAST]
         rate = self.words.dropped[often] / np.maximum(1, self.words.seen[often])
 
-        def listed(places: np.ndarray) -> list[dict[str, Any]]:
+        def listed(indices: np.ndarray) -> list[dict[str, Any]]:
             return [
                 {"word": text_of(int(often[i])), "sparsity": float(rate[i]), "tokens": int(self.words.seen[often[i]])}
-                for i in places
+                for i in indices
             ]
 
         most = np.lexsort((-self.words.seen[often], -rate))
         least = np.lexsort((-self.words.seen[often], rate))
-        half = len(often) // 2  # a word that is among the most dropped is not among the least
+        half = len(often) // 2  # no word is in both lists
         shown = min(SHOWN, max(half, 1))
         return {"most_dropped": listed(most[:shown]), "least_dropped": listed(least[: min(SHOWN, half)])}
 
@@ -143,14 +143,14 @@ class DroppedStudy:
         return {
             "by_length": {"what": "sparsity by the sentence's source tokens, EOS counted", "bins": _bins(self.lengths)},
             "by_position": {
-                "what": "sparsity by position in the source, from 1; EOS and other added tokens left out",
+                "what": "sparsity by position in the source, from 1; without EOS and other added tokens",
                 "bins": _bins(self.positions),
             },
             "by_relative_position": {
-                "what": "sparsity by tenth of the source; EOS and other added tokens left out",
+                "what": "sparsity by tenth of the source; without EOS and other added tokens",
                 "bins": [
-                    {"from": place / TENTHS, "to": (place + 1) / TENTHS, **self.tenths.rate([place])}
-                    for place in range(TENTHS)
+                    {"from": number / TENTHS, "to": (number + 1) / TENTHS, **self.tenths.rate([number])}
+                    for number in range(TENTHS)
                 ],
             },
         }
@@ -169,7 +169,7 @@ def _shares(meter: SparsityMeter) -> dict[str, Any]:
 def _bins(tally: Tally) -> list[dict[str, Any]]:
     edges = (0, *LENGTHS, None)
     return [
-        {"from": (low or 0) + 1, "to": high, **tally.rate([place])}
-        for place, (low, high) in enumerate(itertools.pairwise(edges))
-        if tally.seen[place]
+        {"from": (low or 0) + 1, "to": high, **tally.rate([number])}
+        for number, (low, high) in enumerate(itertools.pairwise(edges))
+        if tally.seen[number]
     ]

@@ -1,7 +1,7 @@
-"""What if: close the gates of some words by hand, without retraining, and see what it costs.
+"""The cost of closing the gates of some words manually, without retraining.
 
-Closing content words is compared with closing as many function words in every sentence, so that what is measured is
-which words are closed, not how many.
+Content words are compared with the same number of function words in every sentence, so the comparison depends on which
+words are closed, not on how many.
 
 Shapes: B sentences, N source positions. Masks are True on real tokens.
 """
@@ -26,10 +26,10 @@ KINDS = ("content", "function")
 
 
 class Closing(Gate):
-    """Closes words of some groups, in each sentence as many as `share` of what it has of the rarest of `matched`.
+    """Closes words of some groups: in each sentence, `share` of the count of its rarest group of `matched`.
 
-    Which words of a sentence are closed is drawn by a key made of its tokens, so it depends neither on the batch nor
-    on earlier draws. The others keep the gate that `own` gives them, or get 1 where it had closed them.
+    The words are drawn with a key made from the sentence's tokens, so the draw depends neither on the batch nor on
+    earlier draws. Other words keep the gate that `own` gives them, or get 1 if it is closed.
     """
 
     needs = (LABEL,)
@@ -63,14 +63,17 @@ class Closing(Gate):
 
 
 def of_groups(names: Sequence[str], label_BN: Tensor) -> Tensor:
-    """[B, N], True where a label belongs to one of these groups."""
+    """[B, N], True for labels of these groups."""
     numbers = [number for number, label in enumerate(LABELS) if group_of(label) in names]
     return torch.isin(label_BN, torch.tensor(numbers, device=label_BN.device))
 
 
 def interventions(models: Mapping[str, Any], material: Material, progress: Progress | None = None) -> dict[str, Any]:
-    """Forced cross-entropy and score of a model with words closed by hand; `models` are `sparse` and, where there is
-    one, `baseline`, which was never trained with closed gates."""
+    """Forced cross-entropy and score with words closed manually.
+
+    models: `sparse` and, if there is one, `baseline`, which was never trained with closed gates. A row has no score if
+    its outputs are the targets themselves.
+    """
     sparse = models["sparse"]
     gating = sparse.config.l0drop.gating
     systems = {}
@@ -85,32 +88,33 @@ def interventions(models: Mapping[str, Any], material: Material, progress: Progr
         for arm, share, gate in arms(own):
             model.gate = gate
             texts, meter = material.decode(model)
+            score = None if name == material.target_of and gate is own else material.score(texts).as_json()
             rows.append(
                 {
                     "closed": arm,
                     "share": share,
                     "sparsity": meter.sparsity,
                     "cross_entropy": forced_cross_entropy(model, material),
-                    "score": material.score(texts).as_json(),
+                    "score": score,
                 }
             )
             if progress:
                 progress(1)
         systems[name] = rows
     return {
-        "what": "gates closed by hand, without retraining; in every sentence as many words of one kind as of the "
-        "other, `share` of what it has of the rarer one; pieces of split words and EOS stay open; cross-entropy in "
-        "nats per target token",
+        "what": "gates closed manually, without retraining; in every sentence the same number of words of either kind, "
+        "`share` of the count of the rarer kind; pieces of split words and EOS stay open; cross-entropy in nats per "
+        f"target token; scores against {material.described_target}",
         "gating": gating,
         "systems": systems,
     }
 
 
 def arms(own: Gate | None) -> Iterator[tuple[str, float, Gate]]:
-    """What is closed, how much of it, and the gate that does it; first the model as it is, if it has a gate."""
+    """The closed words, their share, and the gate that closes them; first the model's own gate, if it has one."""
     if own is not None:
-        yield "what the model closes", 0.0, own
-    yield "nothing", 0.0, Closing(KINDS, KINDS, 0.0, own)
+        yield "the model's choice", 0.0, own
+    yield "none", 0.0, Closing(KINDS, KINDS, 0.0, own)
     for share in SHARES:
         for kind in KINDS:
             yield f"{kind} words", share, Closing([kind], KINDS, share, own)

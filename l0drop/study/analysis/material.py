@@ -1,4 +1,4 @@
-"""What is analysed: models, and text with targets and annotations, tokenized."""
+"""The text of an analysis: tokenized, with targets and annotations."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from l0drop.training.objective import cross_entropy_sum, decoder_inputs
 from l0drop.training.settings import scored
 
 CHUNK = 1_000
-"""Sentences that are sorted by length together."""
+"""Sentences per sorting by length."""
 Progress = Callable[[int], None]
 
 
@@ -28,8 +28,9 @@ Progress = Callable[[int], None]
 class Material:
     """Text to measure on.
 
-    references: the target texts, one per example of the corpus. target: what they are, in words.
-    tagged: whether the hint `label` has part-of-speech tags.
+    references: the target texts, one per example of the corpus. target: their description, such as "reference".
+    tagged: whether the hint `label` has part-of-speech tags. target_of: the role of the model whose outputs are the
+    targets; None for human references.
     """
 
     corpus: TokenizedCorpus
@@ -39,9 +40,16 @@ class Material:
     max_new_tokens: int
     target: str
     tagged: bool
+    target_of: str | None = None
 
     def __len__(self) -> int:
         return len(self.references)
+
+    @property
+    def described_target(self) -> str:
+        if self.target_of is None:
+            return "human references"
+        return f"the outputs of the {self.target_of} model: they measure agreement, not quality"
 
     @property
     def pad_id(self) -> int:
@@ -59,7 +67,7 @@ class Material:
 
     @property
     def generation(self) -> dict[str, Any]:
-        """The same as arguments of `generate`."""
+        """The same settings as arguments of `generate`."""
         return {
             "num_beams": self.evaluate.beams,
             "length_penalty": self.evaluate.length_penalty,
@@ -69,15 +77,15 @@ class Material:
         }
 
     def batches(self, cost: Callable[[int, int], int], budget: int) -> Iterator[dict[str, Any]]:
-        """The examples in batches of like length; rows × the cost of their longest stay within the budget, or it is
-        one row."""
+        """The examples in batches of similar length: sentences × the cost of the longest stays within the budget, or
+        the batch has one sentence."""
         assert self.corpus.target_lengths is not None
         for first in range(0, len(self), CHUNK):
-            rows = slice(first, min(first + CHUNK, len(self)))
-            lengths = zip(self.corpus.source_lengths[rows], self.corpus.target_lengths[rows], strict=True)
+            part = slice(first, min(first + CHUNK, len(self)))
+            lengths = zip(self.corpus.source_lengths[part], self.corpus.target_lengths[part], strict=True)
             costs = np.array([cost(int(source), int(target)) for source, target in lengths])
             for chosen in length_batches(costs, budget):
-                yield collate([self.corpus[first + int(row)] for row in chosen], self.pad_id)
+                yield collate([self.corpus[first + int(index)] for index in chosen], self.pad_id)
 
     def score(self, texts: list[str]) -> Score:
         return scored(texts, list(self.references), self.evaluate)
@@ -92,12 +100,12 @@ class Material:
 
 
 def longer(source: int, target: int) -> int:
-    """The cost of a sentence that is not kept in memory: its padded tokens."""
+    """The cost of a sentence in padded tokens."""
     return max(source, target)
 
 
 def inputs_of(batch: dict[str, Any], model: Any) -> tuple[dict[str, Any], Tensor]:
-    """What a model takes of a collated batch, and the labels, on its device."""
+    """A model's inputs from a collated batch, and the labels, on its device."""
     return encoder_inputs(batch, model.device, isinstance(model, L0DropModel)), batch["labels"].to(model.device)
 
 
@@ -108,7 +116,7 @@ def forced_cross_entropy(
     change: Callable[[Example], Example] | None = None,
     progress: Progress | None = None,
 ) -> float:
-    """Cross-entropy of the targets in nats per token, without label smoothing; `change` may give an example another
+    """Cross-entropy of the targets in nats per token, without label smoothing; `change` may replace an example's
     source."""
     total = tokens = 0.0
     for batch in material.batches(longer, material.evaluate.batch_tokens):

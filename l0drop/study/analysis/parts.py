@@ -1,4 +1,4 @@
-"""Analysis of a run, or of the runs of a sweep: which parts it has, and one pass over the text for most of them."""
+"""The analysis of a run, or of all runs of a sweep. Most parts are measured in one pass over the text."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -43,21 +43,21 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "interventions": ("sparse", "groups", "single gate"),
     "source": ("other sources",),
 }
-"""The parts of an analysis, and what each cannot do without."""
+"""The parts of an analysis, and the requirements of each."""
 ROLES = ("sparse", "baseline", "entmax")
 OF_A_SWEEP = ("mass", "gates", "groups", "entropy")
 RESULT = "analysis.json"
 MADE_OF = ("fingerprints", "text", "decoding", "dtype")
-"""What two analyses have in common whose parts may stand in one file."""
+"""Keys that must be equal in two analyses whose parts are merged into one file."""
 CELLS = 1 << 26
-"""Attention weights of a batch that are in memory at once, for each model: a quarter of a gigabyte."""
+"""Attention weights of a batch in memory at once, per model: a quarter of a gigabyte."""
 MAPS = 3
 EARLY, SHORT = 100, 24
-"""Maps that nobody asked for are of early sentences of so few source tokens, which can be read."""
+"""Default maps show sentences among the first EARLY with at most SHORT source tokens, which are readable."""
 
 Say = Callable[[str], None]
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""A progress bar: its title and how many there will be, then how many more are done."""
+"""A progress bar: called with a title and a total; gives a function that adds finished items."""
 
 
 def no_bar(title: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
@@ -66,13 +66,13 @@ def no_bar(title: str, total: int) -> AbstractContextManager[Callable[[int], Non
 
 @dataclass
 class Pass:
-    """What one pass over the text collects."""
+    """The results of one pass over the text."""
 
     dropped: DroppedStudy | None
     mass: MassStudy = field(default_factory=MassStudy)
     entropy: EntropyStudy = field(default_factory=EntropyStudy)
     candidates: dict[int, float] = field(default_factory=dict)
-    """Short, early sentences, with their sparsities: one of them may be shown."""
+    """Short, early sentences that may be shown, with their sparsities."""
 
     def note(self, indices: Sequence[int], systems: dict[str, Attention]) -> None:
         first = systems.get("sparse") or next(iter(systems.values()))
@@ -82,7 +82,7 @@ class Pass:
 
     @property
     def representative(self) -> list[int]:
-        """Of the first short sentences, those that dropped a share nearest to the text's; neither best nor worst."""
+        """The early short sentences whose sparsity is nearest to the text's."""
         overall = 0.0 if self.dropped is None else self.dropped.sparsity
         return sorted(self.candidates, key=lambda index: (abs(self.candidates[index] - overall), index))[:MAPS]
 
@@ -101,25 +101,26 @@ class Pass:
 
 
 def chosen_parts(subject: Subject, only: Sequence[str] | None) -> tuple[list[str], dict[str, str]]:
-    """The parts that can be done, and why the others are left out; one that was asked for by name raises instead."""
+    """The possible parts, and the reasons why the others are omitted; an impossible part that was requested by name
+    raises ValueError."""
     for name in only or ():
         if name not in NEEDS:
             raise ValueError(f"--only: {name!r} is not one of {', '.join(NEEDS)}")
-    left_out = {}
+    omitted = {}
     for part in only or NEEDS:
         lacking = [need for need in NEEDS[part] if need in subject.missing]
         if lacking:
-            left_out[part] = subject.missing[lacking[0]]
+            omitted[part] = subject.missing[lacking[0]]
             if only:
-                raise ValueError(f"{part}: {left_out[part]}")
-    return [part for part in NEEDS if part in (only or NEEDS) and part not in left_out], left_out
+                raise ValueError(f"{part}: {omitted[part]}")
+    return [part for part in NEEDS if part in (only or NEEDS) and part not in omitted], omitted
 
 
 def analyze(
     subject: Subject, only: Sequence[str] | None = None, shown: Sequence[int] = (), bar: Bar = no_bar
 ) -> dict[str, Any]:
-    """The analysis of one run; `shown` are sentences, counted from 0, whose attention maps are wanted."""
-    parts, left_out = chosen_parts(subject, only)
+    """The analysis of one run; shown: sentences, counted from 0, to draw attention maps of."""
+    parts, omitted = chosen_parts(subject, only)
     material = subject.material
     for index in shown:
         if not 0 <= index < len(material):
@@ -155,12 +156,14 @@ def analyze(
         with bar("decoding", len(material)) as tick:
             texts, _ = material.decode(model, tick)
         with bar("other sources", 3 * len(material)) as tick:
-            result["source"] = source_use(model, material, texts, material.score(texts), tick)
+            role = "sparse" if sparse is not None else "baseline"
+            score = None if role == material.target_of else material.score(texts)
+            result["source"] = source_use(model, material, texts, score, tick)
     if "mass" in result and sparse is not None:
         zero = result["gating"] == "zero"
         result["mass"]["share_on_zero_row"] = result["mass"]["share_on_dropped"]["sparse"] if zero else 0.0
     missing = {name: why for name, why in subject.missing.items() if name in ROLES}
-    return {**result, "missing": missing, "left_out": left_out, **provenance(device)}
+    return {**result, "missing": missing, "left_out": omitted, **provenance(device)}
 
 
 @torch.no_grad()
@@ -185,7 +188,7 @@ def one_pass(watched: dict[str, Any], material: Material, with_entropy: bool, ba
 
 
 def maps(watched: dict[str, Any], material: Material, shown: Sequence[int]) -> list[dict[str, Any]]:
-    """Attention maps of sentences, of every model."""
+    """Attention maps of some sentences, for every model."""
     sentences = []
     for index in shown:
         example = material.corpus[index]
@@ -216,50 +219,50 @@ def maps(watched: dict[str, Any], material: Material, shown: Sequence[int]) -> l
 def analyze_sweep(
     folder: Path, reading: Reading, baseline: str | None = None, bar: Bar = no_bar, say: Say = print
 ) -> dict[str, Any]:
-    """What the points of a sweep drop and how their encoders attend, with their scores as the sweep has them."""
+    """Dropped tokens and attention of every point of a sweep, with its scores from the sweep."""
     points, shared = [], {}
     for point in finished_points(folder / SUMMARY):
         name = str(folder / point["run"])
         say(f"analysing {name}")
         with opened(name, reading, baseline=baseline) as subject:
-            parts, left_out = chosen_parts(subject, None)
+            parts, omitted = chosen_parts(subject, None)
             result = analyze(subject, [part for part in OF_A_SWEEP if part in parts], bar=bar)
         shared = {key: result.pop(key) for key in ("text", "decoding", "dtype", *provenance())}
-        left_out = {part: why for part, why in left_out.items() if part in OF_A_SWEEP}
+        omitted = {part: why for part, why in omitted.items() if part in OF_A_SWEEP}
         scores = {split: point[split]["score"] for split in ("valid", "test") if split in point}
         varied = {key: point[key] for key in NAMED}
-        points.append({**varied, "scores": scores, **result, "left_out": left_out})
+        points.append({**varied, "scores": scores, **result, "left_out": omitted})
     return {"sweep": str(folder), "points": points, **shared}
 
 
 def typical_point(analysis: dict[str, Any]) -> str:
-    """The run of an analysed sweep to look at in full: of those with a learned gate, the one nearest to half."""
+    """The run of an analysed sweep to analyse in full: among learned gates, the sparsity nearest to half."""
     points = [point for point in analysis["points"] if point["kind"] in LEARNED] or analysis["points"]
     return str(min(points, key=lambda point: abs(point["sparsity"] - 0.5))["run"])
 
 
 def with_earlier(result: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    """An analysis with the parts that it has not and an earlier one has, if that was made of the same.
+    """An analysis with further parts from an earlier one, if models, text and settings are the same.
 
-    `earlier` says how those parts were measured, where not as the others: at another commit, on another device.
+    `earlier` has the commit, device and versions of those parts, if they differ.
     """
     if any(before.get(key) != result[key] for key in MADE_OF):
         return result
     stay = {key: before[key] for key in ("sparsity", *NEEDS) if key in before and key not in result}
-    left_out = {part: why for part, why in before.get("left_out", {}).items() if part not in result}
+    omitted = {part: why for part, why in before.get("left_out", {}).items() if part not in result}
     now = {key: result[key] for key in provenance()}
     then = {key: before.get(key) for key in now}
     measured = {part: before.get("earlier", {}).get(part, then) for part in stay if part in NEEDS}
     earlier = {part: how for part, how in measured.items() if how != now}
-    return {**result, **stay, "left_out": left_out | result["left_out"], "earlier": earlier}
+    return {**result, **stay, "left_out": omitted | result["left_out"], "earlier": earlier}
 
 
 def write_parts(result: dict[str, Any], file: Path) -> None:
-    """Write some parts of an analysis; the others that the file has stay, if they were made of the same."""
+    """Write some parts of an analysis; other parts in the file stay if models, text and settings are the same."""
     with locked(file):
         try:
             before = read_json(file) if file.is_file() else {}
-        except ValueError:  # a damaged file has nothing that could stay
+        except ValueError:  # a damaged file is replaced
             before = {}
         write(with_earlier(result, before), file)
 

@@ -1,6 +1,6 @@
-"""Does the task need the encoder at all? Scores with another sentence's source, and with none.
+"""Whether the task needs the encoder at all: scores with another sentence's source, and with an empty one.
 
-A model that scores nearly as well without its source says little about which encodings are needed.
+If a model scores nearly as well without its source, its gates say little about which encodings are needed.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from l0drop.study.evaluate import control_scores, scorer
 
 
 def source_use(
-    model: Any, material: Material, texts: Sequence[str], score: Score, progress: Progress | None = None
+    model: Any, material: Material, texts: Sequence[str], score: Score | None, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Score and forced cross-entropy with each sentence's own source, with another's, and with an empty one.
 
-    `texts` are the model's outputs and `score` is theirs.
+    texts: the model's outputs; score: their score, or None if they are the targets themselves.
     """
     empty = np.asarray(material.tokenizers.source("")["input_ids"], dtype=np.int64)
     corpus, count = material.corpus, len(material)
@@ -32,7 +32,7 @@ def source_use(
         return replace(example, source=other.source, hints=other.hints)
 
     def of_nothing(example: Example) -> Example:
-        # what the tokenizer adds stands at the end, and so do its hints
+        # added tokens are at the end, and so are their hints
         return replace(example, source=empty, hints={k: v[-len(empty) :] for k, v in example.hints.items()})
 
     without = output_for(model, material, of_nothing(corpus[0]))
@@ -40,17 +40,20 @@ def source_use(
     controls = control_scores(texts, material.references, without, metric)
     changes = {"own_source": None, "shuffled_source": of_the_next, "no_source": of_nothing}
     entropies = {name: forced_cross_entropy(model, material, change, progress) for name, change in changes.items()}
-    scores = {"own_source": score, **controls}
+    scores: dict[str, Score | None] = {"own_source": score, **controls}
     return {
-        "what": "the references scored with each sentence's own source, with another sentence's, and with none; "
-        "cross-entropy in nats per target token",
+        "what": "scores with each sentence's own source, with another sentence's, and with an empty one, against "
+        f"{material.described_target}; cross-entropy in nats per target token",
         "output_without_source": without,
-        **{name: {"score": scores[name].as_json(), "cross_entropy": entropies[name]} for name in changes},
+        **{
+            name: {"score": None if found is None else found.as_json(), "cross_entropy": entropies[name]}
+            for name, found in scores.items()
+        },
     }
 
 
 def output_for(model: Any, material: Material, example: Example) -> str:
-    """What the model says to one source."""
+    """The model's output for one source."""
     batch = collate([example], material.pad_id)
     result = Engine(model).generate(
         batch["input_ids"], batch["attention_mask"], hints=batch["hints"] or None, **material.generation

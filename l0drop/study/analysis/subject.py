@@ -1,4 +1,4 @@
-"""From folders to what is analysed: a run with its baseline, and the text it is measured on."""
+"""Loads the subject of an analysis: a run with its baseline, and the text to measure on."""
 
 import itertools
 from collections.abc import Iterator
@@ -27,14 +27,14 @@ from l0drop.study.analysis.annotate import Tagging, annotator_for
 from l0drop.study.analysis.material import Material
 
 LONGEST = 512
-"""Source and target tokens of a model whose recipe and config say nothing."""
+"""The longest source and target, in tokens, if neither recipe nor config says."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Which text is analysed: files, or the recipe's test set (its validation set where it has none).
+    """The text to analyse: files, or the recipe's test set (its validation set if there is no test set).
 
-    sentences: so many from the start; None for all. language: of the source, for the tagger.
+    sentences: the number of sentences, from the start; None for all. language: of the source, for the tagger.
     """
 
     source: Path | None = None
@@ -45,11 +45,11 @@ class Reading:
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What is analysed.
+    """Models and text of an analysis.
 
-    models: `sparse` or `baseline` or both, and `entmax` where one was given. names: their folders.
-    text: what the text is, for JSON.
-    missing: what could not be had, and why; parts that need it are left out with that reason.
+    models: `sparse` or `baseline` or both, and `entmax` if one was given. names: their folders.
+    text: a description of the text, for JSON.
+    missing: unavailable requirements with the reasons; parts that need them are omitted.
     """
 
     models: dict[str, Any]
@@ -60,7 +60,7 @@ class Subject:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Which weights these are, whatever stands in their folders later."""
+        """Identifies the weights, even if the folders change later."""
         return {role: fingerprint(name, self.models[role]) for role, name in self.names.items()}
 
 
@@ -70,16 +70,16 @@ def load(name: str, device: torch.device) -> Any:
 
 
 def find_baseline(name: str, recipe: Recipe | None, given: str | None) -> tuple[str | None, str]:
-    """The baseline, or None and why there is none."""
+    """The baseline, or None and the reason."""
     if given is not None:
         return given, ""
     if recipe is None:
         return None, f"{name} has no recipe that names its baseline; give --baseline RUN"
     start = recipe.model.init or recipe.model.pretrained
     if start is None:
-        return None, f"{name} was trained from scratch, so no run is its baseline; give --baseline RUN"
+        return None, f"{name} was trained from scratch, so it has no baseline; give --baseline RUN"
     if recipe.model.init is not None and not Path(start).exists():
-        return None, f"the baseline {start}, from which {name} was trained, is not there; give --baseline RUN"
+        return None, f"the baseline {start} of {name} does not exist; give --baseline RUN"
     return start, ""
 
 
@@ -92,19 +92,17 @@ def opened(
     entmax: str | None = None,
     device: torch.device | None = None,
 ) -> Iterator[Subject]:
-    """Load models and text; what is tokenized for the analysis is gone afterwards."""
+    """Load models and text; the tokenized text is deleted afterwards."""
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     folder, run = locate_model(name)
     recipe = None if run is None else load_recipe(run / "recipe.yaml")
     model = load(name, device)
-    models, names, missing = _beside(name, model, recipe, baseline, entmax, device)
+    models, names, missing = _roles(name, model, recipe, baseline, entmax, device)
     tokenizers = load_pair(name, folder, run, model)
-    rows = model.get_input_embeddings().num_embeddings
+    vocabulary = model.get_input_embeddings().num_embeddings
     for role, other in models.items():
-        if other.get_input_embeddings().num_embeddings != rows:
-            raise ValueError(
-                f"{role}: {names[role]} has another vocabulary than {name}, so it is no model of the same tokens"
-            )
+        if other.get_input_embeddings().num_embeddings != vocabulary:
+            raise ValueError(f"{role}: {names[role]} has another vocabulary than {name}; both must use the same tokens")
     with TemporaryDirectory() as temporary:
         material, text, not_grouped = read_material(Path(temporary), models, recipe, tokenizers, reading, name)
         missing |= not_grouped | impossible(model, material)
@@ -112,25 +110,25 @@ def opened(
 
 
 def impossible(model: Any, material: Material) -> dict[str, str]:
-    """What this model or text does not have, and what cannot be done without."""
+    """Requirements that this model or text cannot meet, with the reasons."""
     found = {}
     if isinstance(model, LEDForConditionalGeneration):
-        found["self-attention"] = "LED's encoder attends within windows, so entropies say nothing about other places"
+        found["self-attention"] = "LED's encoder attends within windows, so its entropies cannot be compared"
     if isinstance(model, L0DropModel) and model.config.l0drop.layerwise:
-        found["single gate"] = "gates between layers would go on closing rows; this is for a single gate"
+        found["single gate"] = "gates between layers would close further rows; interventions need a single gate"
     if len(material) < 2:
         found["other sources"] = "the text has one sentence, so there is no other source to try"
     elif not material.tokenizers.source("")["input_ids"]:
-        found["other sources"] = "the tokenizer makes no token of an empty text, so there is no empty source to try"
+        found["other sources"] = "the tokenizer makes no token from an empty text, so there is no empty source to try"
     return found
 
 
-def _beside(
+def _roles(
     name: str, model: Any, recipe: Recipe | None, baseline: str | None, entmax: str | None, device: torch.device
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
-    """The models by their roles, where they come from, and why some are missing."""
+    """The models by role, their folders, and the reasons for missing ones."""
     if isinstance(model, EntmaxModel):
-        raise ValueError(f"{name}: sparse attention is what others are compared with; give it as --entmax {name}")
+        raise ValueError(f"{name}: has sparse attention and is only compared with others; give it as --entmax {name}")
     models, names, missing = {}, {}, {}
     if isinstance(model, L0DropModel):
         models["sparse"], names["sparse"] = model, name
@@ -140,10 +138,10 @@ def _beside(
         else:
             models["baseline"], names["baseline"] = load(found, device), found
             if isinstance(models["baseline"], L0DropModel | EntmaxModel):
-                raise ValueError(f"--baseline: {found} is not a plain model without gates")
+                raise ValueError(f"--baseline: {found} should be a plain model without gates")
     else:
         if baseline is not None:
-            raise ValueError(f"--baseline: {name} has no gates, so it is a baseline itself; leave --baseline out")
+            raise ValueError(f"--baseline: {name} has no gates, so it is a baseline itself; remove --baseline")
         models["baseline"], names["baseline"] = model, name
         missing["sparse"] = f"{name} has no gates; give a run that was trained with l0drop"
     if entmax is None:
@@ -157,14 +155,14 @@ def _beside(
 
 @dataclass(frozen=True)
 class Chosen:
-    """The first usable pairs of a text, joined to documents where the recipe does, as a text of their own."""
+    """The first usable pairs of a text as a text, joined to documents if the recipe says so."""
 
     text: ParallelText
     tokenizers: TokenizerPair
     limits: dict[str, Any]
     count: int | None
     outputs: list[str] | None = None
-    """Targets, where the text has none."""
+    """Targets for source-only text."""
 
     @property
     def source_only(self) -> bool:
@@ -185,9 +183,9 @@ class Chosen:
 def read_material(
     folder: Path, models: dict[str, Any], recipe: Recipe | None, tokenizers: TokenizerPair, reading: Reading, name: str
 ) -> tuple[Material, dict[str, Any], dict[str, str]]:
-    """Tokenize and annotate the text in `folder`; where it has no targets, they are the outputs of the first model.
+    """Tokenize and annotate the text in `folder`; without references, the first model's outputs are the targets.
 
-    Also what the text is, for JSON, and what is missing.
+    Also returns a description of the text, for JSON, and missing requirements.
     """
     text, described_as = text_of(recipe, reading, name)
     model = next(iter(models.values()))
@@ -211,9 +209,10 @@ def read_material(
     annotator, not_grouped = annotator_for(locate_model(name)[0] or name, tokenizers.source, tagging, sources)
     corpus = prepare_corpus(chosen, tokenizers, folder / "text", annotator=annotator, **longest)
     max_new_tokens = evaluate.max_new_tokens or limits["max_target"]
-    target = "reference"
+    target, target_of = "reference", None
     if chosen.source_only:
-        target = f"output of {next(iter(models))}"
+        target_of = next(iter(models))
+        target = f"output of {target_of}"
         outputs = decode_corpus(
             model, corpus, range(len(corpus)), tokenizers.target, pad_id=int(tokenizers.source.pad_token_id),
             batch_tokens=evaluate.batch_tokens, beams=evaluate.beams, length_penalty=evaluate.length_penalty,
@@ -222,7 +221,8 @@ def read_material(
         chosen = Chosen(text, tokenizers, limits, reading.sentences, outputs)
         corpus = prepare_corpus(chosen, tokenizers, folder / "with outputs", annotator=annotator, **longest)
     references = [pair.target or "" for pair in chosen if not pair.is_one_sided]
-    material = Material(corpus, references, tokenizers, evaluate, max_new_tokens, target, not_grouped is None)
+    tagged = not_grouped is None
+    material = Material(corpus, references, tokenizers, evaluate, max_new_tokens, target, tagged, target_of)
     described = {
         "name": described_as,
         "inputs": text.inputs(),
@@ -237,7 +237,7 @@ def read_material(
 
 
 def tagging_of(recipe: Recipe | None, reading: Reading) -> Tagging:
-    """How the source's words are tagged: as the option says, else as the recipe does."""
+    """The tagging of source words: from the options, else from the recipe."""
     if recipe is None:
         return Tagging(language=reading.language or "en", assumed=reading.language is None)
     if recipe.data.is_tagged and reading.source is None:
@@ -246,7 +246,7 @@ def tagging_of(recipe: Recipe | None, reading: Reading) -> Tagging:
 
 
 def text_of(recipe: Recipe | None, reading: Reading, name: str) -> tuple[ParallelText, str]:
-    """The text to read, and what it is in words."""
+    """The text to read, and its name."""
     if reading.source is not None:
         target = None if reading.reference is None else str(reading.reference)
         prefix = "" if recipe is None else recipe.data.source_prefix
@@ -254,6 +254,6 @@ def text_of(recipe: Recipe | None, reading: Reading, name: str) -> tuple[Paralle
     if reading.reference is not None:
         raise ValueError("--reference: needs --source, whose lines it translates")
     if recipe is None:
-        raise ValueError(f"--source: {name} has no recipe that names a test set; give text with --source FILE")
+        raise ValueError(f"--source: {name} has no recipe with a test set; give --source FILE")
     split = recipe.data.splits[-1]
     return open_split(recipe.data, split, recipe.data.source_prefix), f"data.{split} of the recipe"

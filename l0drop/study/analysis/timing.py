@@ -1,4 +1,4 @@
-"""How much of the decoder's time is cross-attention: what a short memory can save at most."""
+"""The share of the decoder's time in cross-attention, the most that a short memory can save."""
 
 import statistics
 import time
@@ -20,7 +20,7 @@ SENTENCES = 32
 
 
 class Stopwatch:
-    """Wall seconds spent inside modules, on a GPU until it has finished."""
+    """Wall seconds spent inside modules; on a GPU, until its work is done."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.seconds, self._started = device, 0.0, 0.0
@@ -39,7 +39,7 @@ class Stopwatch:
 
 @contextmanager
 def timed(modules: list[nn.Module], device: torch.device) -> Iterator[Stopwatch]:
-    """Time every call of these modules, none of which contains another."""
+    """Time every call of these modules; none may contain another."""
     watch = Stopwatch(device)
     with ExitStack() as hooks:
         for module in modules:
@@ -53,7 +53,7 @@ def decoder_time(models: dict[str, Any], material: Material) -> dict[str, Any]:
     """Share of the decoder's time (embeddings and layers, without the output layer) that cross-attention takes, while
     the first sentences are decoded as one batch; medians over rounds.
 
-    A model with gates is timed on the short and on the dense memory.
+    A gated model is timed on the short and on the dense memory.
     """
     examples = [material.corpus[i] for i in range(min(SENTENCES, len(material)))]
     batch = collate(examples, material.pad_id)

@@ -1,4 +1,4 @@
-"""A sparse run that nobody had to train: the tiny baseline with a gate that closes about half of what it reads."""
+"""Sparse runs without training: the tiny baseline with a gate that closes about half of its encodings."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def write_run(folder: Path, baseline: Path, name: str, model, **changes) -> Path
 
 
 def sparse_model(baseline: Path, gating: str = "zero", closed: float = 0.5):
-    """The baseline with a gate that nobody trained, which drops about that share of some sentences' encodings."""
+    """The baseline with an untrained gate that drops about this share of some sentences' encodings."""
     base = load_model(str(baseline), baseline / "model", torch.float32)
     model = sparsify(base, L0DropConfig(gating=gating)).eval()
     sentences = ["the dog sees a cat the stone .", "a bird finds the road .", "the river knows a house a tree ."]
@@ -35,7 +35,7 @@ def sparse_model(baseline: Path, gating: str = "zero", closed: float = 0.5):
 
 @pytest.fixture(scope="session")
 def runs(baseline: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the runs sparse, mask and entmax, beside the baseline they were made from."""
+    """A folder with the runs sparse, mask and entmax, all made from the baseline."""
     folder = tmp_path_factory.mktemp("runs")
     for name, gating in (("sparse", "zero"), ("mask", "mask")):
         write_run(folder, baseline, name, sparse_model(baseline, gating), l0drop={"gating": gating, "lambda_": 0.3})

@@ -1,4 +1,4 @@
-"""Gates closed by hand: how many, which, and that nothing else changes."""
+"""Gates closed manually: how many, which ones, and that nothing else changes."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def closed_by(gate, batch) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
-def test_every_sentence_loses_as_many_of_one_kind_as_of_the_other(batch, share) -> None:
+def test_every_sentence_loses_the_same_number_of_each_kind(batch, share) -> None:
     counts = {}
     for kind in KINDS:
         closed = closed_by(Closing([kind], KINDS, share), batch)
@@ -42,7 +42,7 @@ def test_every_sentence_loses_as_many_of_one_kind_as_of_the_other(batch, share) 
     assert sum(counts["content"]) > 3
 
 
-def test_what_is_closed_depends_on_the_sentence_alone(batch) -> None:
+def test_the_draw_depends_on_the_sentence_alone(batch) -> None:
     gate = Closing(["content"], KINDS, 0.5)
     together = closed_by(gate, batch)
     for row in range(6):
@@ -52,7 +52,7 @@ def test_what_is_closed_depends_on_the_sentence_alone(batch) -> None:
     assert torch.equal(closed_by(gate, batch), together)
 
 
-def test_the_others_keep_their_gates_and_closed_ones_open(batch) -> None:
+def test_other_words_keep_their_gates_and_closed_ones_open(batch) -> None:
     ids, mask, label = batch
     model = zoo.spread_gates(sparsify(zoo.build("marian"), L0DropConfig()))
     encodings = torch.randn(*ids.shape, zoo.WIDTH, generator=torch.Generator().manual_seed(2))
@@ -89,11 +89,11 @@ def test_interventions_on_runs(runs) -> None:
         baseline_score = subject.material.score(dense).value
     systems = got["systems"]
     assert [len(rows) for rows in systems.values()] == [8, 7]
-    assert systems["sparse"][0]["closed"] == "what the model closes"
+    assert systems["sparse"][0]["closed"] == "the model's choice"
     assert 0.2 < systems["sparse"][0]["sparsity"] < 0.8
-    nothing = systems["baseline"][0]
-    assert (nothing["closed"], nothing["sparsity"]) == ("nothing", 0)
-    assert nothing["score"]["value"] == pytest.approx(baseline_score), "with every gate open it is the baseline"
+    opened_fully = systems["baseline"][0]
+    assert (opened_fully["closed"], opened_fully["sparsity"]) == ("none", 0)
+    assert opened_fully["score"]["value"] == pytest.approx(baseline_score), "with every gate open it is the baseline"
     for rows in systems.values():
         for share in (0.5, 1.0):
             rates = {row["closed"]: row["sparsity"] for row in rows if row["share"] == share}
@@ -101,8 +101,8 @@ def test_interventions_on_runs(runs) -> None:
             assert len(set(rates.values())) == 1, "equal rates"
             assert min(rates.values()) > 0
     entropies = {row["cross_entropy"] for rows in systems.values() for row in rows}
-    assert len(entropies) == 15, "each of them is another function"
+    assert len(entropies) == 15, "each row is a different model"
 
 
-def test_arms_without_a_gate_of_ones_own() -> None:
-    assert [arm for arm, _, _ in arms(None)][:2] == ["nothing", "content words"]
+def test_arms_without_an_own_gate() -> None:
+    assert [arm for arm, _, _ in arms(None)][:2] == ["none", "content words"]

@@ -1,4 +1,4 @@
-"""Batches, forced cross-entropy and the controls without the right source, against sentences one by one."""
+"""Batches, forced cross-entropy and controls without the right source, compared with one sentence at a time."""
 
 import numpy as np
 import pytest
@@ -58,7 +58,7 @@ def test_cross_entropy_and_controls(subject, name) -> None:
     assert forced_cross_entropy(model, material) == got["own_source"]["cross_entropy"]
 
 
-def test_output_for_one_source_is_that_of_the_corpus(subject) -> None:
+def test_the_output_for_one_source_equals_that_of_the_corpus(subject) -> None:
     model, material = subject.models["sparse"], subject.material
     texts, _ = material.decode(model)
     assert [output_for(model, material, material.corpus[i]) for i in range(3)] == texts[:3]

@@ -1,4 +1,4 @@
-"""Whole analyses of runs and sweeps: what is in them, what is left out and why, what is refused."""
+"""Whole analyses of runs and sweeps: their parts, omitted parts with reasons, refused input."""
 
 import json
 import math
@@ -84,7 +84,7 @@ def read(file):
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def test_parts_are_written_beside_earlier_ones_of_the_same(whole, tmp_path) -> None:
+def test_new_parts_are_merged_with_earlier_ones_of_the_same_models_and_text(whole, tmp_path) -> None:
     result, subject = whole
     file = tmp_path / "analysis.json"
     before = {part: value for part, value in result.items() if part not in ("time", "source")}
@@ -102,11 +102,11 @@ def test_parts_are_written_beside_earlier_ones_of_the_same(whole, tmp_path) -> N
     assert again.keys() == got.keys() | {"source"}
     assert again["left_out"] == {}
     assert again["sparsity"] == result["sparsity"]
-    assert again["earlier"] == got["earlier"], "mass and time were measured as source was"
+    assert again["earlier"] == got["earlier"], "mass and time were measured like source"
 
 
 @pytest.mark.parametrize("key", ["fingerprints", "text", "decoding", "dtype"])
-def test_parts_of_something_else_are_replaced(whole, tmp_path, key) -> None:
+def test_parts_of_other_models_texts_or_settings_are_replaced(whole, tmp_path, key) -> None:
     result, subject = whole
     file = tmp_path / "analysis.json"
     write({**result, key: "another"}, file)
@@ -124,19 +124,21 @@ def test_a_damaged_file_or_one_of_a_sweep_is_replaced(whole, tmp_path, content) 
     assert read(file) == result
 
 
-def test_its_tables_say_the_same(whole) -> None:
+def test_tables_have_the_same_numbers(whole) -> None:
     result, _ = whole
     found = {title: content for title, content, _ in tables(result)}
-    assert [*found] == ["What is dropped", "Attention mass per word", "Entropy of the encoder's attention", CLOSED]
+    assert [*found] == [
+        "Sparsity by group of tokens", "Attention mass per word", "Entropy of the encoder's attention", CLOSED,
+    ]  # fmt: skip
     for head, rows in found.values():
         assert rows
         assert {len(row) for row in rows} == {len(head)}
-    (group, kept), (_, mass) = found["What is dropped"], found["Attention mass per word"]
+    (group, kept), (_, mass) = found["Sparsity by group of tokens"], found["Attention mass per word"]
     assert group[2] == f"{result['sparsity']:.1%} dropped"
     groups = result["groups"]["groups"]
     assert sum(int(row[1].replace(",", "")) for row in kept) == sum(found["tokens"] for found in groups.values())
     assert ["later pieces (BPEO)", f"{groups['BPEO']['tokens']:,}", f"{groups['BPEO']['sparsity']:.1%}"] in kept
-    assert mass[0][:4] == ["", "baseline, every word", *_cells(result["mass"]["systems"]["baseline"])]
+    assert mass[0][:4] == ["", "dense, all words", *_cells(result["mass"]["systems"]["baseline"])]
     assert mass[-1][0] in ("", group[2])
     closed = result["interventions"]["systems"]["sparse"][0]
     assert found[CLOSED][1][0][:4] == ["sparse", closed["closed"], "", f"{closed['sparsity']:.1%}"]
@@ -146,7 +148,7 @@ def _cells(mass) -> list[str]:
     return [f"{mass['words']:,}", f"{mass['mean']:.2f}"]
 
 
-def test_tables_of_a_sweep_put_its_points_side_by_side(whole) -> None:
+def test_tables_of_a_sweep_have_a_column_per_point(whole) -> None:
     result, _ = whole
     points = [
         {**result, "sparsity": 0.9, "kind": "target", "run": "target-0.9"},
@@ -155,10 +157,10 @@ def test_tables_of_a_sweep_put_its_points_side_by_side(whole) -> None:
     ]
     found = {title: content for title, content, _ in tables({"points": points})}
     dropped = f"{result['sparsity']:.1%} dropped"
-    assert found["What is dropped"][0][2:] == [f"pos, {dropped}", dropped, "90.0% dropped"]
-    whose = [row[1] for row in found["Attention mass per word"][1]]
-    assert whose.count("baseline, every word") == 1
-    assert whose.count("sparse model, words that it keeps") == 3
+    assert found["Sparsity by group of tokens"][0][2:] == [f"pos, {dropped}", dropped, "90.0% dropped"]
+    labels = [row[1] for row in found["Attention mass per word"][1]]
+    assert labels.count("dense, all words") == 1
+    assert labels.count("sparse, kept words") == 3
     assert CLOSED not in found
     notes = [note for _, _, note in tables(result)]
     assert all(note[0].isupper() and note.endswith(".") for note in notes)
@@ -171,7 +173,7 @@ def test_gates_between_layers_have_a_table() -> None:
     near = [{"sparsity": share, "gates": {"layers": layers}} for share in (0.1001, 0.0999)]
     ((_, (_, rows), _),) = tables({"points": near})
     assert len(rows) == 2
-    assert (title, content) == (BY_LAYER, (["gates behind layer", "1", "2"], [["10.0% dropped", "0.0%", "12.5%"]]))
+    assert (title, content) == (BY_LAYER, (["gates after layer", "1", "2"], [["10.0% dropped", "0.0%", "12.5%"]]))
 
 
 def test_maps_of_sentences(whole) -> None:
@@ -205,7 +207,7 @@ def test_representative_sentences_are_near_the_average() -> None:
         collected.dropped.overall.add(values, mask)
     long = torch.ones(1, SHORT + 1, dtype=torch.bool)
     collected.note([7], {"sparse": Attention(torch.zeros(1, 1, 1), None, long, None, None)})
-    assert collected.representative == [1, 3, 4], "overall half; the long and the late one are not shown"
+    assert collected.representative == [1, 3, 4], "nearest to half; long and late sentences are not shown"
 
 
 def test_another_gating_has_no_zero_row(runs) -> None:
@@ -233,17 +235,24 @@ def test_a_baseline_alone(runs, baseline) -> None:
         pass
 
 
-def test_text_without_references_is_measured_on_the_models_own_outputs(runs, tmp_path) -> None:
+def test_text_without_references_is_measured_on_the_models_outputs(runs, tmp_path) -> None:
     file = tmp_path / "source.txt"
     file.write_text("the dog sees a cat .\n\na bird finds the road .\n", encoding="utf-8")
     with opened(str(runs / "sparse"), Reading(source=file)) as subject:
         assert subject.material.target == "output of sparse"
         texts, _ = subject.material.decode(subject.models["sparse"])
         assert list(subject.material.references) == texts
-        result, score = analyze(subject, ["mass", "interventions"]), subject.material.score(texts)
+        result = analyze(subject, ["mass", "interventions", "source"])
     assert result["text"]["target"] == "output of sparse"
     assert result["text"]["sentences"] == 2
-    assert result["interventions"]["systems"]["sparse"][0]["score"] == score.as_json()
+    rows = [(name, row) for name, found in result["interventions"]["systems"].items() for row in found]
+    unscored = [(name, row["closed"]) for name, row in rows if row["score"] is None]
+    assert unscored == [("sparse", "the model's choice")], "its outputs would score 100 against themselves"
+    assert "they measure agreement, not quality" in result["interventions"]["what"]
+    assert result["source"]["own_source"]["score"] is None
+    assert result["source"]["no_source"]["score"]["value"] < 100
+    shown = [row for title, (_, rows), _ in tables(result) if title == CLOSED for row in rows]
+    assert shown[0][-1] == ""
 
 
 def test_languages(runs, tmp_path) -> None:
@@ -256,7 +265,7 @@ def test_languages(runs, tmp_path) -> None:
         with pytest.raises(ValueError, match="groups: the source does not look like English.*--language en"):
             analyze(subject, ["groups"])
     assert set(result["left_out"]) == {"groups", "interventions"}
-    assert result["words"]["tokens"] > 0, "words can be told without a tagger"
+    assert result["words"]["tokens"] > 0, "words are found without a tagger"
     german = opened(str(runs / "sparse"), Reading(source=file, language="de"))
     with german as subject, pytest.raises(ValueError, match="groups: language: perceptron tags English, not 'de'"):
         analyze(subject, ["groups"])
@@ -273,10 +282,10 @@ def test_refusals(runs, baseline, tmp_path) -> None:
             pass
 
     refused("no-such-run", tmp_path / "no-such-run")
-    refused("--baseline: .* is not a plain model", runs / "sparse", baseline=str(runs / "mask"))
+    refused("--baseline: .* should be a plain model", runs / "sparse", baseline=str(runs / "mask"))
     refused("--entmax: .* does not have sparse attention", runs / "sparse", entmax=str(baseline))
-    refused("sparse attention is what others are compared with; give it as --entmax", runs / "entmax")
-    refused("--source: .* has no recipe that names a test set", tmp_path_model(runs, tmp_path))
+    refused("sparse attention and is only compared with others; give it as --entmax", runs / "entmax")
+    refused("--source: .* has no recipe with a test set", tmp_path_model(runs, tmp_path))
     refused("--reference: needs --source", runs / "sparse", Reading(reference=tmp_path / "x"))
     fine = opened(str(runs / "sparse"), Reading(sentences=4))
     with fine as subject, pytest.raises(ValueError, match="--only: 'mess' is not one of mass, maps"):
@@ -292,7 +301,7 @@ def tmp_path_model(runs, tmp_path):
     return folder
 
 
-def test_a_model_folder_has_no_baseline_of_its_own(runs, tmp_path) -> None:
+def test_a_model_folder_has_no_baseline(runs, tmp_path) -> None:
     file = tmp_path / "source.txt"
     file.write_text("the dog sees a cat .\nthe bird finds a road .\n", encoding="utf-8")
     with opened(str(tmp_path_model(runs, tmp_path)), Reading(source=file)) as subject:
@@ -302,7 +311,7 @@ def test_a_model_folder_has_no_baseline_of_its_own(runs, tmp_path) -> None:
     assert "baseline" not in result["entropy"]
 
 
-def test_a_baseline_that_is_gone(runs, baseline, tmp_path) -> None:
+def test_a_missing_baseline(runs, baseline, tmp_path) -> None:
     folder = tmp_path / "moved"
     folder.mkdir()
     for name in ("model", "tokenizer"):
@@ -311,12 +320,12 @@ def test_a_baseline_that_is_gone(runs, baseline, tmp_path) -> None:
     changed = "\n".join("  init: runs/gone" if "  init:" in line else line for line in recipe.splitlines())
     (folder / "recipe.yaml").write_text(changed, encoding="utf-8")
     with opened(str(folder), Reading(sentences=4)) as subject:
-        assert subject.missing["baseline"].startswith("the baseline runs/gone, from which")
+        assert subject.missing["baseline"].startswith("the baseline runs/gone of ")
     with opened(str(folder), Reading(sentences=4), baseline=str(baseline)) as subject:
         assert subject.names["baseline"] == str(baseline)
 
 
-def test_what_cannot_be_done_for_a_model_or_text_is_left_out(baseline, tmp_path) -> None:
+def test_parts_that_a_model_or_text_does_not_allow_are_omitted(baseline, tmp_path) -> None:
     base = load_model(str(baseline), baseline / "model", torch.float32)
     model = sparsify(base, L0DropConfig(gating="mask", layerwise=True))
     section = {"gating": "mask", "layerwise": True, "lambda_": 0.3}
