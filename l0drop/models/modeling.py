@@ -44,7 +44,7 @@ from l0drop.models.outputs import L0DropEncoderOutput, L0DropOutput
 
 DIAL_STREAM = 1 << 21
 """The first stream of keyed noise for the dial in training; gates use lower ones."""
-DRAWN = 0.5
+SAMPLED_SHARE = 0.5
 """The share of sentences whose gates are sampled when the dial's `keep` acts in training."""
 
 
@@ -206,8 +206,10 @@ class L0DropModel(Controls, PreTrainedModel):
         run = None
         if self.config.l0drop.layerwise:
             mask_BN = real_tokens(attention_mask, kwargs["inputs_embeds"] if input_ids is None else input_ids)
-            ask = functools.partial(self._ask, input_ids=input_ids, hints=None, noise_key=noise_key, real_BN=mask_BN)
-            run = LayerRun(self.inner_gates, ask, mask_BN, self.config.l0drop.gating, remove_rows=self._short)
+            decide = functools.partial(
+                self._call_gate, input_ids=input_ids, hints=None, noise_key=noise_key, real_BN=mask_BN
+            )
+            run = LayerRun(self.inner_gates, decide, mask_BN, self.config.l0drop.gating, remove_rows=self._short)
         with encoder.layers.running(run) if run is not None else nullcontext():
             outputs = encoder(**kwargs)
         assert run is None or len(run.layer_gates) == len(self.inner_gates), "the encoder did not iterate its layers"
@@ -231,9 +233,9 @@ class L0DropModel(Controls, PreTrainedModel):
         encodings = outputs.last_hidden_state if run is None else run.restore(outputs.last_hidden_state)
         mask_BN = real_tokens(attention_mask, encodings)
         removed = run is not None and run.remove_rows
-        asked_BN = run.alive_BN if run is not None and removed else mask_BN
+        visible_BN = run.alive_BN if run is not None and removed else mask_BN
         stream = len(self.inner_gates)
-        gates = self._ask(self.gate, encodings, asked_BN, None, stream, input_ids, hints, noise_key, mask_BN)
+        gates = self._call_gate(self.gate, encodings, visible_BN, None, stream, input_ids, hints, noise_key, mask_BN)
         if run is not None:
             if l0drop.gating == "mask" and not removed:
                 gates = run.among_alive(gates, self.gate)
@@ -266,7 +268,7 @@ class L0DropModel(Controls, PreTrainedModel):
             real=mask_BN.sum(1),
         )
 
-    def _ask(
+    def _call_gate(
         self,
         gate: Gate,
         encodings: Tensor,
@@ -310,7 +312,9 @@ class L0DropModel(Controls, PreTrainedModel):
         else:
             noise_BN = _keyed_noise(noise_key, mask_BN, DIAL_STREAM, log_alpha_BN)
             coin_B = hard_concrete.keyed_uniform(noise_key, DIAL_STREAM + 1)
-        return Draw(lambda shifted_BN: self.gate.sampled(shifted_BN, noise_BN), coin_B.to(mask_BN.device) < DRAWN)
+        return Draw(
+            lambda shifted_BN: self.gate.sampled(shifted_BN, noise_BN), coin_B.to(mask_BN.device) < SAMPLED_SHARE
+        )
 
     def _dropped(self, gates: Gates, mask_BN: Tensor, always_BN: Tensor | None, run: LayerRun | None) -> Tensor:
         """[B], the number of closed test-time gates in training, where `gates` are sampled."""
