@@ -23,8 +23,6 @@ from tests.models import zoo
 from tests.snippets import ROOT, blocks, documents, python_block, python_blocks, text_of
 
 DOCUMENTS = documents()
-PENDING = re.compile(r"\bexamples?\b|starter\.yaml|NAME\.yaml|recipe-reference|l0drop explain")
-"""Files and commands that are being written."""
 
 
 # --- Python -------------------------------------------------------------------------------------------------------
@@ -110,7 +108,7 @@ def fenced_commands(document: str) -> Iterator[str]:
     for block in blocks(document, "", "bash", "sh"):
         for line in block.replace("\\\n", " ").splitlines():
             found = re.match(r"(?:torchrun .*? -m )?(l0drop .*)", line.strip())
-            if found and not PENDING.search(line):
+            if found:
                 yield found[1]
 
 
@@ -119,7 +117,7 @@ def inline_commands(document: str) -> Iterator[str]:
     prose = re.sub(r"^```.*?^```", "", text_of(document), flags=re.DOTALL | re.MULTILINE)
     for code in re.findall(r"`([^`\n]+)`", prose):
         found = re.match(r"(?:torchrun .*? -m )?(l0drop [a-z].*)", code)
-        if found and "..." not in code and "COMMAND" not in code and not PENDING.search(code):
+        if found and "..." not in code and "COMMAND" not in code:
             yield found[1]
 
 
@@ -162,13 +160,13 @@ def test_all_commands_are_listed() -> None:
             yield from names(command, f"{prefix} {name}") if hasattr(command, "commands") else [f"{prefix} {name}"]
 
     listed = set(re.findall(r"^\| `(l0drop [^`]+)`", text_of("docs/commands.md"), re.MULTILINE))
-    assert listed - {"l0drop explain"} == set(names(typer.main.get_command(app), "l0drop"))
+    assert listed == set(names(typer.main.get_command(app), "l0drop"))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_recipes_that_are_named_exist(document: str) -> None:
     for path in re.findall(r"\brecipes/[a-z][\w.-]*\.yaml", text_of(document)):
-        assert (ROOT / path).is_file() or PENDING.search(path), f"{document}: {path}"
+        assert (ROOT / path).is_file(), f"{document}: {path}"
 
 
 # --- recipes ------------------------------------------------------------------------------------------------------
@@ -246,7 +244,7 @@ def test_links_lead_somewhere(document: str) -> None:
     for link in links(document):
         path, _, anchor = link.partition("#")
         target = (ROOT / document).parent / path if path else ROOT / document
-        assert target.exists() or PENDING.search(link), f"{document}: {link}"
+        assert target.exists(), f"{document}: {link}"
         if anchor:
             assert anchor in anchors(str(target.resolve().relative_to(ROOT))), f"{document}: {link}"
 
@@ -290,7 +288,7 @@ def test_the_tree_names_what_exists() -> None:
     paths = list(tree())
     assert len(paths) > 40
     for path in paths:
-        assert path.exists() or PENDING.search(str(path)), path.relative_to(ROOT)
+        assert path.exists(), path.relative_to(ROOT)
 
 
 def test_the_tree_names_every_subpackage() -> None:
