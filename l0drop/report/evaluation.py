@@ -2,12 +2,10 @@
 
 from typing import Any
 
-from l0drop.report.findings import Findings, Row
+from l0drop.report.findings import Findings
 from l0drop.report.table import Table
 
-NON_INFERIOR, NOT_SHOWN = "non-inferior", "not shown"
-STYLES = {NON_INFERIOR: "good", NOT_SHOWN: "bad"}
-FEW_SEEDS = "few seeds: preliminary"
+STYLES = {"non-inferior": "good", "worse": "bad"}
 KIND = "kind"
 KINDS = {"start": "dense", "continued": "dense", "dense": "dense", "sparse": "learned gate", "rule": "rule"}
 TAIL = {"numbers": "numbers of the source", "names": "names", "negations": "negations"}
@@ -24,28 +22,22 @@ def points_table(findings: Findings) -> Table:
             _number(row.score, ".2f"),
             _number(row.difference, "+.2f"),
             _number(row.lower, "+.2f"),
-            verdict(row, findings.margin),
+            found.label if (found := findings.verdict(row)) else "",
             "" if row.speed is None else f"{row.speed.end_to_end:.2f}",
             _number(None if row.speed is None else row.speed.decode, ".2f"),
         ]
         for row in findings.rows
     ]
     marked = None if best is None else findings.rows.index(best)
-    return Table(head, rows, _points_note(findings), marked, styles=_styles(rows)).without_empty_columns()
+    return Table(
+        head, rows, _points_note(findings), marked, frozenset({"verdict"}), _styles(findings)
+    ).without_empty_columns()
 
 
-def verdict(row: Row, margin: float) -> str:
-    """Empty if the row was not compared."""
-    found = row.non_inferior(margin)
-    if found is None:
-        return ""
-    if found:
-        return NON_INFERIOR
-    return f"worse by at least {-row.upper:.2f}" if row.upper is not None and row.upper < 0 else NOT_SHOWN
-
-
-def _styles(rows: list[list[str]]) -> dict[str, str]:
-    return {**STYLES, **{cell: "bad" for row in rows for cell in row if cell.startswith("worse by")}}
+def _styles(findings: Findings) -> dict[str, str]:
+    """The class of each verdict's cell."""
+    verdicts = filter(None, map(findings.verdict, findings.rows))
+    return {found.label: STYLES[found.kind] for found in verdicts if found.kind in STYLES}
 
 
 def _points_note(findings: Findings) -> str:
@@ -53,18 +45,15 @@ def _points_note(findings: Findings) -> str:
     parts = [f"{findings.metric} on {findings.text}."]
     if findings.compared_with is not None:
         parts.append(f"Differences are to {findings.compared_with}.")
-    seeds = findings.over_seeds
     if findings.seeds > 1:
-        few = f" ({FEW_SEEDS})" if seeds is not None and seeds["few_seeds"] else ""
+        parts.append(f"Scores and differences are means over {findings.seeds} pairs of models.")
+    if findings.judged:
         parts.append(
-            f"{'Scores' if seeds is None else 'Scores and differences'} are means over {findings.seeds} seeds{few}."
+            "95% bound: the difference is above it with 95% confidence (one-sided). Non-inferior: the bound is above "
+            f"{-findings.margin:g}."
         )
-    if any(row.lower is not None for row in findings.rows):
-        bootstrap = "paired bootstrap" if seeds is None else f"bootstrap over seeds and {seeds['unit']}s"
-        parts.append(
-            f"95% bound: the difference is above it with 95% confidence (one-sided, {bootstrap}). Non-inferior: the "
-            f"bound is above {-findings.margin:g}."
-        )
+        if findings.seeds == 1:
+            parts.append("Bounds cover other sentences, not other training runs.")
         if len(findings.points) > 1:
             parts.append("Each model is tested separately: among many, one may pass by chance.")
     where = sorted({row.speed.where for row in findings.rows if row.speed is not None})
@@ -110,11 +99,7 @@ def _differences_note(evaluation: dict[str, Any]) -> str:
         return note
     found = evaluation["over_seeds"][metric]
     each = ", ".join(f"{difference:+.2f}" for difference in found["differences"])
-    few = f" ({FEW_SEEDS})" if found["few_seeds"] else ""
-    return (
-        f"{note} These are the scores of the first seed. Over {found['seeds']} seeds the difference is "
-        f"{found['difference']:+.2f} ({each}), with 95% confidence above {found['lower']:+.2f}{few}."
-    )
+    return f"{note} These are the scores of the first of {found['seeds']} pairs; the differences of all are {each}."
 
 
 def tail_overview(findings: Findings) -> Table | None:

@@ -16,14 +16,15 @@ from l0drop.report.agreement import (
     agreed,
     differences_to_training,
     is_compared,
-    main_score,
     mean_score,
     scored_text,
 )
 from l0drop.report.table import Table
 from l0drop.study.analysis import tables
+from l0drop.study.evaluate import score_name
 from l0drop.study.significance import check_margin
 from l0drop.study.sweep import LEARNED
+from l0drop.study.verdict import Verdict, verdict
 
 EVALUATION = Path("evaluation", "metrics.json")
 EXAMPLES = Path("evaluation", "examples.json")
@@ -53,8 +54,8 @@ class Speed:
 class Row:
     """A system in the table of quality, sparsity and speed.
 
-    difference: to the dense model that it is compared with. lower, upper: its one-sided 95% bounds. interval: the
-    two-sided 95% interval. folder: the folder of the run.
+    difference: to the dense model that it is compared with. compared: that difference with its bounds, as an evaluation
+    stores it. folder: the folder of the run.
     """
 
     name: str
@@ -62,9 +63,7 @@ class Row:
     score: float | None
     sparsity: float | None = None
     difference: float | None = None
-    lower: float | None = None
-    upper: float | None = None
-    interval: tuple[float, float] | None = None
+    compared: Mapping[str, Any] | None = None
     speed: Speed | None = None
     folder: Path | None = None
 
@@ -77,9 +76,10 @@ class Row:
     def is_gated(self) -> bool:
         return self.role in ("sparse", "rule")
 
-    def non_inferior(self, margin: float) -> bool | None:
-        """None if it was not compared."""
-        return None if self.lower is None else self.lower > -margin
+    @property
+    def lower(self) -> float | None:
+        """The one-sided 95% bound on the difference."""
+        return None if self.compared is None else float(self.compared["lower"])
 
 
 @dataclass(frozen=True)
@@ -118,12 +118,17 @@ class Findings:
     @property
     def judged(self) -> list[Row]:
         """The gated models that were compared with a dense one."""
-        return [row for row in self.points if row.lower is not None]
+        return [row for row in self.points if row.compared is not None]
+
+    def verdict(self, row: Row) -> Verdict | None:
+        """None if the row was not compared."""
+        return None if row.compared is None else verdict(row.compared, self.metric, self.margin)
 
     @property
     def recommended(self) -> Row | None:
         """The sparsest point that is non-inferior at the margin."""
-        return max((row for row in self.judged if row.non_inferior(self.margin)), key=_sparsity, default=None)
+        good = (row for row in self.judged if (found := self.verdict(row)) and found.kind == "non-inferior")
+        return max(good, key=_sparsity, default=None)
 
     @property
     def has_rules(self) -> bool:
@@ -143,13 +148,6 @@ class Findings:
     def seeds(self) -> int:
         """The number of seeds that scores are averaged over; the same for all rows."""
         return 1 if self.evaluation is None else len(self.evaluation["runs"])
-
-    @property
-    def over_seeds(self) -> dict[str, Any] | None:
-        """The difference of the model shown over several seeds, if there are several."""
-        if self.evaluation is None or "over_seeds" not in self.evaluation:
-            return None
-        return _difference(self.evaluation)
 
 
 def gather(folder: Path, margin: float | None = None) -> Findings:
@@ -260,7 +258,7 @@ def _complete(
     """The parts that all kinds of folders share. evaluations: by run; notes: why some of them are not used; command:
     the arguments for `l0drop evaluate`."""
     runs = [row for row in rows if row.folder is not None]
-    judged = [row for row in runs if row.lower is not None]
+    judged = [row for row in runs if row.compared is not None]
     known = {run: found for run, found in evaluations.items() if found is not None}
     compared = [found for found in known.values() if is_compared(found)]
     margin = margin or (compared[0]["judging"]["margin"] if compared else 0.5)
@@ -297,7 +295,7 @@ def _complete(
 
 def _shown(runs: list[Row], judged: list[Row], margin: float) -> Row | None:
     """The model to show in detail: the sparsest that is non-inferior, else the one nearest to it, else the sparsest."""
-    good = [row for row in judged if row.non_inferior(margin)]
+    good = [row for row in judged if row.compared and verdict(row.compared, "", margin).kind == "non-inferior"]
     if judged and not good:
         return max(judged, key=lambda row: row.lower or 0.0)
     return max(good or runs, key=_sparsity, default=None)
@@ -372,9 +370,7 @@ def _judged(name: str, folder: Path, evaluation: dict[str, Any], role: Role | No
         score=mean_score(evaluation, "system"),
         sparsity=sparsity,
         difference=difference.get("difference"),
-        lower=difference.get("lower"),
-        upper=difference.get("upper"),
-        interval=tuple(difference["interval"]) if "interval" in difference else None,
+        compared=difference or None,
         speed=_speed(folder),
         folder=folder,
     )
@@ -398,7 +394,7 @@ def _split(metrics: dict[str, Any]) -> str:
 
 def _metric(evaluation: dict[str, Any] | None, metrics: dict[str, Any]) -> str:
     if evaluation is not None:
-        return str(main_score(evaluation)["name"])
+        return score_name(evaluation)
     return str(metrics.get(_split(metrics), {}).get("score", {}).get("name", "score"))
 
 

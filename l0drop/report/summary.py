@@ -1,7 +1,6 @@
 """The summary of a report: the question, the verdict, the gain and its price, in three sentences."""
 
-from l0drop.report.evaluation import FEW_SEEDS
-from l0drop.report.findings import Findings, Row
+from l0drop.report.findings import Findings
 
 
 def summary(findings: Findings) -> list[str]:
@@ -12,23 +11,21 @@ def summary(findings: Findings) -> list[str]:
 def _verdict(findings: Findings) -> str:
     if not findings.judged:
         return "No gated model has been compared with a dense model yet."
-    many, best = len(findings.points) > 1, findings.recommended
-    nearest = best or max(findings.judged, key=lambda row: row.lower or 0)
-    to = f"non-inferior to {findings.compared_with} at a margin of {findings.margin:g} {findings.metric}"
-    found = _difference(findings, nearest)
-    if best is not None:
-        drops = f"{best.name} drops {best.sparsity:.1%} of its encodings and is {to}"
-        return f"{drops}: the difference is {found}.{' It is the sparsest such model.' if many else ''}"
-    if many:
-        return f"No model is shown to be {to}. The nearest is {nearest.label}: its difference is {found}."
-    return f"{nearest.label} is not shown to be {to}: the difference is {found}."
-
-
-def _difference(findings: Findings, row: Row) -> str:
-    seeds = findings.over_seeds
-    over = "" if seeds is None else f" over {seeds['seeds']} seeds"
-    few = f" ({FEW_SEEDS})" if seeds is not None and seeds["few_seeds"] else ""
-    return f"{row.difference:+.2f}{over}, with 95% confidence above {row.lower:+.2f}{few}"
+    best = findings.recommended
+    row = best or max(findings.judged, key=lambda row: row.lower or 0)
+    found = findings.verdict(row)
+    assert found is not None
+    dropped = "" if row.sparsity is None else f", {row.sparsity:.1%} dropped"
+    start = ""
+    if len(findings.points) > 1:
+        start = (
+            "This is the sparsest model that is non-inferior. "
+            if best
+            else f"No model is shown to be non-inferior at a margin of {findings.margin:g} {findings.metric}; the "
+            "nearest: "
+        )
+    sentence = f"{row.label}{dropped}, compared with {findings.compared_with}: {found.sentence}"
+    return f"{sentence} {start}".strip() if best else f"{start}{sentence}"
 
 
 def _price(findings: Findings) -> str:
@@ -41,7 +38,7 @@ def _price(findings: Findings) -> str:
     if findings.tail is None:
         return f"{gain}."
     chrf = findings.tail["chrf"]
-    first = "in the first seed, " if findings.seeds > 1 else ""
+    first = "in the first pair of models, " if findings.seeds > 1 else ""
     return (
         f"{gain}; {first}{chrf['losing']:.1%} of the sentences lose more than {chrf['threshold']:.0f} chrF against the "
         f"dense model, and {chrf['gaining']:.1%} gain as much."
@@ -56,5 +53,5 @@ def _scored(findings: Findings) -> str:
     if row is None or row.score is None:
         return f"{findings.name} has not been scored."
     drops = "" if row.sparsity is None else f"drops {row.sparsity:.1%} of its encodings and "
-    over = f" over {findings.seeds} seeds" if findings.seeds > 1 else ""
+    over = f" (mean of {findings.seeds})" if findings.seeds > 1 else ""
     return f"{row.label} {drops}reaches {row.score:.2f} {findings.metric}{over} on {findings.text}."

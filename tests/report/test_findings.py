@@ -16,15 +16,17 @@ from tests.study.test_significance import BAD, GOOD
 
 def test_the_sparsest_non_inferior_point_is_recommended(tmp_path: Path) -> None:
     found = gather(folders.sweep(tmp_path))
-    verdicts = {row.name: row.non_inferior(found.margin) for row in found.points}
-    assert verdicts == {"target-0.3": True, "target-0.5": True, "target-0.8": False}
+    verdicts = {row.name: judged.kind for row in found.points if (judged := found.verdict(row))}
+    assert verdicts == {"target-0.3": "non-inferior", "target-0.5": "non-inferior", "target-0.8": "worse"}
     assert found.recommended is not None
     assert found.recommended.name == "target-0.5"
     assert found.shown == found.recommended
     assert len(found.examples) == 20
     assert [row.name for row in found.rows[:2]] == ["baseline", "reference"]
     verdict, price, scored = summary(found)
-    assert verdict.startswith("target-0.5 drops 52.0% of its encodings and is non-inferior to dense, continued")
+    assert verdict.startswith("target-0.5, 52.0% dropped, compared with dense, continued: non-inferior at 10")
+    assert "for this pair of models only" in verdict
+    assert verdict.endswith("This is the sparsest model that is non-inferior.")
     assert "not measured" in price
     assert "3 models, 31% to 79% dropped" in scored
 
@@ -52,6 +54,31 @@ def test_tail_risk_is_shown_for_every_point(tmp_path: Path) -> None:
     losing = [float(row[1].rstrip("%")) for row in table.rows]
     assert losing[0] == 0 < losing[2]
     assert tail_overview(gather(folders.sweep(tmp_path / "without", judged=False))) is None
+
+
+def test_a_model_that_is_clearly_worse_is_called_worse(tmp_path: Path) -> None:
+    found = gather(folders.sweep(tmp_path), margin=0.5)
+    (row,) = (row for row in found.rows if row.name == "target-0.8")
+    judged = found.verdict(row)
+    assert judged is not None
+    assert judged.kind == "worse"
+    verdicts = dict(zip([each.name for each in found.rows], column(found, "verdict"), strict=True))
+    assert verdicts["target-0.8"] == judged.label
+    assert judged.label.startswith("worse by at least ")
+    assert verdicts["target-0.3"] == "non-inferior at 0.5"
+
+
+def test_one_baseline_gives_no_verdict_over_seeds(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    folders.finished(run, 0.4)
+    folders.evaluated(run, GOOD, GOOD, 0.4, seeds=[(GOOD, GOOD)])
+    found = gather(run)
+    assert found.recommended is None
+    (row,) = found.judged
+    judged = found.verdict(row)
+    assert judged is not None
+    assert judged.kind == "no verdict"
+    assert "independent baseline" in summary(found)[0]
 
 
 def test_another_margin_changes_the_verdicts(tmp_path: Path) -> None:
@@ -198,13 +225,10 @@ def test_scores_and_differences_are_means_over_seeds(tmp_path: Path) -> None:
     assert row.score - base.score == pytest.approx(row.difference)
     assert row.difference < -1
     verdict, price, scored = summary(found)
-    assert "BLEU over 3 seeds on" in scored
-    assert f"the difference is {row.difference:+.2f} over 3 seeds" in verdict
-    assert "few seeds: preliminary" in verdict
-    assert "in the first seed" in price
-    note = points_table(found).note
-    assert "Scores and differences are means over 3 seeds (few seeds: preliminary)." in note
-    assert "bootstrap over seeds and sentences" in note
+    assert "BLEU (mean of 3) on" in scored
+    assert f"The mean difference is {row.difference:+.2f} BLEU" in verdict
+    assert "in the first pair of models" in price
+    assert "Scores and differences are means over 3 pairs of models." in points_table(found).note
 
 
 def column(found: Findings, head: str) -> list[str]:
@@ -231,10 +255,10 @@ def test_no_point_is_good_enough(tmp_path: Path) -> None:
     found = gather(tmp_path, margin=0.5)
     assert found.recommended is None
     verdict = summary(found)[0]
-    assert verdict.startswith("No model is shown to be non-inferior to dense, continued at a margin of 0.5 BLEU")
+    assert verdict.startswith("No model is shown to be non-inferior at a margin of 0.5 BLEU; the nearest: ")
     assert found.shown is not None
     assert found.shown.lower == max(row.lower for row in found.points if row.lower is not None)
-    assert f"The nearest is {found.shown.name}:" in verdict, "the model that the page shows in detail"
+    assert f"the nearest: {found.shown.name}," in verdict, "the model that the page shows in detail"
 
 
 def test_rules_are_compared_with_the_learned_gate(tmp_path: Path) -> None:
@@ -268,9 +292,9 @@ def test_a_run_with_and_without_its_evaluation(tmp_path: Path) -> None:
     found = gather(run)
     assert [row.role for row in found.rows] == ["dense", "sparse"]
     assert found.recommended is found.rows[1]
-    assert summary(found)[0].startswith("run drops 40.0% of its encodings and is non-inferior to ")
+    assert ": non-inferior at 0.5 BLEU, for this pair of models only." in summary(found)[0]
     folders.evaluated(run, BAD, GOOD, 0.4)
-    assert summary(gather(run))[0].startswith("run is not shown to be non-inferior")
+    assert ": worse by at least " in summary(gather(run))[0]
 
 
 def test_a_baseline_alone_is_not_recommended(tmp_path: Path) -> None:

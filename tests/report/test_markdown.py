@@ -29,7 +29,7 @@ def test_seeds_and_unused_evaluations_are_mentioned(tmp_path: Path) -> None:
     folders.finished(tmp_path / "run", 0.4)
     folders.evaluated(tmp_path / "run", BAD, GOOD, 0.4, seeds=[(GOOD, GOOD)])
     text = markdown(gather(tmp_path / "run"))
-    assert "Scores and differences are means over 2 seeds (few seeds: preliminary)." in text
+    assert "Scores and differences are means over 2 pairs of models." in text
     found = gather(tmp_path / "run")
     assert found.examples
     after = text.partition("## Examples")[2].splitlines()[2]

@@ -74,14 +74,15 @@ def difference_curve(findings: Findings) -> Drawing:
     with matplotlib.rc_context(STYLE):
         figure, (axes,) = axes_of()
         for role, mark, colour, label in (("sparse", "o-", BLUE, "learned gate"), ("rule", "D", GOLD, "rule")):
-            rows = [row for row in findings.judged if row.role == role and row.interval is not None]
+            rows = [row for row in findings.judged if row.role == role]
             if not rows:
                 continue
+            intervals = [row.compared["interval"] for row in rows if row.compared is not None]
             middle = [row.difference or 0.0 for row in rows]
-            spread = [[middle[i] - row.interval[0] for i, row in enumerate(rows) if row.interval],
-                      [row.interval[1] - middle[i] for i, row in enumerate(rows) if row.interval]]  # fmt: skip
+            below = [difference - low for difference, (low, _) in zip(middle, intervals, strict=True)]
+            above = [high - difference for difference, (_, high) in zip(middle, intervals, strict=True)]
             shares = [row.sparsity or 0.0 for row in rows]
-            axes.errorbar(shares, middle, spread, fmt=mark, color=colour, capsize=3, label=label)
+            axes.errorbar(shares, middle, [below, above], fmt=mark, color=colour, capsize=3, label=label)
         axes.axhline(0, color=RED, linestyle="--", label=findings.compared_with)
         axes.axhline(-findings.margin, color=GREY, linestyle=":", label=f"margin of {findings.margin:g}")
         axes.set(xlabel="encodings dropped", ylabel=f"difference in {findings.metric}")
