@@ -27,6 +27,7 @@ from l0drop.app.translate import (
     TargetLanguage,
     interruptible,
     log,
+    quiet_pipe,
     warn,
 )
 
@@ -75,7 +76,7 @@ def explain(
     for number, sentence in enumerate(sentences or [], 1):
         if not sentence.strip():
             raise ValueError(f"sentence {number} is blank; there is nothing to explain")
-    with interruptible("stopped"):
+    with interruptible("stopped"), quiet_pipe():
         _explain(model, sentences or [], given, dense, prefix, as_json, device, dtype)
 
 
@@ -103,13 +104,14 @@ def _explain(
     for number, sentence in enumerate(sentences or _standard_input(), 1):
         source = prefix + sentence  # as one text, so that tokens of the prefix have offsets too
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of a cut text, which is reported below
+            warnings.filterwarnings("ignore", "(?s).*too long for the model")  # reported below
             explained = model.explain(source, prefix="", **settings)
             full = model.generate([source], prefix="", **settings, dense=True)[0] if dense else None
         if explained.cut:
             warn(f"sentence {number}: too long for the model; cut to {len(explained.source)} tokens")
         if as_json:
-            console.file.write(json.dumps(_values(source, explained, full, model), ensure_ascii=False) + "\n")
+            sys.stdout.write(json.dumps(_values(source, explained, full, model), ensure_ascii=False) + "\n")
+            sys.stdout.flush()
             continue
         if number > 1:
             console.print()

@@ -141,7 +141,7 @@ def translate(
         int | None, typer.Option(metavar="N", help="CPU threads. Default: torch's choice.", min=1)
     ] = None,
 ) -> None:
-    """Decode lines of text, as many as you like: one output line per input line, in order, blank for blank."""
+    """Translate or summarize lines of text: one output line per input line, in order. Blank lines stay blank."""
     as_json = _has_suffix(output, ".jsonl") if as_json is None else as_json
     jsonl = _has_suffix(input_, ".jsonl") if jsonl is None else jsonl
     if output is not None and output.is_symlink() and (output.is_file() or not output.exists()):
@@ -217,7 +217,7 @@ def _translate(
         progress = stack.enter_context(_bar(input_, lines))
         decode = partial(decode_stream, loaded, job, lines, processes=processes, warn=warn, progress=progress)
         began, start = time.perf_counter(), Done()
-        with _quiet_pipe():
+        with quiet_pipe():
             if output is None:
                 totals = decode(Stream(sys.stdout.buffer))
             else:
@@ -356,7 +356,7 @@ def interruptible(message: str) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet_pipe() -> Iterator[None]:
+def quiet_pipe() -> Iterator[None]:
     """A reader that closes the pipe ends the command without an error message."""
     try:
         yield

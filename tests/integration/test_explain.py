@@ -152,6 +152,17 @@ def test_ctrl_c_is_one_line(l0drop: Any, folder: Path, monkeypatch: pytest.Monke
     assert (ran.code, ran.stderr, ran.out) == (130, "stopped\n", b"")
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_reader_that_closes_the_pipe(folder: Path, options: list[str]) -> None:
+    line = " ".join(command("explain", str(folder), *QUICK, *options, "dog", "cat"))
+    done = subprocess.run(
+        ["bash", "-c", f"{line} | true; echo ${{PIPESTATUS[0]}}"],
+        capture_output=True, text=True, env=ENVIRONMENT, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() in ("1", "141")
+    assert done.stderr == ""
+
+
 def test_colour_in_80_columns(folder: Path) -> None:
     """As on a terminal: dropped pieces are dim and struck out, and long lines wrap."""
     text = " ".join([TEXTS[1]] * 3)
