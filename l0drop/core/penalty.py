@@ -228,6 +228,11 @@ class Calibration:
                 f"the calibration opened {-100 * closed:.1f} points of encodings that training had closed, {moved}. "
                 "This is harmless; to end nearer to the target, train with a longer ramp of λ"
             )
+        if abs(self.after - self.target) > WORTH_A_WARNING:
+            return (
+                f"the sparsity is {self.after:.1%} and not the target of {self.target:.1%}: many encodings have the "
+                "same log α, so they open or close together. Train longer, calling steer() at every step"
+            )
         return None
 
 

@@ -231,6 +231,7 @@ def test_calibration_keeps_a_good_threshold_and_reports_a_missed_target() -> Non
         (0.351, 0.4, False, "closed 4.9 points"),
         (0.388, 0.4, False, "closed 1.2 points"),
         (0.392, 0.4, False, None),
+        (0.0, 0.0, False, "the sparsity is 0.0% and not the target of 40.0%.*Train longer"),
         (0.449, 0.4, False, None),
         (0.451, 0.4, False, "opened 5.1 points of encodings that training had closed.*harmless"),
     ],

@@ -226,6 +226,14 @@ def test_calibration_warns_when_it_closes_some_gates_and_opens_many() -> None:
         assert model.calibrate([zoo.ragged_batch()]).after < before
 
 
+def test_calibration_of_an_untrained_gate_warns() -> None:
+    model = sparsify(zoo.build("marian"), L0DropConfig(target_sparsity=0.4))
+    with pytest.warns(
+        UserWarning, match="the sparsity is 0.0% and not the target of 40.0%: many encodings have the same"
+    ):
+        assert not model.calibrate([zoo.ragged_batch()]).met
+
+
 def test_calibration_needs_an_iterable_of_batches() -> None:
     model, batch = sparsify(zoo.build("marian"), L0DropConfig(target_sparsity=0.4)), zoo.ragged_batch()
     for one in (batch, hf.BatchEncoding(batch)):
