@@ -171,7 +171,7 @@ def tables(result: dict[str, Any]) -> Iterator[RichTable]:
             for name in ("sparse", "baseline", "uniform")
             if name in result["entropy"]
         ]
-        yield _table("entropy of the last self-attention, nats", ["model", "kept", "dropped"], rows)
+        yield _table("self-attention entropy, nats", ["model", "kept", "dropped"], rows)
     if "interventions" in result:
         systems = result["interventions"]["systems"]
         rows = [
@@ -225,12 +225,12 @@ def _of_points(result: dict[str, Any]) -> Iterator[RichTable]:
         rows.append([point["run"], f"{point['sparsity']:.1%}", *shares])
     head = ["model", "all", *(SHORT_NAMES.get(name, name) for name in names)]
     groups = _table(f"{Path(result['sweep']).name}: sparsity by group", head, rows)
-    groups.box, groups.columns[0].no_wrap = box.SIMPLE_HEAD, True
+    groups.box, groups.pad_edge, groups.columns[0].no_wrap = box.SIMPLE_HEAD, False, True
     yield groups
     if any("entropy" in point for point in points):
         found = [(point["run"], point["entropy"]["sparse"] if "entropy" in point else {}) for point in points]
         rows = [[run, *(_number(one.get(kind)) for kind in ("kept", "dropped"))] for run, one in found]
-        yield _table("entropy of the last self-attention, nats", ["model", "kept", "dropped"], rows)
+        yield _table("self-attention entropy, nats", ["model", "kept", "dropped"], rows)
 
 
 def _table(title: str, head: list[str], rows: list[list[str]], note: str = "") -> RichTable:

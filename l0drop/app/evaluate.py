@@ -293,19 +293,18 @@ def scores_table(metrics: Mapping[str, Any]) -> RichTable:
             cells = [start + score["name"], f"{score['value']:.2f}"]
             if compared:
                 found = run["differences"][name]
-                low, high = found["interval"]
-                cells += [f"{found['baseline']:.2f}", f"{found['difference']:+.2f}", f"{low:+.2f} to {high:+.2f}"]
-                cells.append(f"{found['lower']:+.2f}")
+                cells += [f"{found['baseline']:.2f}", f"{found['difference']:+.2f}"]
+                cells.append(f"{found['lower']:+.2f}, {found['upper']:+.2f}")
             rows.append(cells)
         for name, score in run["system"].get("controls", {}).items():
             cells = [f"{start}{score['name']}, {name.replace('_', ' ')}", f"{score['value']:.2f}"]
-            rows.append(cells + [""] * 4 * compared)
+            rows.append(cells + [""] * 3 * compared)
     kind = "agreement" if "references" in metrics else "score"
-    head = ["metric", kind, *(("baseline", "difference", "95% interval", "lower bound") if compared else ())]
+    head = ["metric", kind, *(("baseline", "difference", "95% bounds") if compared else ())]
     texts = ""
     if compared:
         found = runs[0]["differences"][metrics["judging"]["metric"]]
-        texts = f"Interval and one-sided bound over {found['units']:,} {found['unit']}s, for this pair of models only."
+        texts = f"One-sided 95% bounds over {found['units']:,} {found['unit']}s, for this pair of models only."
     return for_terminal(Table(head, rows, texts))
 
 
@@ -322,7 +321,9 @@ def tail_table(metrics: Mapping[str, Any]) -> RichTable | None:
     other = "baseline" if of_pair else "dense"
     reference = "dense output" if "references" in metrics else "human reference"
     rows, head = tail_rows(found["tail"], reference), ["tail risk", "system", other, reference]
-    if not of_pair:  # baseline and reference are the same outputs
+    if not of_pair:  # baseline and reference are the same outputs, so none can gain
+        chrf = found["tail"]["chrf"]
+        rows[:2] = [[f"sentences under {100 - chrf['threshold']:.0f} chrF", f"{chrf['losing']:.1%}", "", ""]]
         head, rows = head[:3], [row[:3] for row in rows]
     same = f"{found['same_outputs']} of {metrics['scored']} outputs are identical to the {other} model's."
     seeds = "" if len(metrics["runs"]) == 1 else f" Of the first of {len(metrics['runs'])} systems."
@@ -337,7 +338,7 @@ def conclusion(metrics: Mapping[str, Any]) -> str:
     if "differences" in metrics["runs"][0]:
         return verdict(main_difference(metrics), score_name(metrics)).sentence
     if "references" in metrics:
-        return "no verdict: agreement with the dense model is not quality; references or a judge of quality are needed"
+        return "no verdict: agreement with the dense model is not quality; a verdict needs references"
     return "no verdict: there is no --baseline to compare with"
 
 
@@ -358,17 +359,18 @@ def show_sweep(names: Sequence[str], found: Sequence[Mapping[str, Any]]) -> None
         cells = [name, _percent(run["system"].get("sparsity")), f"{score:.2f}"]
         if "differences" in run:
             entry = main_difference(metrics)
-            low, high = entry["interval"]
-            cells += [f"{entry['difference']:+.2f} [{low:+.2f}, {high:+.2f}]", verdict(entry, metric).label]
+            bounds = f"[{entry['lower']:+.2f}, {entry['upper']:+.2f}]"
+            cells += [f"{entry['difference']:+.2f} {bounds}", verdict(entry, metric).label]
             cells.append(_percent(run["tail"]["chrf"]["losing"]))
         else:
             cells += ["", "no verdict", _percent(run["agreement"]["tail"]["chrf"]["losing"])]
         rows.append(cells)
     threshold = (found[0]["runs"][0].get("tail") or found[0]["runs"][0]["agreement"]["tail"])["chrf"]["threshold"]
-    head = ["model", "dropped", metric, "difference [95%]", "verdict", f"lose over {threshold:.0f} chrF"]
+    head = ["model", "dropped", metric, "difference [95% bounds]", "verdict", f"lose over {threshold:.0f} chrF"]
     note = (
-        f"{found[0]['scored']:,} sentences. Differences are to dense, continued. Intervals and verdicts are over "
-        "texts: they speak for these models only. Each point is tested separately; among many, one may pass by chance."
+        f"{found[0]['scored']:,} sentences. Differences are to dense, continued. Bounds are one-sided and over texts: "
+        "they and the verdicts speak for these models only. Each point is tested separately; among many, one may pass "
+        "by chance."
     )
     if "references" in found[0]:
         note += f" Scored against {found[0]['references']}: agreement with that model, not quality."

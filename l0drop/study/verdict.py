@@ -6,6 +6,7 @@ not shown               neither
 no verdict              fewer than three independent baselines
 
 A comparison of one pair of models speaks for this pair only. With three or four baselines a verdict is preliminary.
+Each bound is one-sided and holds with 95% confidence.
 """
 
 import math
@@ -77,16 +78,16 @@ def _over(found: Mapping[str, Any], count: int | None) -> str:
 
 
 def _numbers(found: Mapping[str, Any], metric: str) -> str:
-    low, high = found["interval"]
+    low, high = found["lower"], found["upper"] if "upper" in found else found["interval"][1]
     texts = f"{found['units']:,} {found['unit']}s"
     mean = "The mean difference" if "seeds" in found else "The difference"
     count = _baselines(found)
     if "seeds" not in found:
-        covers = f"interval over {texts}, which does not cover other training runs"
+        covers = f"over {texts}, not over other training runs"
     elif count == 1:
-        covers = f"interval over {texts} for these models only"
+        covers = f"over {texts}, for these models only"
     elif count is None:
-        covers = f"bootstrap over pairs and {texts}"
+        covers = f"over pairs and {texts}"
     else:
-        covers = f"interval over {count} baselines and {texts}"
-    return f"{mean} is {found['difference']:+.2f} {metric}, 95% between {low:+.2f} and {high:+.2f} ({covers})."
+        covers = f"over {count} baselines and {texts}"
+    return f"{mean} is {found['difference']:+.2f} {metric}; 95% bounds {low:+.2f} and {high:+.2f}, {covers}."

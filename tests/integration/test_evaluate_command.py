@@ -151,7 +151,7 @@ def test_every_point_of_a_sweep_is_compared_with_its_continued_baseline(
         assert found["runs"][0]["tail"]["chrf"].keys() >= {"losing", "gaining"}
         assert f"│ {point['run']} │" in said
     assert "│ dense, continued │" in said
-    assert "they speak for these models only" in said
+    assert "speak for these models only" in said
     code, said = l0drop("evaluate", tmp_path, "--baseline", baseline)
     assert code == 2
     assert "is a sweep" in said
@@ -271,3 +271,29 @@ def test_multilingual_models_need_their_languages(text: dict[str, Path], tmp_pat
     decoding = json.loads((nllb / "evaluation" / "metrics.json").read_text())["runs"][0]["system"]["decoding"]
     assert decoding["forced_bos_token_id"] == tokenizer.convert_tokens_to_ids("fra_Latn")
     assert (decoding["source_lang"], decoding["target_lang"]) == ("deu_Latn", "fra_Latn")
+
+
+def test_a_run_of_source_text_alone_is_compared_with_its_dense_model(
+    baseline: Path, tmp_path: Path, l0drop: Command
+) -> None:
+    train_section = {"steps": 20, "save_every": 20, "eval_every": 20, "targets": "teacher", "teacher": {"weight": 0.0}}
+    values = tiny.sparse(tmp_path, str(baseline), train=train_section)
+    for split in ("train", "valid", "test"):
+        del values["data"][split]["target"]
+    trained = train(parse_recipe(values, "test"), tmp_path / "runs", Console(quiet=True))
+    run = tmp_path / "runs" / "sparse"
+    code, said = l0drop("evaluate", run, "--baseline", baseline)
+    assert code == 0, said
+    assert f"scored against outputs of {baseline}: this measures agreement with that model, not quality" in said
+    assert "no verdict: agreement with the dense model is not quality" in said
+    assert "100.00" not in said, "the dense model agrees with itself, which says nothing"
+    found = json.loads((run / "evaluation" / "metrics.json").read_text())
+    assert found["references"] == trained["test"]["references"] == f"outputs of {baseline}"
+    assert "baseline" not in found["runs"][0]
+    hypotheses, dense = (lines_of(run / "evaluation" / name) for name in ("hypotheses.txt", "dense.txt"))
+    assert found["runs"][0]["system"]["scores"]["bleu"] == metrics.bleu(hypotheses, dense).as_json()
+    same = sum(ours == theirs for ours, theirs in zip(hypotheses, dense, strict=True))
+    assert found["runs"][0]["agreement"]["same_outputs"] == same
+    code, said = l0drop("evaluate", baseline, "--source", values["data"]["test"]["source"], "--output", tmp_path / "x")
+    assert code == 2
+    assert "--reference is missing" in said

@@ -21,7 +21,7 @@ def over(baselines: int, **changes: Any) -> dict[str, Any]:
 def test_the_number_of_baselines_decides_whether_there_is_a_verdict() -> None:
     one, two, three, four, five = (verdict(over(count), "BLEU") for count in range(1, 6))
     assert one.sentence.startswith("no verdict: 1 independent baseline; three are needed. The mean difference is -0.10")
-    assert "1,000 sentences for these models only" in one.sentence
+    assert "over 1,000 sentences, for these models only" in one.sentence
     assert two.label == "no verdict: 2 independent baselines; three are needed"
     assert (one.kind, two.kind) == ("no verdict", "no verdict")
     for found, count in ((three, 3), (four, 4)):
@@ -29,8 +29,8 @@ def test_the_number_of_baselines_decides_whether_there_is_a_verdict() -> None:
         assert found.sentence.startswith(f"preliminary: non-inferior at 0.5 BLEU, over {count} independent baselines.")
     assert (five.label, five.preliminary) == ("non-inferior at 0.5", False)
     assert five.sentence == (
-        "non-inferior at 0.5 BLEU, over 5 independent baselines. The mean difference is -0.10 BLEU, 95% between -0.34 "
-        "and +0.14 (interval over 5 baselines and 1,000 sentences)."
+        "non-inferior at 0.5 BLEU, over 5 independent baselines. The mean difference is -0.10 BLEU; 95% bounds -0.30 "
+        "and +0.10, over 5 baselines and 1,000 sentences."
     )
 
 
@@ -60,7 +60,7 @@ def test_one_pair_speaks_for_itself_only() -> None:
     assert shown.kind == "worse"
     assert shown.sentence.startswith("worse by at least 2.")
     assert "chrF2, for this pair of models only. The difference is -" in shown.sentence
-    assert "(interval over 200 sentences, which does not cover other training runs)" in shown.sentence
+    assert "over 200 sentences, not over other training runs." in shown.sentence
 
 
 def test_stored_comparisons_have_all_that_a_verdict_needs() -> None:
