@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
+from l0drop.app.interrupts import stopped_by_user
 from l0drop.app.runs import Threads
 
 console = Console()
@@ -20,36 +21,48 @@ SHORT_NAMES = {"punctuation": "punct."}
 """Group names that would not fit into 80 columns."""
 
 
+@stopped_by_user("analyses that are done have been written")
 def analyze(
     folders: Annotated[
         list[str], typer.Argument(help="Run folders, model folders, or sweep folders.", metavar="RUN_OR_SWEEP")
     ],
     baseline: Annotated[
-        str | None, typer.Option(help="The dense run or model to compare with. Default: the start of fine-tuning.")
+        str | None,
+        typer.Option(help="The dense run or model to compare with. Default: the start of fine-tuning.", metavar="RUN"),
     ] = None,
-    entmax: Annotated[str | None, typer.Option(help="A run with sparse attention, to compare with.")] = None,
-    source: Annotated[Path | None, typer.Option(help="Text to read. Default: the recipe's test set.")] = None,
+    entmax: Annotated[
+        str | None, typer.Option(help="A run with sparse attention, to compare with.", metavar="RUN")
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option(help="Text to read. Default: the recipe's test set.", metavar="FILE")
+    ] = None,
     reference: Annotated[
-        Path | None, typer.Option(help="References of --source. Default: the model's outputs are the targets.")
+        Path | None,
+        typer.Option(help="References of --source. Default: the model's outputs are the targets.", metavar="FILE"),
     ] = None,
     sentences: Annotated[
-        int | None, typer.Option(help="The number of sentences, from the start. Default: all.", min=2)
+        int | None, typer.Option(help="The number of sentences, from the start. Default: all.", min=2, metavar="N")
     ] = None,
     language: Annotated[
-        str | None, typer.Option(help="The source language, such as en. Default: English if the text looks like it.")
+        str | None,
+        typer.Option(
+            help="The source language, such as en. Default: English if the text looks like it.", metavar="LANG"
+        ),
     ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
             help="Measure only this part: mass, maps, gates, groups, words, places, entropy, time, interventions, "
-            "source. Other parts in analysis.json stay if models, text and settings are the same."
+            "source. Other parts in analysis.json stay if models, text and settings are the same.",
+            metavar="PART",
         ),
     ] = None,
     show: Annotated[
-        list[int] | None, typer.Option(help="Draw the attention map of this sentence, counted from 0.")
+        list[int] | None, typer.Option(help="Draw the attention map of this sentence, counted from 0.", metavar="N")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder for analysis.json and figures/. Default: the run's folder.")
+        Path | None,
+        typer.Option(help="Folder for analysis.json and figures/. Default: the run's folder.", metavar="FOLDER"),
     ] = None,
     brief: Annotated[bool, typer.Option("--brief", help="For a sweep: analyse no point in full.")] = False,
     threads: Threads = None,

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
+from l0drop.app.interrupts import stopped_by_user
 from l0drop.app.runs import Dtype, Threads
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Tokenize(StrEnum):
     none = "none"
 
 
+@stopped_by_user("models that are done have been written")
 def evaluate(
     models: Annotated[
         list[Path],
@@ -46,65 +48,89 @@ def evaluate(
         ),
     ],
     source: Annotated[
-        Path | None, typer.Option(help="Source text, one per line. Default: the test text of the run's recipe.")
+        Path | None,
+        typer.Option(help="Source text, one per line. Default: the test text of the run's recipe.", metavar="FILE"),
     ] = None,
     reference: Annotated[
         Path | None,
         typer.Option(
             help="Reference text, line by line. Without references, outputs are compared with a dense model's: that "
-            "measures agreement, not quality."
+            "measures agreement, not quality.",
+            metavar="FILE",
         ),
     ] = None,
     baseline: Annotated[
         list[Path] | None,
-        typer.Option(help="A run, a model folder or a text file to compare with; one for each MODEL."),
+        typer.Option(help="A run, a model folder or a text file to compare with; one for each MODEL.", metavar="MODEL"),
     ] = None,
     dense: Annotated[
         Path | None,
         typer.Option(
             help="Without references: the dense model (or a file of its outputs) to compare with. Default: the model "
-            "that MODEL was fine-tuned from, else the first --baseline."
+            "that MODEL was fine-tuned from, else the first --baseline.",
+            metavar="MODEL",
         ),
     ] = None,
     start: Annotated[
         list[str] | None,
         typer.Option(
             help="For several MODELs: a name for the dense model that each was fine-tuned from. Pairs with the same "
-            "start count as one. Default: from the recipes; of files, equal baselines have the same start."
+            "start count as one. Default: from the recipes; of files, equal baselines have the same start.",
+            metavar="NAME",
         ),
     ] = None,
     documents: Annotated[
         bool, typer.Option("--documents", help="Resample documents instead of sentences; blank lines end documents.")
     ] = False,
-    margin: Annotated[float, typer.Option(help="The acceptable loss, in points of the metric.")] = 0.5,
-    metric: Annotated[Metric | None, typer.Option(help="For the verdict. Default: the recipe's, else bleu.")] = None,
+    margin: Annotated[float, typer.Option(help="The acceptable loss, in points of the metric.", metavar="X")] = 0.5,
+    metric: Annotated[
+        Metric | None,
+        typer.Option(
+            help="bleu, bleu_paper, chrf or rouge, for the verdict. Default: the recipe's, else bleu.", metavar="METRIC"
+        ),
+    ] = None,
     tokenize: Annotated[
         Tokenize | None,
-        typer.Option(help="Tokenization of bleu. Default: the recipe's, else 13a.", metavar="13a|intl|zh|none"),
+        typer.Option(help="13a, intl, zh or none, for bleu. Default: the recipe's, else 13a.", metavar="NAME"),
     ] = None,
     languages: Annotated[
         str | None, typer.Option(help="Source and target language, to count negations: en-de.", metavar="SOURCE-TARGET")
     ] = None,
-    beams: Annotated[int | None, typer.Option(help="Default: the recipe's, else the model's.", min=1)] = None,
-    length_penalty: Annotated[float | None, typer.Option(help="Default: the recipe's, else the model's.")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Default: the recipe's, else the model's.", min=1)] = None,
+    beams: Annotated[
+        int | None, typer.Option(help="Default: the recipe's, else the model's.", min=1, metavar="N")
+    ] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option(help="Default: the recipe's, else the model's.", metavar="X")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Default: the recipe's, else the model's.", min=1, metavar="N")
+    ] = None,
     source_lang: Annotated[
-        str | None, typer.Option(help="For multilingual models: the tokenizer's name of the source language.")
+        str | None,
+        typer.Option(help="For multilingual models: the tokenizer's name of the source language.", metavar="LANG"),
     ] = None,
     target_lang: Annotated[
-        str | None, typer.Option(help="For multilingual models: the tokenizer's name of the target language.")
+        str | None,
+        typer.Option(help="For multilingual models: the tokenizer's name of the target language.", metavar="LANG"),
     ] = None,
     controls: Annotated[
         bool, typer.Option("--controls", help="Also score with shuffled sources, and with empty ones.")
     ] = False,
-    resamples: Annotated[int, typer.Option(help="Resamples of the bootstrap.", min=100)] = 2000,
+    resamples: Annotated[int, typer.Option(help="Resamples of the bootstrap.", min=100, metavar="N")] = 2000,
     output: Annotated[
-        Path | None, typer.Option(help="The folder to write. Default: evaluation/ in the first MODEL's folder.")
+        Path | None,
+        typer.Option(help="The folder to write. Default: evaluation/ in the first MODEL's folder.", metavar="FOLDER"),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Such as cpu or cuda. Default: a GPU if there is one.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Such as cpu or cuda. Default: a GPU if there is one.", metavar="DEVICE")
+    ] = None,
     dtype: Annotated[
         Dtype | None,
-        typer.Option(help="Data type of MODEL, not of the baseline; int8 against the same model shows its cost."),
+        typer.Option(
+            help="float32, bfloat16, float16, float64 or int8, for MODEL but not its baseline: int8 against the same "
+            "model shows its cost.",
+            metavar="TYPE",
+        ),
     ] = None,
     threads: Threads = None,
 ) -> None:
@@ -155,7 +181,8 @@ def evaluate(
         model = _dense(dense, first, groups[0][1])
         groups = [(systems, _others(systems, baselines, model)) for systems, baselines in groups]
         with decoding(len(text.sources)) as progress:
-            text = with_dense_outputs(text, model, generation, device=device, progress=progress)
+            prefix = recipe.data.source_prefix if recipe is not None and model.run is None else ""  # runs add theirs
+            text = with_dense_outputs(text, model, generation, prefix=prefix, device=device, progress=progress)
     elif dense is not None:
         raise ValueError("--dense: is for text without references, and this text has them")
     known: dict[System, Judged] = {}

@@ -8,12 +8,14 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from l0drop.app.interrupts import stopped_by_user
 from l0drop.app.runs import Overrides, RecipeFile, Runs, Threads
 
 console = Console()
 log = Console(stderr=True)
 
 
+@stopped_by_user("the same command resumes")
 def sweep(
     recipe: RecipeFile,
     lambda_: Annotated[
@@ -24,7 +26,7 @@ def sweep(
     ] = None,
     rules: Annotated[
         str | None,
-        typer.Option(help="Gates by rule: pos,freq,inv_freq,group,random:0.45,norm:0.45", metavar="GATES"),
+        typer.Option(help="Gates by rule: pos,random:0.45 (also freq, inv_freq, group, norm:0.45)", metavar="GATES"),
     ] = None,
     set_: Overrides = None,
     fine_tune: Annotated[
@@ -35,7 +37,9 @@ def sweep(
             metavar="A.B=VALUE",
         ),
     ] = None,
-    parallel: Annotated[int, typer.Option(help="Runs to train at a time, each in its own process.", min=1)] = 1,
+    parallel: Annotated[
+        int, typer.Option(help="Runs to train at a time, each in its own process.", min=1, metavar="N")
+    ] = 1,
     runs: Runs = Path("runs"),
     threads: Threads = None,
 ) -> None:

@@ -1,1 +1,16 @@
-"""Measuring: what a model keeps, what that costs, and how long it takes."""
+"""Studies: train several models, evaluate them, compare them, and analyse what they drop.
+
+sweep.py                one baseline fine-tuned at several sparsities, and continued without a gate
+seeds.py                systems with several seeds, trained and compared
+parallel.py             several runs at a time, each in its own process
+distillation.py         training text and overrides for token-level and sequence-level distillation
+dial.py                 scores at several settings of the dial
+evaluate.py             scores, differences and tail risk of outputs; writes evaluation/
+systems.py              the systems to evaluate: models, or files of outputs
+sentence_statistics.py  per-sentence counts, from which scores and intervals are computed
+significance.py         bootstrap over texts, and intervals over independent baselines
+verdict.py              what a comparison shows, in words
+tail.py                 tail risk: large losses, missing numbers, names and negations, lengths
+examples.py             the sentences that reports show
+analysis/               dropped tokens, attention, and the cost of closing other gates
+"""

@@ -136,12 +136,14 @@ def with_dense_outputs(
     dense: System,
     generation: dict[str, Any],
     *,
+    prefix: str = "",
     device: str | None = None,
     progress: Callable[[System], Progress] | None = None,
 ) -> EvaluationText:
-    """Source text with a dense model's outputs as references."""
+    """Source text with a dense model's outputs as references; `prefix` is put before every source."""
     shown = progress(dense) if progress and dense.is_model else None
-    outputs = outputs_of(dense, text.sources, generation, device=device, progress=shown)
+    sources = [prefix + source if source.strip() else source for source in text.sources]
+    outputs = outputs_of(dense, sources, generation, device=device, progress=shown)
     if outputs.pieces is not None:
         raise ValueError(f"{dense.path}: this model has gates; without references, scores need a dense model's outputs")
     described = {**dense.as_json(), **({} if outputs.decoding is None else {"decoding": outputs.decoding})}

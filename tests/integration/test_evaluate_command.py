@@ -297,3 +297,20 @@ def test_a_run_of_source_text_alone_is_compared_with_its_dense_model(
     code, said = l0drop("evaluate", baseline, "--source", values["data"]["test"]["source"], "--output", tmp_path / "x")
     assert code == 2
     assert "--reference is missing" in said
+
+
+@pytest.mark.parametrize("command", ["evaluate", "analyze"])
+def test_ctrl_c_is_one_line(
+    command: str, sparse: Path, tmp_path: Path, l0drop: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("l0drop.study.evaluate.outputs_of", interrupted)
+    monkeypatch.setattr("l0drop.study.analysis.parts.one_pass", interrupted)
+    code, said = l0drop(command, sparse, "--output", tmp_path / "out")
+    assert code == 130
+    assert said.endswith("have been written")
+    assert "stopped; " in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "out").exists()
