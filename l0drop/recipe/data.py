@@ -154,7 +154,7 @@ class Data(Section):
     train: Corpus
     """The text to train on."""
     valid: Corpus | None = None
-    """The text to validate on. Default: lines held out of `train`, which are then not trained on."""
+    """The text to validate on. Default: lines held out of `train`, which leave the training text."""
     test: Corpus | None = None
     """The text to score at the end. Default: none if `valid` is given, otherwise more lines held out of `train`."""
     held_out: Count | None = None

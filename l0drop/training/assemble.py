@@ -101,7 +101,7 @@ def build_corpora(
     if held_out := held_out_counts(recipe.data):
         lines = ", ".join(f"{held_out[split]:,} for {split}" for split in recipe.data.held_out_splits)
         removed = held_out["removed_from_training"]
-        say(f"held out of the training text: {lines}; with their copies, {removed:,} lines are not trained on")
+        say(f"held out of the training text: {lines}; with their copies, {removed:,} lines leave training")
     corpora = {}
     for split in recipe.data.splits:
         by_teacher = has_teacher_outputs(recipe, split)

@@ -157,7 +157,7 @@ def test_without_validation_text_lines_are_held_out(baseline: Path, tmp_path: Pa
     assert metrics["held_out"] == {"valid": 10, "test": 10, "removed_from_training": removed}
     assert removed >= 20
     assert "held out of the training text: 10 for valid, 10 for test" in said.getvalue()
-    assert f"{removed} lines are not trained on" in said.getvalue()
+    assert f"with their copies, {removed} lines leave training" in said.getvalue()
     found = {metrics[split].get("references") for split in ("valid", "test")}
     assert found == ({f"outputs of {baseline}"} if source_only else {None})
 
