@@ -77,8 +77,8 @@ def main() -> None:
 def _leave_group() -> None:
     """Leave the process group that `torchrun` made, while Python still runs.
 
-    Its threads drop their last tensors only then; dropped while the interpreter ends, they abort the process. After
-    an error it is not waited for: a peer may never come.
+    Its threads release their last tensors only then; released during interpreter shutdown, they abort the process.
+    Not after an error, because leaving would wait for peers that may never come.
     """
     if "torch" in sys.modules:
         from torch import distributed

@@ -1,11 +1,13 @@
-"""`l0drop demo`: the five minutes in which a newcomer sees it work."""
+"""`l0drop demo`: train, drop, decode and report on two toy tasks, in less than five minutes on two cores."""
 
+import json
 import statistics
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -17,8 +19,8 @@ log = Console(stderr=True)
 
 
 class Task(StrEnum):
-    translation = "translation"
     documents = "documents"
+    translation = "translation"
 
 
 class GatingName(StrEnum):
@@ -28,69 +30,148 @@ class GatingName(StrEnum):
 
 
 def demo(
-    task: Annotated[Task, typer.Option(help="Short translation, or long documents to summarize.")] = Task.translation,
-    gating: Annotated[GatingName, typer.Option(help="What a dropped encoding means to the decoder.")] = GatingName.zero,
+    task: Annotated[
+        Task | None, typer.Option(help="Run one task alone: long documents or short sentences. Default: both.")
+    ] = None,
+    gating: Annotated[GatingName, typer.Option(help="How a gate acts on an encoding.")] = GatingName.zero,
     target: Annotated[
         float | None,
-        typer.Option(help="Target sparsity; left out, 0.42 for translation, 0.7 for documents.", min=0.05, max=0.95),
+        typer.Option(help="Target sparsity. Default: 0.7 for documents, 0.4 for translation.", min=0.05, max=0.95),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of data and training.", min=0)] = 1,
-    folder: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(help="Seed of data and training.", min=0)] = 1,
+    folder: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("runs/demo"),
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 2,
 ) -> None:
-    """Train a small model on a built-in corpus, fine-tune it with L0Drop, decode, and show what was dropped."""
+    """Train small models on built-in text, fine-tune them with gates, and show quality and decoding time.
+
+    Ctrl-C stops the demo; the same command resumes it.
+    """
+    tasks = [name.value for name in Task] if task is None else [task.value]
+    try:
+        _demo(tasks, folder, gating.value, target, seed, threads)
+    except KeyboardInterrupt:
+        _stopped()
+    except Exception as error:
+        from l0drop.training.run import Interrupted
+
+        if not isinstance(error, Interrupted):
+            raise
+        _stopped()
+
+
+def _stopped() -> None:
+    log.print("stopped; the same command resumes")
+    raise typer.Exit(130) from None
+
+
+def _demo(tasks: list[str], folder: Path, gating: str, target: float | None, seed: int, threads: int) -> None:
     import torch
 
-    from l0drop.app.demo_run import run_demo
+    from l0drop.app.demo_page import write_page
+    from l0drop.app.demo_run import TASKS, Settings, run_task
+    from l0drop.data.whole import write_whole
+    from l0drop.runs.provenance import provenance
 
     torch.set_num_threads(threads)
-    metrics = run_demo(folder, task.value, gating.value, target, seed, log, lambda text: log.rule(text, align="left"))
+    log.print(plan({name: (TASKS[name].about, TASKS[name].minutes) for name in tasks}), highlight=False)
+    settings = Settings(gating, target, seed)
+    found = {name: run_task(folder / name, name, settings, log) for name in tasks}
+    write_whole(folder / "metrics.json", json.dumps({"tasks": found, **provenance()}, indent=1) + "\n")
+    page = write_page(folder)
     console.print()
-    console.print(results_table(metrics))
-    console.print(_dropped(metrics))
-    for sentence in metrics["sentences"]:
-        console.print(struck(sentence, is_styled(console)))
-    console.print(
-        f"\nLook at [bold]{folder / 'report.html'}[/]; beside it are metrics.json and a model folder per system."
-    )
+    console.print(results_table(found))
+    for name, metrics in found.items():
+        console.print(dropped_classes(name, metrics))
+    marked = "struck out" if is_styled(console) else "between ~~"
+    shown = "translation" if "translation" in found else tasks[0]
+    console.print(f"\n[bold]Dropped words of the {shown} model[/] {marked}, and its output on the short memory:")
+    for example in found[shown]["sentences"][:2]:
+        console.print(struck(example["source"], is_styled(console)))
+        console.print(Text(f"  → {example['outputs']['short']}"))
+    console.print(next_steps(folder, shown, page), highlight=False, soft_wrap=True)
 
 
-def results_table(metrics: dict[str, Any]) -> Table:
-    """Quality, sparsity and decoding time of each system."""
-    name = metrics["dense_score"]["name"]
-    table = Table(title=f"{metrics['task']}, gating {metrics['gating']}, test set")
-    for column in ("system", name, "sparsity", "decoding, CPU s"):
-        table.add_column(column, justify="left" if column == "system" else "right")
-    systems = metrics["systems"]
-    seconds = {name: f"{statistics.median(rounds):.2f}" for name, rounds in metrics["decoding_cpu_seconds"].items()}
-    table.add_row("the same output for every input", f"{metrics['blind_score']['value']:.2f}", "", "")
-    table.add_row("baseline", f"{systems['baseline']['score']['value']:.2f}", "0", "")
-    table.add_row("baseline, trained on as long", f"{systems['trained-on']['score']['value']:.2f}", "0", "")
-    sparsity = f"{metrics['sparsity']:.1%}"
-    table.add_row("sparse, dense memory", f"{metrics['dense_score']['value']:.2f}", sparsity, seconds["dense"])
-    table.add_row("sparse, short memory", f"{systems['sparse']['score']['value']:.2f}", sparsity, seconds["short"])
-    table.caption = (
-        f"{metrics['difference_to_trained_on']:+.2f} {name} against the baseline trained on; short and dense agree on "
-        f"{metrics['outputs_equal_short_and_dense']} of {systems['sparse']['sentences']} outputs. A short memory saves "
-        "the more, the longer the inputs are; these are short."
-    )
+def plan(tasks: dict[str, tuple[str, float]]) -> str:
+    """The tasks with the minutes they take, and the phases of each."""
+    total = sum(minutes for _, minutes in tasks.values())
+    lines = [f"This takes about {_clock(total)} minutes on two idle cores:"]
+    lines += [f"  {name:<12} {_clock(minutes)}  {about}" for name, (about, minutes) in tasks.items()]
+    lines.append("Each task trains a small model (dense, start), fine-tunes it with gates (sparse)")
+    lines.append("and without (dense, continued), decodes the test set, and writes a report.")
+    return "\n".join(lines)
+
+
+def _clock(minutes: float) -> str:
+    return f"{int(minutes)}:{round(minutes % 1 * 60):02}"
+
+
+def results_rows(tasks: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """The final table: for each task the quality, sparsity and decoding time of its systems."""
+    head = ["", "quality", "dropped", "decoding, CPU s", "speed-up"]
+    rows = []
+    for name, metrics in tasks.items():
+        systems, score = metrics["systems"], metrics["dense_score"]
+        seconds = {
+            memory: f"{statistics.median(rounds):.2f}" for memory, rounds in metrics["decoding_cpu_seconds"].items()
+        }
+        dropped = f"{metrics['sparsity']:.1%}"
+        speed_up = f"{metrics['dense_by_short_cpu']:.2f} x"
+        quality = {system: f"{found['score']['value']:.2f}" for system, found in systems.items()}
+        rows += [
+            [f"{name}, {metrics['source_tokens']:.0f} tokens ({score['name']})", "", "", "", ""],
+            ["dense, start", quality["baseline"], "none", "", ""],
+            ["dense, continued", quality["continued"], "none", "", ""],
+            ["sparse, full gated memory", f"{score['value']:.2f}", dropped, seconds["dense"], ""],
+            ["sparse, short memory", quality["sparse"], dropped, seconds["short"], speed_up],
+        ]  # fmt: skip
+    return head, rows
+
+
+NOTE = (
+    "Quality: on the test set, beam 4. Dropped: encodings that the decoder does not read. Dense, continued: the dense "
+    "model trained for the same number of further steps. Decoding: the whole test set, encoding included. Speed-up: of "
+    "the short memory over the full gated memory of the same model."
+)
+
+
+def results_table(tasks: dict[str, dict[str, Any]]) -> Table:
+    """The final table for a terminal of 80 columns."""
+    head, rows = results_rows(tasks)
+    table = Table(box=box.SIMPLE_HEAD, caption=NOTE, caption_justify="left", padding=(0, 1))
+    for index, name in enumerate(head):
+        table.add_column(name, justify="right" if index else "left", no_wrap=not index)
+    for row in rows:
+        title = not row[1]
+        table.add_row(row[0] if title else f"  {row[0]}", *row[1:], style="bold" if title else "")
     return table
 
 
-def _dropped(metrics: dict[str, Any]) -> Text:
-    by_class = ", ".join(f"{name} {share:.0%}" for name, share in metrics["dropped_by_class"].items())
-    words = ", ".join(f"{word} {share:.0%}" for word, share in metrics["most_dropped"].items())
-    kept = ", ".join(f"{word} {share:.0%}" for word, share in metrics["least_dropped"].items())
-    return Text.from_markup(
-        f"\n[bold]Dropped, by kind of word:[/] {by_class}\n"
-        f"[bold]Most dropped:[/] {words}\n[bold]Least dropped:[/] {kept}\n"
-    )
+def dropped_classes(task: str, metrics: dict[str, Any]) -> Text:
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in metrics["dropped_by_class"].items())
+    return Text.from_markup(f"[bold]Dropped in {task}:[/] {shares}")
 
 
-def struck(sentence: list[dict[str, Any]], styled: bool = True) -> Text:
+def struck(sentence: list[dict[str, Any]], styled: bool) -> Text:
     """A sentence with its dropped pieces marked."""
     pieces: list[Piece] = []
     for word in sentence:
         pieces += [(" ", False)] if word["space_before"] and pieces else []
         pieces += [(piece, dropped) for piece, dropped in word["pieces"]]
     return mark_dropped(pieces, styled)
+
+
+TRIED = {
+    "documents": "A storm hit Lomfeld. The police counted 44 houses.",
+    "translation": "The dog sleeps in the kitchen.",
+}
+"""Sentences in the vocabulary of the demo's models."""
+
+
+def next_steps(folder: Path, task: str, page: Path) -> str:
+    sparse = folder / task / "sparse"
+    return (
+        "\n[bold]Try next[/]\n"
+        f"  open {page}\n"
+        f'  l0drop explain {sparse} "{TRIED[task]}"\n'
+        f"  l0drop translate {sparse} --input FILE"
+    )

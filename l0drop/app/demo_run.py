@@ -1,11 +1,15 @@
-"""The demo: a baseline, the baseline trained on, and a sparse model, on a corpus of our own grammar, in minutes.
+"""The demo: on each of two toy tasks a dense model, the same model continued, and a sparse one, in minutes.
 
-runs/demo/  baseline/  trained-on/  sparse/  metrics.json  sentences.svg  report.html  report.md
+runs/demo/
+  metrics.json  report.html
+  documents/    baseline/  continued/  sparse/  metrics.json  sentences.svg  report.html  report.md
+  translation/  the same
 """
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from transformers import AutoModelForSeq2SeqLM
 
 from l0drop.bench.timing import interleaved, ratio
@@ -25,10 +30,10 @@ from l0drop.data.sources import ToyText
 from l0drop.data.toy import ToyPair
 from l0drop.data.whole import write_whole
 from l0drop.decoding.corpus import decode_corpus, encoder_inputs, length_batches
-from l0drop.recipe import Evaluate, Recipe, ToyCorpus, parse_recipe
+from l0drop.recipe import Evaluate, Recipe, RecipeError, ToyCorpus, parse_recipe
 from l0drop.report import write_report
 from l0drop.report.figures import draw_all
-from l0drop.report.picture import sentences_svg
+from l0drop.report.picture import Example, sentences_svg
 from l0drop.runs.provenance import provenance
 from l0drop.study.analysis.parts import RESULT, analyze
 from l0drop.study.analysis.parts import write as write_analysis
@@ -42,12 +47,17 @@ from l0drop.training.run import open_run, prepare, train
 from l0drop.training.settings import decoding, scored
 
 CLASSES = ("content", "function", "punctuation", "rest", "later pieces of words", "end of sentence")
-SYSTEMS = ("baseline", "trained-on", "sparse")
+SYSTEMS = ("baseline", "continued", "sparse")
+ANALYSED = ("mass", "maps", "gates", "groups", "words", "places", "entropy")
+"""The parts of the analysis that take seconds."""
+ROUNDS = 3
+SHOWN_WORDS = 60
+"""Of a long source in the picture."""
 
 
 @dataclass(frozen=True)
 class Word:
-    """A source word, its class, and which of its pieces were dropped."""
+    """A source word, its class, and its pieces: text, and whether it was dropped."""
 
     text: str
     kind: str
@@ -56,238 +66,334 @@ class Word:
 
     @property
     def dropped(self) -> bool:
-        """Nothing of the word is left."""
+        """All pieces of the word were dropped."""
         return all(dropped for _, dropped in self.pieces)
 
 
 @dataclass(frozen=True)
 class Task:
-    """What differs between the demo's two tasks: chosen so that a few minutes on two cores are enough."""
+    """The settings in which the tasks differ, chosen so that both take less than 5 minutes on two cores."""
 
     name: str
+    """As recipes call it."""
+    about: str
+    minutes: float
+    """On two cores."""
     metric: str
-    toy: dict[str, Any]
-    pairs: tuple[int, int, int]
+    languages: tuple[str, str]
+    """Of source and target."""
+    train: dict[str, Any]
+    """The toy corpus to train on."""
+    test: dict[str, Any]
+    """The toy corpus to validate and test on."""
     longest: tuple[int, int]
+    """Tokens of a source and of a target."""
     vocabulary: int
     layers: tuple[int, int]
-    """Of encoder and decoder; where the source is long, encoder layers are what costs time."""
+    """Of encoder and decoder. On long sources the encoder's layers take most of the time."""
     steps: tuple[int, int]
-    """Of the baseline, and of what follows it."""
+    """To train the baseline, and to fine-tune it."""
     warmup: int
     batch_tokens: int
     target: float
+    """Target sparsity."""
 
 
 TASKS = {
-    "translation": Task(
-        name="translation",
-        metric="bleu",
-        toy={"small": True},
-        pairs=(40_000, 400, 400),
-        longest=(48, 48),
-        vocabulary=500,
-        layers=(2, 1),
-        steps=(1_500, 900),
-        warmup=200,
-        batch_tokens=1_500,
-        target=0.42,
-    ),
     "documents": Task(
         name="summarization",
+        about="summarize eight news reports of one event, about 650 tokens",
+        minutes=2.5,
         metric="rouge",
-        toy={"reports": 2},
-        pairs=(12_000, 200, 200),
-        longest=(320, 64),
+        languages=("en", "en"),
+        train={"pairs": 10_000, "reports": 8, "min_reports": 1},
+        test={"pairs": 160, "reports": 8},
+        longest=(940, 64),
         vocabulary=1_500,
         layers=(1, 2),
-        steps=(400, 300),
+        steps=(450, 260),
         warmup=100,
         batch_tokens=6_000,
         target=0.7,
     ),
+    "translation": Task(
+        name="translation",
+        about="translate English sentences of about 15 tokens to German",
+        minutes=1.75,
+        metric="bleu",
+        languages=("en", "de"),
+        train={"pairs": 40_000, "small": True},
+        test={"pairs": 300, "small": True},
+        longest=(48, 48),
+        vocabulary=500,
+        layers=(2, 1),
+        steps=(700, 750),
+        warmup=150,
+        batch_tokens=1_500,
+        target=0.4,
+    ),
 }
 
 
-def demo_recipes(task: str, gating: str, target: float, seed: int, folder: Path) -> dict[str, Recipe]:
-    """The three experiments. The baseline is trained on without a gate for as long as the gate is trained: the fair
-    comparison."""
-    own = TASKS[task]
-    splits = dict(zip(("train", "valid", "test"), own.pairs, strict=True))
+@dataclass(frozen=True)
+class Settings:
+    """Of one demo run. target: the target sparsity; None is the task's."""
+
+    gating: str = "zero"
+    target: float | None = None
+    seed: int = 1
+
+    def of(self, task: str) -> dict[str, Any]:
+        target = TASKS[task].target if self.target is None else self.target
+        return {"task": task, "gating": self.gating, "target_sparsity": target, "seed": self.seed}
+
+
+def demo_recipes(task: str, settings: Settings, folder: Path) -> dict[str, Recipe]:
+    """The three experiments of a task. `continued` trains for the same number of steps as `sparse`, without gates."""
+    own, seed = TASKS[task], settings.seed
+    corpora = {"train": own.train, "valid": {**own.test, "pairs": own.test["pairs"] // 2}, "test": own.test}
     common: dict[str, Any] = {
         "task": own.name,
         "seed": seed,
-        "about": "Made up by l0drop's own grammar.",
+        "about": f"The demo's {task} task: text made by l0drop's own grammar.",
         "data": {
-            **{name: {"toy": task, "seed": seed, **own.toy, "pairs": n, "split": name} for name, n in splits.items()},
+            **{split: {"toy": task, "seed": seed, "split": split, **corpus} for split, corpus in corpora.items()},
             "max_source": own.longest[0],
             "max_target": own.longest[1],
         },
         "evaluate": {"metric": own.metric, "beams": 4, "sentences": 100},
     }
-    sizes = {"d_model": 128, "heads": 4, "ffn": 256, "positions": 512}
+    sizes = {"d_model": 128, "heads": 4, "ffn": 256, "positions": 1024}
     sizes |= {"encoder_layers": own.layers[0], "decoder_layers": own.layers[1]}
     dropouts = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
-    quiet = {"save_every": 10_000, "eval_every": 10_000, "log_every": 100, "batch_tokens": own.batch_tokens}
-    start = {"steps": own.steps[0], "learning_rate": 4e-3, "warmup": own.warmup, **quiet}
-    more = {"steps": own.steps[1], "learning_rate": 2e-3, "schedule": "linear", "warmup": 20, **quiet}
-    more |= {"steer_every": own.steps[1] // 30, "steer_gain": 0.15}
+    quiet = {"save_every": 10_000, "eval_every": 10_000, "batch_tokens": own.batch_tokens}
+    start = {"steps": own.steps[0], "learning_rate": 4e-3, "warmup": own.warmup, "log_every": 100, **quiet}
+    more = {"steps": own.steps[1], "learning_rate": 2e-3, "schedule": "linear", "warmup": 20, "log_every": 10, **quiet}
+    more |= {"steer_every": max(1, own.steps[1] // 30), "steer_gain": 0.15}
     init = {"init": str(folder / "baseline")}
-    gate = {"gating": gating, "target_sparsity": target, "start": 1.0}
+    gate = {"gating": settings.gating, "target_sparsity": settings.of(task)["target_sparsity"], "start": 1.0}
     new = {"tokenizer": {"vocab_size": own.vocabulary}, "model": {"transformer": {**sizes, **dropouts}}, "train": start}
     return {
         "baseline": parse_recipe({"name": "baseline", **common, **new}, "demo"),
-        "trained-on": parse_recipe({"name": "trained-on", **common, "model": init, "train": more}, "demo"),
+        "continued": parse_recipe({"name": "continued", **common, "model": init, "train": more}, "demo"),
         "sparse": parse_recipe({"name": "sparse", **common, "model": init, "l0drop": gate, "train": more}, "demo"),
     }
 
 
-def run_demo(
-    folder: Path, task: str, gating: str, target: float | None, seed: int, console: Console, say: Callable[[str], None]
-) -> dict[str, Any]:
-    """Train the three models, decode, measure; returns what is written to metrics.json."""
-    target = TASKS[task].target if target is None else target
-    recipes = demo_recipes(task, gating, target, seed, folder)
-    say("1/4  training a small baseline")
+def run_task(folder: Path, task: str, settings: Settings, console: Console) -> dict[str, Any]:
+    """Train the three models, decode, measure and report; returns the content of metrics.json.
+
+    Finished runs are not repeated, and a task that was finished with the same settings is only read.
+    """
+    recipes = demo_recipes(task, settings, folder)
+    for recipe in recipes.values():
+        try:
+            open_run(recipe, folder)
+        except RecipeError as error:
+            raise ValueError(
+                f"{folder}: holds a demo with other settings; choose another --folder, or delete this one"
+            ) from error
+    if (metrics := finished_task(folder, settings.of(task))) is not None:
+        console.print(f"{task}: finished before; delete {folder} to repeat it", markup=False)
+        return metrics
+    number = _Numbered(task, console)
+    number.heading("train a small dense model")
     train(recipes["baseline"], folder, console)
-    say(
-        f"2/4  fine-tuning it to a sparsity of {target:.0%} with gating {gating}; beside it, training on without a gate"
-    )
-    train_both([recipes["trained-on"], recipes["sparse"]], folder, console)
+    number.heading("fine-tune it with gates (sparse) and without (continued)")
+    train_both([recipes["continued"], recipes["sparse"]], folder, console)
     results = {name: train(recipe, folder, Console(quiet=True)) for name, recipe in recipes.items()}
-    say("3/4  decoding on the short and on the dense memory")
-    recipe = recipes["sparse"]
+    number.heading("decode on the short and on the full memory")
+    with waiting(f"decoding, {ROUNDS} rounds each", console):
+        metrics = measured(folder, task, settings, recipes["sparse"], results)
+    number.heading("analyse and report")
+    with waiting("writing the report", console):
+        write_whole(folder / "metrics.json", json.dumps(metrics, indent=1, ensure_ascii=False) + "\n")
+        write_task_report(folder, task, recipes["sparse"])
+    return metrics
+
+
+def finished_task(folder: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """The metrics of a task that was finished with these settings."""
+    file = folder / "metrics.json"
+    if not file.exists() or not (folder / "report.html").exists():
+        return None
+    metrics: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return metrics if settings.items() <= metrics.items() else None
+
+
+class _Numbered:
+    """Prints the headings of a task's phases."""
+
+    def __init__(self, task: str, console: Console, phases: int = 4) -> None:
+        self.task, self.console, self.phases, self.phase = task, console, phases, 0
+
+    def heading(self, text: str) -> None:
+        self.phase += 1
+        self.console.print(f"\n[bold]{self.task} {self.phase}/{self.phases}[/]  {text}", highlight=False)
+
+
+@contextmanager
+def waiting(text: str, console: Console) -> Iterator[None]:
+    """A line with the elapsed time, while the block runs."""
+    columns = (TextColumn("{task.description}"), SpinnerColumn(finished_text=" "), TimeElapsedColumn())
+    with Progress(*columns, console=console) as line:
+        added = line.add_task(text, total=1)
+        yield
+        line.update(added, completed=1)
+
+
+def train_both(recipes: Sequence[Recipe], folder: Path, console: Console) -> None:
+    """Train two models at the same time: models this small gain little from a second thread each."""
+    threads = torch.get_num_threads()
+    todo = [recipe for recipe in recipes if not is_finished(folder, recipe.name)]
+    for _ in train_in_parallel(
+        todo, folder, min(2, threads), max(1, threads // 2), console, lambda name, seconds: None
+    ):
+        pass
+
+
+def measured(
+    folder: Path, task: str, settings: Settings, recipe: Recipe, results: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """Decode the test set with the sparse model on either memory, and count which words it dropped."""
     model = AutoModelForSeq2SeqLM.from_pretrained(folder / "sparse" / "model")
     _, tokenizers, corpora = prepare(recipe, folder, Console(quiet=True))
-    corpus = corpora["test"]
-    test = recipe.data.test
+    corpus, training, test = corpora["test"], recipe.data.train, recipe.data.test
+    assert isinstance(training, ToyCorpus)
     assert isinstance(test, ToyCorpus)
     pairs = list(ToyText(test).pairs())
+    references = [pair.target for pair in pairs]
     texts: dict[str, list[str]] = {}
 
-    def decode(name: str) -> None:
-        with model.dial(dense=name == "dense"):
-            texts[name] = decode_corpus(
-                model, corpus, range(len(corpus)), tokenizers.target, pad_id=tokenizers.source.pad_token_id,
+    def decode(memory: str, sentences: int = len(corpus)) -> None:
+        with model.dial(dense=memory == "dense"):
+            texts[memory] = decode_corpus(
+                model, corpus, range(sentences), tokenizers.target, pad_id=tokenizers.source.pad_token_id,
                 **decoding(recipe),
             ).texts  # fmt: skip
 
-    timings = interleaved({"short": lambda: decode("short"), "dense": lambda: decode("dense")}, rounds=3)
+    timings = interleaved(
+        {"short": lambda: decode("short"), "dense": lambda: decode("dense")},
+        ROUNDS,
+        warm_up=lambda: decode("short", min(20, len(corpus))),
+    )
     words = split_words(model, corpus, tokenizers.source, pairs)
-    dropped, seen = Counter[str](), Counter[str]()
-    by_word: Counter[str] = Counter()
-    by_word_seen: Counter[str] = Counter()
-    for sentence in words:
-        for word in sentence:
-            for place, (_, is_dropped) in enumerate(word.pieces):
-                kind = word.kind if place == 0 else "later pieces of words"
-                seen[kind] += 1
-                dropped[kind] += is_dropped
-            by_word_seen[word.text] += 1
-            by_word[word.text] += word.dropped
-    frequent = [w for w, n in by_word_seen.most_common(60) if n >= 10]
-    most = sorted(frequent, key=lambda w: (-by_word[w] / by_word_seen[w], -by_word_seen[w]))
-    references = [pair.target for pair in pairs]
-    training = recipe.data.train
-    assert isinstance(training, ToyCorpus)
-    metrics: dict[str, Any] = {
-        "task": task,
-        "gating": gating,
-        "target_sparsity": target,
-        "seed": seed,
+    sparsity = results["sparse"]["test"]["sparsity"]
+    shown = representative(words, sparsity)
+    examples = [
+        {
+            "source": [asdict(word) for word in words[line][:SHOWN_WORDS]],
+            "words": len(words[line]),
+            "outputs": {memory: texts[memory][line] for memory in ("dense", "short")},
+            "encodings": {
+                "dense": (size := int(corpus.source_lengths[line])),
+                "short": size - dropped_pieces(words[line]),
+            },
+        }
+        for line in shown
+    ]
+    write_whole(folder / "sentences.svg", sentences_svg([pictured(example) for example in examples]))
+    scores = {name: result["test"]["score"]["value"] for name, result in results.items()}
+    return {
+        **settings.of(task),
         "systems": {name: result["test"] for name, result in results.items()},
-        "sparsity": results["sparse"]["test"]["sparsity"],
-        "difference_to_trained_on": results["sparse"]["test"]["score"]["value"]
-        - results["trained-on"]["test"]["score"]["value"],
+        "sparsity": sparsity,
+        "source_tokens": float(corpus.source_lengths.mean()),
+        "difference_to_continued": scores["sparse"] - scores["continued"],
         "blind_score": blind(training, references, recipe.evaluate).as_json(),
         "dense_score": scored(texts["dense"], references, recipe.evaluate).as_json(),
         "outputs_equal_short_and_dense": sum(a == b for a, b in zip(texts["short"], texts["dense"], strict=True)),
         "decoding_cpu_seconds": {name: timing.cpu for name, timing in timings.items()},
         "dense_by_short_cpu": ratio(timings, "dense", "short"),
-        "dropped_by_class": {k: dropped[k] / seen[k] for k in CLASSES if seen[k]},
-        "most_dropped": {w: by_word[w] / by_word_seen[w] for w in most[:8]},
-        "least_dropped": {w: by_word[w] / by_word_seen[w] for w in most[::-1][:8]},
+        **dropped_words(words),
+        "sentences": examples,
         **provenance(),
     }
-    shown = representative(words, metrics["sparsity"])
-    metrics["sentences"] = [[asdict(word) for word in sentence[:60]] for sentence in shown]
-    write_whole(folder / "sentences.svg", sentences_svg([drawn(sentence) for sentence in shown]))
-    write_whole(folder / "metrics.json", json.dumps(metrics, indent=1, ensure_ascii=False) + "\n")
-    say("4/4  looking at what was dropped, and writing the report")
-    write_demo_report(folder, recipe)
-    return metrics
 
 
-def train_both(recipes: Sequence[Recipe], folder: Path, console: Console) -> None:
-    """Two models this small gain little from a second thread each, and much from training at the same time."""
-    if torch.get_num_threads() == 1:
-        for recipe in recipes:
-            train(recipe, folder, console)
-        return
-    for recipe in recipes:
-        open_run(recipe, folder)
-    todo = [recipe for recipe in recipes if not is_finished(folder, recipe.name)]
-    for _ in train_in_parallel(todo, folder, 2, torch.get_num_threads() // 2, console, lambda name, seconds: None):
-        pass
+def dropped_words(sentences: list[list[Word]]) -> dict[str, Any]:
+    """Shares of dropped pieces by class, and the frequent words that were dropped most and least."""
+    pieces, closed = Counter[str](), Counter[str]()
+    words, dropped = Counter[str](), Counter[str]()
+    for sentence in sentences:
+        for word in sentence:
+            for index, (_, is_dropped) in enumerate(word.pieces):
+                kind = word.kind if index == 0 else "later pieces of words"
+                pieces[kind] += 1
+                closed[kind] += is_dropped
+            words[word.text] += 1
+            dropped[word.text] += word.dropped
+    frequent = [word for word, count in words.most_common(60) if count >= 10]
+    most = sorted(frequent, key=lambda word: (-dropped[word] / words[word], -words[word]))
+    return {
+        "dropped_by_class": {kind: closed[kind] / pieces[kind] for kind in CLASSES if pieces[kind]},
+        "most_dropped": {word: dropped[word] / words[word] for word in most[:8]},
+        "least_dropped": {word: dropped[word] / words[word] for word in most[::-1][:8]},
+    }
 
 
-SHOWN = ("mass", "maps", "gates", "groups", "words", "places", "entropy")
-"""The parts of the analysis that take seconds."""
-
-
-def write_demo_report(folder: Path, recipe: Recipe) -> None:
-    """Compare sparse and trained-on sentence by sentence, analyse the gates, and write report.html."""
+def write_task_report(folder: Path, task: str, recipe: Recipe) -> None:
+    """Compare `sparse` with `continued` sentence by sentence, analyse the gates, and write the task's report."""
     sparse = folder / "sparse"
     settings = {
         "num_beams": recipe.evaluate.beams,
         "length_penalty": recipe.evaluate.length_penalty,
         "max_new_tokens": recipe.evaluate.max_new_tokens or recipe.data.max_target,
     }
-    judging = Judging(metric=recipe.evaluate.metric, margin=1.0)
-    systems = [System(sparse)], [System(folder / "trained-on")]
+    judging = Judging(metric=recipe.evaluate.metric, languages=TASKS[task].languages)
+    systems = [System(sparse)], [System(folder / "continued" / "outputs" / "test.txt")]
     write_evaluation(sparse / "evaluation", *evaluate(*systems, read_test_text(sparse), judging, settings))
     with opened(str(sparse), Reading()) as subject:
-        write_analysis(analyze(subject, SHOWN), sparse / RESULT)
+        write_analysis(analyze(subject, ANALYSED), sparse / RESULT)
     draw_all(sparse)
     write_report(folder)
 
 
 def blind(training: ToyCorpus, references: list[str], evaluate: Evaluate, tried: int = 20) -> Score:
-    """What can be had without reading: the same output for every input, the best of some training targets."""
+    """The score of one output for every input: the best of some training targets. Reading the source must beat it."""
     few = references[:50]
     candidates = [pair.target for pair in islice(ToyText(training).pairs(), tried)]
     best = max(candidates, key=lambda target: scored([target] * len(few), few, evaluate).value)
     return scored([best] * len(references), references, evaluate)
 
 
-def representative(sentences: list[list[Word]], sparsity: float, count: int = 3) -> list[list[Word]]:
-    """Of the first hundred sentences, those that dropped a share nearest to the corpus's; neither best nor worst."""
+def representative(sentences: list[list[Word]], sparsity: float, count: int = 3) -> list[int]:
+    """The indices of those of the first hundred sentences whose sparsity is closest to the corpus's."""
 
-    def distance(sentence: list[Word]) -> float:
-        pieces = [dropped for word in sentence for _, dropped in word.pieces]
-        return abs(sum(pieces) / len(pieces) - sparsity)
+    def distance(index: int) -> float:
+        pieces = sum(len(word.pieces) for word in sentences[index])
+        return abs(dropped_pieces(sentences[index]) / pieces - sparsity)
 
-    return sorted(sentences[:100], key=distance)[:count]
+    return sorted(range(min(100, len(sentences))), key=distance)[:count]
 
 
-def drawn(sentence: list[Word]) -> list[tuple[str, bool, bool]]:
-    """A sentence as pieces for the picture."""
-    return [
-        (piece, dropped, word.space_before and place == 0)
-        for word in sentence
-        for place, (piece, dropped) in enumerate(word.pieces)
+def dropped_pieces(sentence: list[Word]) -> int:
+    return sum(dropped for word in sentence for _, dropped in word.pieces)
+
+
+def pictured(example: dict[str, Any]) -> Example:
+    """An example of metrics.json as the picture takes it."""
+    pieces = [
+        (piece, dropped, word["space_before"] and index == 0)
+        for word in example["source"]
+        for index, (piece, dropped) in enumerate(word["pieces"])
     ]
+    sizes = example["encodings"]
+    labels = {"dense": f"full memory, {sizes['dense']} encodings", "short": f"short memory, {sizes['short']} encodings"}
+    first = "" if example["words"] <= SHOWN_WORDS else f"its first {SHOWN_WORDS} words, "
+    outputs = {labels[memory]: example["outputs"][memory] for memory in labels}
+    return Example(pieces, outputs, f"source, {first}dropped encodings struck out")
 
 
 @torch.no_grad()
 def split_words(model: Any, corpus: TokenizedCorpus, tokenizer: Any, pairs: list[ToyPair]) -> list[list[Word]]:
-    """Every source word with its class and whether it was dropped, EOS at the end."""
+    """Every source word with its class and its dropped pieces; EOS at the end."""
     kept: dict[int, np.ndarray] = {}
-    for rows in length_batches(corpus.source_lengths, 8_000):
-        batch = collate([corpus[int(i)] for i in rows], tokenizer.pad_token_id)
+    for indices in length_batches(corpus.source_lengths, 8_000):
+        batch = collate([corpus[int(i)] for i in indices], tokenizer.pad_token_id)
         gates = model.get_encoder()(**encoder_inputs(batch, model.device, True)).gates.values
-        for row, values in zip(rows, gates, strict=True):
-            kept[int(row)] = (values != 0).numpy()
+        for index, values in zip(indices, gates, strict=True):
+            kept[int(index)] = (values != 0).numpy()
     sentences = []
     for number, pair in enumerate(pairs):
         offsets = tokenizer(pair.source, return_offsets_mapping=True)["offset_mapping"]
@@ -299,10 +405,10 @@ def split_words(model: Any, corpus: TokenizedCorpus, tokenizer: Any, pairs: list
             pieces, shown = list[tuple[str, bool]](), start
             for (a, b), kept_ in zip(offsets, flags, strict=False):
                 if a < end and b > start and b > a:
-                    # a piece for the space before a word has its first letter's place, which the next piece has too
+                    # the piece for the space before a word has the same offset as the word's first letter
                     pieces.append((pair.source[max(a, shown) : min(b, end)], not bool(kept_)))
                     shown = max(shown, min(b, end))
-            if pieces:  # words beyond the length limit are not there
+            if pieces:  # words beyond the length limit have none
                 words.append(Word(text, group_of(tag), tuple(pieces), start > position))
             position = end
         length = int(corpus.source_lengths[number])

@@ -1,4 +1,4 @@
-"""`l0drop report`: one page that says what a run or a sweep has shown."""
+"""`l0drop report`: one page with the results of a run or a sweep."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,11 +12,17 @@ log = Console(stderr=True)
 def report(
     folder: Annotated[Path, typer.Argument(metavar="RUN_OR_SWEEP", help="A run, a sweep, or the demo's folder.")],
     margin: Annotated[
-        float | None, typer.Option(help="The loss that is small enough to accept; left out, that of the evaluation.")
+        float | None, typer.Option(help="The largest loss to accept, in points. Default: that of the evaluation.")
     ] = None,
 ) -> None:
-    """Write report.html and report.md from the files of a folder; nothing is measured."""
+    """Write report.html and report.md from the files in a folder; nothing is measured."""
+    from l0drop.app.demo_page import demo_metrics, write_page
     from l0drop.report import write_report
 
-    for file in write_report(folder, margin):
-        log.print(f"written: {file}", markup=False)
+    metrics = demo_metrics(folder)
+    reported = [folder] if metrics is None else [folder / task for task in metrics["tasks"]]
+    files = [file for part in reported for file in write_report(part, margin)]
+    if metrics is not None:
+        files.append(write_page(folder))
+    for file in files:
+        log.print(f"wrote {file}", markup=False)

@@ -1,1 +1,1 @@
-"""Measuring speed: decoding, training, the cost of gates, and whether dropping would pay."""
+"""Speed measurements: decoding, training, the cost of gates, and a prediction of the gain from dropping."""

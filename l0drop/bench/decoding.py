@@ -1,8 +1,8 @@
-"""The decoding benchmark: several systems decode the same batches, each in a process of its own.
+"""The decoding benchmark: several systems decode the same batches, each in a separate process.
 
-Machines are shared and noisy, so the systems take turns round by round, CPU time stands beside wall time, and ratios
-are taken within a round. A process of its own gives each system its own peak of resident memory, and an allocator that
-no other system has left its traces in.
+Machines are shared and noisy, so the systems take turns round by round, CPU time is measured in addition to wall time,
+and ratios are taken within a round. A separate process gives each system its own peak of resident memory and a clean
+allocator.
 
     Workload ─▶ one process per system: load, warm up ─▶ rounds, in turns ─▶ the same tokens? ─▶ a dict for JSON
 """
@@ -30,37 +30,40 @@ PHASES = ("encode", "decode", "end_to_end")
 SLOW = ("hf-short", "hf-dense")
 TIE = 1e-4
 COMPARED = (
-    ("decode", "ct2-float32", "engine-dense"),
+    ("end_to_end", "engine-dense", "engine-short"),
     ("decode", "engine-dense", "engine-short"),
-    ("end_to_end", "ct2-float32", "engine-short"),
-    ("end_to_end", "hf-dense", "engine-short"),
+    ("end_to_end", "engine-int8-dense", "engine-int8-short"),
     ("decode", "engine-int8-dense", "engine-int8-short"),
+    ("end_to_end", "ct2-float32", "engine-short"),
+    ("decode", "ct2-float32", "engine-dense"),
     ("end_to_end", "ct2-int8", "engine-int8-short"),
+    ("decode", "ct2-int8", "engine-int8-dense"),
+    ("end_to_end", "hf-dense", "engine-short"),
 )
-"""Phases, and pairs of systems of which one should take longer than the other."""
+"""Phase, system, faster system. The pairs of one engine, dense and short, show the gain from sparsity alone."""
 NOTES = {
     "systems": "engine-short and hf-short decode on the short memory, engine-dense and hf-dense the same gated model "
-    "on the full gated memory, engine-int8 the same with weights rounded to 8 bits; ct2 decodes the base "
-    "model on the same weights without gates, over all encodings",
+    "on the full gated memory, engine-int8 the same with 8-bit weights; ct2 decodes the base model with the same "
+    "weights, without gates, over all encodings",
     "end_to_end": "from token ids to token ids: encode + decode; ct2 does both in one call, and its decode is that "
-    "call less its encoder, which is timed as a model of its own in the same round",
-    "times_engine_short": "a system's CPU time by engine-short's, the median over the rounds that both ran",
-    "ratios": "CPU time of one system by another's, the median over the rounds that both ran",
+    "call minus its encoder, which is timed as a separate model in the same round",
+    "times_engine_short": "a system's CPU time / engine-short's, the median over the rounds that both ran",
+    "ratios": "times: CPU time of `system` / CPU time of `by`, the median over the rounds that both ran",
     "memory": "bytes; weights with packed copies; beyond_loaded is the peak of the process's resident memory while "
-    "decoding, less what was resident once the system was loaded (null where the operating system does not tell); "
-    "cross_cache are keys and values of cross-attention as allocated, for the longest batch (null where nobody can see "
-    "them)",
-    "agreement": "sentences whose tokens are the same as the reference's; of the others, both outputs are scored by "
-    f"the dense model in float64, and a difference of normalised scores below {TIE:g} is a tie; ct2 is compared with "
+    "decoding minus its resident memory after loading (null if the operating system does not report it); cross_cache "
+    "is the allocated size of cross-attention's keys and values for the longest batch (null if the system does not "
+    "expose them)",
+    "agreement": "sentences with the same tokens as the reference; where they differ, the dense model scores both "
+    f"outputs in float64, and a difference of normalised scores below {TIE:g} is a tie; ct2 is compared with "
     "the reference without gates, and int8 systems, whose weights are rounded, need not agree",
 }
 
 
-# --- one system, in a process of its own -------------------------------------------------------------------------
+# --- one system, in a separate process ---------------------------------------------------------------------------
 
 
 class Worker:
-    """A loaded system and what is asked of it."""
+    """A loaded system, its batches and its last outputs."""
 
     def __init__(self, name: str, workload: Workload, threads: int) -> None:
         torch.set_num_threads(threads)
@@ -76,13 +79,13 @@ class Worker:
         _forget_peak()
 
     def warm_up(self, brief: bool) -> None:
-        """One decoding that is not counted; a brief one produces two tokens."""
+        """Decode once, uncounted; if brief, two tokens."""
         if not brief:
             self.round()
         self.cross_cache = self.system.cross_bytes(self.batches[0])
 
     def round(self) -> dict[str, tuple[float, float]]:
-        """Decode all batches; CPU and wall seconds of each phase."""
+        """Decode all batches; returns CPU and wall seconds per phase."""
         encode, rest = _Clock(), _Clock()
         self.tokens = []
         for batch in self.batches:
@@ -99,7 +102,7 @@ class Worker:
         return {"encode": encode.seconds, "decode": less, "end_to_end": rest.seconds}
 
     def latencies(self) -> list[tuple[float, float]]:
-        """CPU and wall seconds of each sentence decoded alone."""
+        """CPU and wall seconds for each sentence, decoded alone."""
         seconds = []
         for batch in self.batches:
             for row in range(len(batch)):
@@ -110,14 +113,14 @@ class Worker:
         return seconds
 
     def outcome(self) -> dict[str, Any]:
-        """What is known after the rounds."""
+        """Produced tokens and memory, after the rounds."""
         peak = _resident("VmHWM")
         beyond = None if peak is None or self.loaded is None else peak - self.loaded
         memory = {"weights": self.system.weight_bytes(), "beyond_loaded": beyond, "cross_cache": self.cross_cache}
         return {"tokens": sum(len(row) for batch in self.tokens for row in batch), "memory": memory}
 
     def gating(self) -> dict[str, Any]:
-        """What the gates drop, and the longest memory."""
+        """Sparsity, and the longest source and memory."""
         assert self.model is not None
         with torch.no_grad():
             memories = [self.model.get_encoder()(**batch.encoder_inputs) for batch in self.batches]
@@ -130,17 +133,17 @@ class Worker:
         }
 
     def hypotheses(self) -> list[Tokens]:
-        """What the last round produced, batch by batch."""
+        """The outputs of the last round, batch by batch."""
         return self.tokens
 
     def ungated_hypotheses(self) -> list[Tokens]:
-        """What this system produces with the gates taken out."""
+        """The outputs of this system without gates."""
         assert self.model is not None
         system = build_system(self.name, ungated(self.model), self.threads, **self.system.generation)
         return [system.generate(batch) for batch in self.batches]
 
     def scores(self, outputs: list[tuple[int, int, list[int]]], gated: bool) -> list[float]:
-        """Outputs of sentences (batch, row), rescored by the dense model in float64."""
+        """Scores of outputs (batch, sentence, tokens) by the dense model in float64."""
         assert self.model is not None
         model = copy.deepcopy(self.model if gated else ungated(self.model)).double()
         penalty = self.system.generation["length_penalty"]
@@ -148,7 +151,7 @@ class Worker:
 
 
 class _Clock:
-    """Adds up CPU and wall seconds of the blocks it is put around."""
+    """Sums CPU and wall seconds over the blocks it encloses."""
 
     def __init__(self) -> None:
         self.cpu = self.wall = 0.0
@@ -169,7 +172,7 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def _resident(name: str) -> int | None:
-    """Bytes of this process's memory: VmRSS now, VmHWM at its peak; None where the system does not tell."""
+    """Bytes of this process's memory: VmRSS now, VmHWM at its peak; None if the system does not report them."""
     if not _STATUS.exists():
         return None
     line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{name}:"))
@@ -192,9 +195,9 @@ def decode_benchmark(
     threads: int = 1,
     progress: Progress = print,
 ) -> dict[str, Any]:
-    """Time the systems on a workload and compare their tokens. Hugging Face's generate gets only `slow_rounds`.
+    """Time the systems on a workload and compare their tokens. Hugging Face's generate runs only `slow_rounds`.
 
-    With text, also each sentence decoded alone: the latency.
+    With text, also measure the latency: each sentence decoded alone.
     """
     for name in systems or [""]:
         if name not in SYSTEMS:
@@ -252,7 +255,7 @@ def decode_benchmark(
 
 
 def in_turns(wanted: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Systems and the numbers of their rounds: every second round backwards, so that none always follows another."""
+    """Systems with round numbers. Every second round runs backwards, so that no system always follows another."""
     for number in range(max(wanted.values())):
         for name in list(wanted)[:: -1 if number % 2 else 1]:
             if number < wanted[name]:
@@ -267,7 +270,7 @@ def _times(timings: dict[str, dict[str, Timing]], name: str) -> dict[str, float]
 
 
 def _ratios(timings: dict[str, dict[str, Timing]]) -> list[dict[str, Any]]:
-    """Of the pairs that are compared, those of which both ran."""
+    """The ratios of `COMPARED` for which both systems ran."""
     return [
         {
             "phase": phase,
@@ -281,7 +284,7 @@ def _ratios(timings: dict[str, dict[str, Timing]]) -> list[dict[str, Any]]:
 
 
 def _speed(timing: dict[str, Timing], sentences: int, latencies: list[list[tuple[float, float]]]) -> dict[str, Any]:
-    """Sentences per second of wall time, and percentiles of the latency, of each sentence's median over rounds."""
+    """Sentences per second of wall time, and percentiles over sentences of the median latency."""
     speed: dict[str, Any] = {"sentences_per_second": sentences / timing["end_to_end"].wall_median}
     if latencies:
         alone = 1000 * np.median(latencies, axis=0)
@@ -292,16 +295,16 @@ def _speed(timing: dict[str, Timing], sentences: int, latencies: list[list[tuple
     return speed
 
 
-# --- the same tokens? --------------------------------------------------------------------------------------------
+# --- agreement of tokens -------------------------------------------------------------------------------------------
 
 _JUDGES = ("hf-dense", "engine-dense", "hf-short", "engine-short")
 _QUICK_JUDGES = ("engine-dense", "engine-short", "hf-dense", "hf-short")
 
 
 def _agreement(remotes: Mapping[str, Remote]) -> tuple[int, dict[str, Any]]:
-    """How many sentences there are, and each system's tokens against a reference's, ties set apart.
+    """The number of sentences, and each system's agreement with a reference, ties counted separately.
 
-    None stands where there is nothing to compare with: for the reference itself, and where no system has the gates.
+    None for the reference itself, and for all systems if no gated system ran.
     """
     hypotheses = {name: remote.ask("hypotheses") for name, remote in remotes.items()}
     found: dict[str, Any] = dict.fromkeys(remotes)
@@ -317,7 +320,7 @@ def _agreement(remotes: Mapping[str, Remote]) -> tuple[int, dict[str, Any]]:
     without_gates = remotes[quick].ask("ungated_hypotheses") if peers else []
     for name in peers:
         score = functools.partial(_scores, remotes[quick], False)
-        found[name] = {"reference": f"{quick}, gates taken out", "must_agree": name == "ct2-float32"}
+        found[name] = {"reference": f"{quick}, without gates", "must_agree": name == "ct2-float32"}
         found[name].update(compare(hypotheses[name], without_gates, score))
     return sentences, found
 
@@ -330,14 +333,14 @@ def _scores(judge: Remote, gated: bool, outputs: list[Output]) -> list[float]:
 
 
 def compare(one: list[Tokens], other: list[Tokens], score: Callable[[list[Output]], list[float]]) -> dict[str, Any]:
-    """How many sentences of two systems are the same, tied by their scores, or different."""
-    places = [(batch, row) for batch, rows in enumerate(other) for row in range(len(rows))]
-    differing = [(batch, row) for batch, row in places if one[batch][row] != other[batch][row]]
+    """The number of sentences with the same tokens, tied scores, or different outputs."""
+    sentences = [(batch, row) for batch, rows in enumerate(other) for row in range(len(rows))]
+    differing = [(batch, row) for batch, row in sentences if one[batch][row] != other[batch][row]]
     both = (score([(batch, row, system[batch][row]) for batch, row in differing]) for system in (one, other))
     gaps = [abs(a - b) for a, b in zip(*both, strict=True)]
     tied = sum(gap < TIE for gap in gaps)
     return {
-        "same": len(places) - len(differing),
+        "same": len(sentences) - len(differing),
         "tied": tied,
         "different": len(differing) - tied,
         "largest_score_gap": max(gaps, default=0.0),

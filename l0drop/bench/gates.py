@@ -19,7 +19,7 @@ from l0drop.runs.provenance import provenance
 
 
 def gate_cost(rounds: int = 10, sentences: int = 16, length: int = 32, progress: Progress = print) -> dict[str, Any]:
-    """One training step of the Transformer base with and without the gate: CPU time, the median of the ratios."""
+    """CPU time of a training step with the gate / without it: Transformer base, the median of the ratios."""
     base = transformer_base().train()
     plain = transformer_base().train()
     plain.load_state_dict(base.state_dict())
@@ -58,9 +58,9 @@ def layerwise_encoder(
     length: int = 256,
     progress: Progress = print,
 ) -> dict[str, Any]:
-    """Encoder time of the layer-wise variant with gating `mask`, by the share of rows kept after the first layer.
+    """Encoder time of the layer-wise variant with gating `mask`, rows removed and rows masked.
 
-    Against the same model with rows masked instead of removed.
+    `keep`: shares of rows kept after the first layer.
     """
     model = sparsify(transformer_base(dropout=0.0), L0DropConfig(gating="mask", layerwise=True)).eval()
     generator = torch.Generator().manual_seed(1)
@@ -94,9 +94,9 @@ def layerwise_encoder(
 
 @torch.no_grad()
 def drift(sentences: int = 8, length: int = 96, keep: float = 0.5, progress: Progress = print) -> dict[str, Any]:
-    """How far low precision moves the logits: short against dense, beside dense against float32.
+    """How far low precision moves the logits: short from dense, and dense from float32.
 
-    Distances are means of absolute differences by the mean absolute logit in float32.
+    Distances are means of absolute differences / the mean absolute logit in float32.
     """
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(3, 1_000, (sentences, length), generator=generator)
@@ -116,7 +116,9 @@ def drift(sentences: int = 8, length: int = 96, keep: float = 0.5, progress: Pro
     for family, build in builders.items():
         torch.manual_seed(0)
         base = build().eval()
-        if family != "T5":  # its attention is not divided by the square root of the width, and peaked as it is
+        if (
+            family != "T5"
+        ):  # it does not scale attention by the square root of the width, so its attention is peaked already
             sharpen(base)
         for gating in typing.get_args(Gating):
             for attention in ("sdpa", "eager"):

@@ -5,13 +5,13 @@
 | engine-short, hf-short     | the gated model                               | the short memory             |
 | engine-dense, hf-dense     | the gated model, the same function            | the full gated memory        |
 | engine-int8-short, -dense  | the gated model, linear layers in int8        | the short, the full memory   |
-| ct2-float32, ct2-int8      | the base model on the same weights, ungated   | all encodings                |
+| ct2-float32, ct2-int8      | the base model with the same weights, ungated | all encodings                |
 
-CTranslate2 can be handed neither gates nor a short memory. With every gate open the gated model is the base model, so
-its tokens are those of the other systems with the gates taken out (`ungated`), and its work is that of a dense system:
-as many rows to attend to, of the same weights.
+CTranslate2 accepts neither gates nor a short memory. With every gate open the gated model is the base model, so its
+tokens equal those of the other systems without gates (`ungated`), and its work equals that of a dense system: the same
+weights, and the same number of rows to attend to.
 
-All of them return the best hypothesis of each sentence, as token ids up to the end token, that included.
+All systems return the best hypothesis of each sentence, as token ids up to and including the end token.
 """
 
 import copy
@@ -39,7 +39,7 @@ Tokens = list[list[int]]
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Source sentences, padded on the right, and what a rule's gate needs to know of their tokens."""
+    """Source sentences, padded on the right, and the hints that a rule's gate needs."""
 
     input_ids: Tensor
     attention_mask: Tensor
@@ -56,13 +56,13 @@ class Batch:
 
     @property
     def encoder_inputs(self) -> dict[str, Any]:
-        """As the model's encoder takes them."""
+        """Arguments of the model's encoder."""
         inputs: dict[str, Any] = {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
         return inputs if self.hints is None else {**inputs, "hints": self.hints}
 
 
 class System:
-    """One way to decode a model, with these settings of generation_config: num_beams, max_new_tokens and so on."""
+    """One way to decode a model. `generation`: settings of generation_config, such as num_beams and max_new_tokens."""
 
     gated = True
     apart = True
@@ -72,7 +72,7 @@ class System:
         self.model, self.generation = model, generation
 
     def encode(self, batch: Batch) -> Any:
-        """What the decoder needs to know of a batch. A memory can be decoded once: generate expands it in place."""
+        """The memory of a batch. It can be decoded only once, because generate expands it in place."""
         raise NotImplementedError
 
     def decode(self, memory: Any, **changes: Any) -> Tokens:
@@ -84,7 +84,7 @@ class System:
         return self.decode(self.encode(batch), **changes)
 
     def cross_bytes(self, batch: Batch) -> int | None:
-        """Bytes of the keys and values that cross-attention holds while a batch is decoded; None if nobody can see."""
+        """Bytes of cross-attention's keys and values while decoding; None if the system does not expose them."""
         raise NotImplementedError
 
     def weight_bytes(self) -> int:
@@ -137,11 +137,14 @@ class HuggingFaceSystem(System):
         return self.model.generate(encoder_outputs=memory, do_sample=False, **{**self.generation, **changes})
 
 
-_BRIEF = {"min_new_tokens": 2, "max_new_tokens": 2}  # cross-attention holds the same however long one decodes
+_BRIEF = {
+    "min_new_tokens": 2,
+    "max_new_tokens": 2,
+}  # the size of cross-attention's cache does not depend on the output length
 
 
 class CTranslate2System(System):
-    """CTranslate2 on the base model's weights, converted under a made-up vocabulary: a token's name is its id."""
+    """CTranslate2 on the base model's weights, with a vocabulary in which a token's name is its id."""
 
     gated = False
     apart = False
@@ -162,7 +165,7 @@ class CTranslate2System(System):
         self._never = [[str(token) for token in words] for words in ids.bad_words_ids or []]
 
     def encode(self, batch: Batch) -> Any:
-        """The encoder's outputs, from the encoder as a model of its own: only so can it be timed apart."""
+        """The encodings, from the encoder converted as a separate model, so that it can be timed by itself."""
         return self._encoder.forward_batch(_rows(batch)).last_hidden_state
 
     def generate(self, batch: Batch, **changes: Any) -> Tokens:
@@ -175,7 +178,7 @@ class CTranslate2System(System):
             length_penalty=wanted.get("length_penalty", 1.0),
             suppress_sequences=self._never or None,
             end_token=self._ends,
-            return_end_token=True,  # it counts in the length that a score is divided by, as in generate
+            return_end_token=True,  # it counts in the length that normalises scores, as in generate
             max_input_length=0,
         )
         return [[int(token) for token in result.hypotheses[0]] for result in results]
@@ -189,15 +192,17 @@ class CTranslate2System(System):
     def _checked(self, config: GenerationConfig, generation: dict[str, Any]) -> dict[str, Any]:
         unknown = generation.keys() - self.settings
         if unknown:
-            raise ValueError(f"{min(unknown)}: not a setting that is handed on to CTranslate2")
+            raise ValueError(f"{min(unknown)}: CTranslate2 has no such setting here")
         if getattr(config, "forced_bos_token_id", None) is not None:
-            raise ValueError("forced_bos_token_id: CTranslate2 is not told of a forced first token; leave it out")
+            raise ValueError(
+                "forced_bos_token_id: not supported with CTranslate2; remove it from the generation config"
+            )
         forced = generation.get("min_new_tokens") == generation["max_new_tokens"]
         if generation["num_beams"] > 1 and not forced:
             if generation.get("early_stopping") is not True:
                 raise ValueError(
-                    "early_stopping: CTranslate2 stops when num_beams hypotheses are complete; set it to True for a "
-                    "comparison of the same search"
+                    "early_stopping: CTranslate2 stops when num_beams hypotheses are complete; set it to True for the "
+                    "same search"
                 )
             if generation.get("length_penalty") == 0:
                 raise ValueError("length_penalty: without one CTranslate2 stops at the first complete hypothesis")
@@ -217,9 +222,9 @@ def build_system(name: str, model: L0DropModel, threads: int = 1, **generation: 
 
 
 def plain_generation(model: PreTrainedModel) -> None:
-    """Leave of a model's generation_config what its vocabulary needs: special tokens, and tokens never to be chosen.
+    """Reduce a model's generation_config to special and forbidden tokens.
 
-    What else it may say (its own beams, a forced last token) is not common to all systems.
+    Other settings (beams, a forced last token) are not supported by all systems.
     """
     names = (
         "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "forced_bos_token_id",
@@ -230,7 +235,7 @@ def plain_generation(model: PreTrainedModel) -> None:
 
 
 def ungated(model: L0DropModel) -> L0DropModel:
-    """The same weights with every gate open: what CTranslate2 decodes."""
+    """The same weights with every gate open, as CTranslate2 decodes them."""
     return sparsify(_base(model)).eval()
 
 
@@ -241,14 +246,14 @@ def cut(sequences_BT: Tensor, model: PreTrainedModel) -> Tokens:
     last = {ends} if isinstance(ends, int) else set(ends or ())
     tokens = []
     for row in sequences_BT[:, 1:].tolist():
-        length = next((place + 1 for place, token in enumerate(row) if token in last), len(row))
+        length = next((index + 1 for index, token in enumerate(row) if token in last), len(row))
         tokens.append(row[:length])
     return tokens
 
 
 @torch.no_grad()
 def rescore(model: L0DropModel, batch: Batch, tokens: list[int], length_penalty: float) -> float:
-    """The log-probability of one sentence's output on the full gated memory, by length^length_penalty."""
+    """The log-probability of one sentence's output on the full gated memory, / length^length_penalty."""
     assert model.generation_config is not None
     start = model.generation_config.decoder_start_token_id
     decoder_input_ids = torch.tensor([[start, *tokens[:-1]]])
@@ -260,17 +265,17 @@ def rescore(model: L0DropModel, batch: Batch, tokens: list[int], length_penalty:
 
 # --- CTranslate2 -----------------------------------------------------------------------------------------------------
 
-# how these families normalise, which their configs do not say: before each block, and after the embeddings
+# layer normalisation before each block, and after the embeddings; the configs of these families do not say
 _NORMALIZES = {"marian": (False, False), "bart": (False, True), "mbart": (True, True), "pegasus": (True, False)}
 
 
 def ctranslate2_library() -> Any:
-    """The library, or how to get it."""
+    """The library; ValueError with the way to install it if it is missing."""
     try:
         import ctranslate2
     except ImportError:
         raise ValueError(
-            "ctranslate2: not installed; pip install 'l0drop[bench]', or leave out the systems ct2-float32 and ct2-int8"
+            "ctranslate2: not installed; pip install 'l0drop[bench]', or choose --systems without ct2"
         ) from None
     return ctranslate2
 
@@ -279,8 +284,8 @@ def ctranslate2_library() -> Any:
 def convert(model: PreTrainedModel, folder: Path, compute_type: str = "float32") -> None:
     """Write the base model for CTranslate2 into `folder`: `model`, and its encoder alone, `encoder`.
 
-    The loaders of CTranslate2's own converter give the weights. Marian takes BART's: its own would take out the padding
-    token, and start decoding from a zero vector, which only Marian's public checkpoints do.
+    CTranslate2's converter loads the weights. Marian uses BART's loader: Marian's own loader removes the padding token
+    and starts decoding from a zero vector, which is right for Marian's public checkpoints only.
     """
     ctranslate2_library()
     from ctranslate2.converters import transformers as converters
@@ -290,18 +295,18 @@ def convert(model: PreTrainedModel, folder: Path, compute_type: str = "float32")
     family = base.config.model_type
     if family not in (*_NORMALIZES, "t5"):
         able = ", ".join((*_NORMALIZES, "t5"))
-        raise ValueError(f"ct2: a peer for {able}, not for {family}; leave out the systems ct2-float32 and ct2-int8")
+        raise ValueError(f"ct2: supports {able}, not {family}; choose --systems without ct2-float32 and ct2-int8")
     if family != "t5":
         base.config.normalize_before, base.config.normalize_embedding = _NORMALIZES[family]
     loader = converters.T5Loader() if family == "t5" else converters.BartLoader()
-    spec, other = (loader.get_model_spec(base) for _ in range(2))  # saving one takes apart what it shares
+    spec, other = (loader.get_model_spec(base) for _ in range(2))  # saving a spec breaks up its shared parts
     ids = model.generation_config
     assert ids is not None
     ends = ids.eos_token_id
     names = {
         "eos_token": ends if isinstance(ends, int) else ends[0],
         "bos_token": ids.decoder_start_token_id,
-        "unk_token": ids.pad_token_id,  # one has to be named; no token is unknown here
+        "unk_token": ids.pad_token_id,  # required; no token is unknown here
         "decoder_start_token": ids.decoder_start_token_id,
     }
     for name, token in names.items():
@@ -321,7 +326,7 @@ def convert(model: PreTrainedModel, folder: Path, compute_type: str = "float32")
 
 
 def _base(model: PreTrainedModel) -> Any:
-    """The model without its gate, on the same Parameter objects, with a config of its own."""
+    """The model without its gate: the same Parameter objects, a separate config."""
     if isinstance(model, L0DropModel):
         return adopt_parameters(model, model.base_class, model.config.to_base())
     return adopt_parameters(model, type(model), copy.deepcopy(model.config))

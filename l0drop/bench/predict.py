@@ -1,8 +1,8 @@
-"""At which source lengths and batch sizes the short memory pays on this machine, from a few measured points.
+"""Would a short memory pay on this machine? A prediction for all source lengths from a few measured points.
 
-Encoding and decoding are timed at a few shapes; a sum of costs with a meaning each (`DECODE`, `ENCODE`) is fitted to
-them; the rest is arithmetic. Machines are shared and noisy, so all shapes take turns round by round, what counts is CPU
-time, and the shapes of the check, which the fit does not see, decode in the same rounds.
+Encoding and decoding are timed at a few shapes; a sum of costs, each with a meaning (`DECODE`, `ENCODE`), is fitted to
+the times; the rest is arithmetic. Machines are shared and noisy, so all shapes take turns round by round, CPU time
+counts, and the shapes of the check, which the fit does not see, run in the same rounds.
 
     points ─▶ rounds, in turns ─▶ medians ─▶ least squares, no cost below 0 ─▶ any shape ─▶ a dict for JSON
 
@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from l0drop.bench.decoding import in_turns
-from l0drop.bench.peers import plain_generation
+from l0drop.bench.peers import Batch, plain_generation
 from l0drop.bench.random_models import Share
 from l0drop.bench.timing import Progress
 from l0drop.bench.workloads import LENGTH_PENALTY, RandomModel, Shape, Text
@@ -38,41 +38,41 @@ from l0drop.runs.provenance import provenance
 SOURCES = (16, 32, 64, 128, 256, 512, 1024, 2048)
 BATCHES = (1, 8, 32)
 PAYS = 1.05
-"""The speed-up from which on the short memory is said to pay."""
+"""The smallest speed-up that counts as a gain."""
 
 CHECKS = ((8, 600, 0.48), (2, 1500, 0.70), (24, 60, 0.50))
-"""Shapes that are not among the points: sentences, source tokens, share dropped."""
+"""Shapes that are not fitted: sentences, source tokens, share dropped."""
 
 LARGE = 32 << 20
-"""From so many bytes on, Linux gives a tensor fresh pages at every allocation, which cost time to clear."""
+"""Bytes from which Linux gives a tensor fresh pages at every allocation, which takes time to clear them."""
 
 DECODE = {
-    "start": "once for a batch: setting up caches and search",
-    "step": "a token: reading the weights, launching the operations, whatever the batch",
-    "row": "a token of a beam: linear layers, output layer, search",
-    "prefix": "a token of a beam on an earlier token: self-attention",
-    "memory_row": "a memory row: its keys and values, once",
-    "attended": "a memory row at a token: cross-attention of all beams of its sentence",
-    "large": f"a memory row, on top, where keys or values of a layer take {LARGE >> 20} MiB or more: fresh pages",
+    "start": "per batch: setting up caches and search",
+    "step": "per token, independent of the batch: reading the weights, launching the operations",
+    "row": "per token of a beam: linear layers, output layer, search",
+    "prefix": "per pair of a beam's token and an earlier one: self-attention",
+    "memory_row": "per memory row: its keys and values",
+    "attended": "per memory row and token: cross-attention of all beams of its sentence",
+    "large": f"extra, per memory row, if the keys of a layer take {LARGE >> 20} MiB or more: fresh pages",
 }
 ENCODE = {
-    "start": "once for a batch",
-    "token": "a source token: linear layers",
-    "attended": "a source token on another of its sentence: self-attention",
-    "large": f"a source token, on top, where the widest activations take {LARGE >> 20} MiB or more: fresh pages",
+    "start": "per batch",
+    "token": "per source token: linear layers",
+    "attended": "per pair of source tokens: self-attention",
+    "large": f"extra, per source token, if the widest activations take {LARGE >> 20} MiB or more: fresh pages",
 }
 NOTES = {
     "seconds": "CPU seconds, the median over rounds",
-    "costs": "seconds for one of each; the time of a shape is their sum, each as often as it occurs",
-    "speed_up": "time on the dense memory by time on the short one; both is encoding and decoding",
-    "pays_from": "the fewest source tokens from which on every length up to the longest source has a speed-up of "
-    f"{PAYS:g} or more; null where the longest has less",
-    "check": "shapes that the fit has not seen; decoded in the same rounds, encoded twice before them; errors are "
-    "predicted / measured - 1",
+    "costs": "seconds each; the time of a shape is the sum of costs x counts",
+    "speed_up": "time on the dense memory / time on the short memory; both: encoding and decoding",
+    "pays_from": "the shortest source from which every length up to the longest source has a speed-up of at least "
+    f"{PAYS:g}; null if the longest source has less",
+    "check": "shapes that were not fitted; decoded in the same rounds, encoded twice before them; error: predicted / "
+    "measured - 1",
 }
 
 ByName = Mapping[str, float]
-"""By the names of costs: seconds, or how often each occurs."""
+"""Seconds or counts, by the names of costs."""
 Times = list[float]
 Result = TypeVar("Result")
 
@@ -82,10 +82,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Sizes:
-    """What of a model and a search the costs depend on.
+    """The sizes of a model and a search that determine the counts.
 
-    memory: numbers in a memory row's keys. activations: in the widest layer's outputs for a source token.
-    zero_row: whether the short memory has a row for what was dropped.
+    memory: numbers in a memory row's keys. activations: numbers in the widest layer's output for a source token.
+    zero_row: whether the short memory has a zero row for the dropped encodings.
     """
 
     beams: int
@@ -94,7 +94,7 @@ class Sizes:
     zero_row: bool = True
 
     def decode(self, batch: int, rows: int, target: int) -> dict[str, float]:
-        """How often each cost of `DECODE` occurs. At the first token all beams are still one."""
+        """Counts of the costs in `DECODE`. At the first token all beams are one."""
         memory = batch * rows
         return {
             "start": 1,
@@ -107,7 +107,7 @@ class Sizes:
         }
 
     def encode(self, batch: int, source: int) -> dict[str, float]:
-        """How often each cost of `ENCODE` occurs."""
+        """Counts of the costs in `ENCODE`."""
         tokens = batch * source
         return {
             "start": 1,
@@ -122,10 +122,10 @@ class Sizes:
 
 
 def fit(counts: Sequence[ByName], seconds: Sequence[float]) -> dict[str, float]:
-    """Costs, none below 0, whose sums come closest to the measured times: the least sum of squared relative errors.
+    """Non-negative costs with the least sum of squared relative errors.
 
-    At the optimum, costs above 0 are a plain least-squares solution without the others, so all choices are tried. What
-    occurs at no point costs 0.
+    At the optimum, the positive costs are a plain least-squares solution without the others, so all subsets are tried.
+    A cost that occurs at no point is 0.
     """
     names = [name for name in counts[0] if any(count[name] for count in counts)]
     times = torch.tensor(seconds, dtype=torch.float64)
@@ -146,20 +146,20 @@ def fit(counts: Sequence[ByName], seconds: Sequence[float]) -> dict[str, float]:
 
 
 def total(costs: ByName, counts: ByName) -> float:
-    """Seconds of what occurs so often."""
+    """Total seconds for these counts."""
     return sum(costs[name] * count for name, count in counts.items())
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Fitted costs, and what follows for any shape."""
+    """Fitted costs, and predictions for any shape."""
 
     sizes: Sizes
     decode: ByName
     encode: ByName
 
     def seconds(self, shape: Shape) -> dict[str, float]:
-        """Of a batch of this shape: encoding, and decoding on the dense and on the short memory."""
+        """Seconds for a batch of this shape: encoding, and decoding on the dense and on the short memory."""
         short = self.sizes.kept(shape.source, shape.dropped)
         return {
             "encode": total(self.encode, self.sizes.encode(shape.batch, shape.source)),
@@ -168,16 +168,16 @@ class Prediction:
         }
 
     def speed_up(self, shape: Shape) -> dict[str, float]:
-        """What the short memory brings in decoding, and in encoding and decoding together."""
+        """Speed-up of the short memory over the dense one: in decoding, and in encoding and decoding together."""
         seconds = self.seconds(shape)
         encode, dense, short = seconds["encode"], seconds["dense"], seconds["short"]
         return {"decode": dense / short, "both": (encode + dense) / (encode + short)}
 
     def pays_from(self, batch: int, target: int, dropped: float, longest: int) -> dict[str, int | None]:
-        """The fewest source tokens from which on each speed-up is `PAYS` or more at every length up to `longest`.
+        """The shortest source from which every length up to `longest` has a speed-up of at least `PAYS`.
 
-        None where `longest` has less: self-attention makes encoding grow with the square of the length, so what the
-        short memory brings to both may fall again.
+        None if `longest` has less: encoding grows with the square of the length, so the speed-up of both phases
+        together may fall again.
         """
         found: dict[str, int | None] = {"decode": None, "both": None}
         for phase in found:
@@ -192,11 +192,10 @@ class Prediction:
 
 
 def points(longest: int, positions: int | None) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]]]:
-    """Shapes to measure: of decoding (B, K, T), of encoding (B, N), for sources of up to `longest` tokens.
+    """Shapes to measure: decoding (B, K, T) and encoding (B, N), for sources of up to `longest` tokens.
 
-    Outputs of 2 tokens tell what is paid once from what is paid at every token, outputs of 64 how much more a token
-    costs behind many others; none is longer than the decoder's positions. Noise of 4% at the points is noise of 2 to 7%
-    in what is predicted from them.
+    Outputs of 2 tokens separate the costs per batch from the costs per token; outputs of 64 tokens show the growth with
+    the prefix. None is longer than the decoder's positions. Noise of 4% at the points becomes 2 to 7% in predictions.
     """
     few, some, many, more = min(16, longest), max(1, longest // 8), max(1, longest // 2), max(1, longest * 5 // 8)
     memories = {
@@ -214,30 +213,30 @@ def points(longest: int, positions: int | None) -> tuple[list[tuple[int, int, in
 
 
 class Bench:
-    """A model that encodes and decodes batches of given shapes, of made-up tokens."""
+    """Encodes and decodes batches of given shapes, with random tokens."""
 
     def __init__(self, model: L0DropModel, beams: int) -> None:
         config: Any = model.config
         if config.l0drop.layerwise:
-            raise ValueError("model: the layer-wise variant makes its encoder shorter too, which is not predicted here")
+            raise ValueError("model: the layer-wise variant shortens its encoder too, which this does not predict")
         self.model, self.engine = model, Engine(model)
         if self.engine.through_generate:
-            raise ValueError(f"model: {type(model).__name__} decodes through generate, which is not predicted here")
+            raise ValueError(f"model: {type(model).__name__} decodes through generate, which this does not predict")
         head = model.get_output_embeddings()
         widest = max(m.out_features for m in model.modules() if type(m) is nn.Linear and m is not head)
         self.sizes = Sizes(beams, config.hidden_size, widest, config.l0drop.gating == "zero")
         self.positions = positions_of(model, "decoder")
 
     def encode(self, batch: int, source: int, dropped: float = 0.5, dense: bool = False) -> Encoded:
-        """From token ids to a memory, by a gate that spreads evenly what it drops."""
+        """From token ids to a memory; the dropped encodings are spread evenly."""
         generator = torch.Generator().manual_seed(1)
         ids_BN = torch.randint(self.model.config.vocab_size, (batch, source), generator=generator)
-        gate = Share((round((1 - dropped) * source) + 0.01) / source)  # a hair more, because it rounds down
+        gate = Share((round((1 - dropped) * source) + 0.01) / source)  # slightly more, because it rounds down
         gates = gate(ids_BN, torch.ones_like(ids_BN, dtype=torch.bool))
         return self.engine.encode(ids_BN, gates=gates, dense=dense)
 
     def memory(self, batch: int, rows: int) -> Encoded:
-        """A made-up memory, to decode without having encoded; different for each sentence, as are then its beams."""
+        """A random memory, for decoding without encoding; it differs between sentences, so their beams differ too."""
         generator = torch.Generator().manual_seed(1)
         states_BKD = torch.randn(batch, rows, self.sizes.memory, generator=generator)
         index_BK = torch.arange(rows).expand(batch, -1)
@@ -245,7 +244,7 @@ class Bench:
         return Encoded(memory, None, torch.ones(batch, rows, dtype=torch.bool))
 
     def decode(self, encoded: Encoded, target: int) -> None:
-        """Every output of the same length."""
+        """Decode outputs of one length."""
         beams = self.sizes.beams
         self.engine.decode(
             encoded, num_beams=beams, length_penalty=LENGTH_PENALTY, early_stopping=beams > 1, min_new_tokens=target,
@@ -254,11 +253,11 @@ class Bench:
 
 
 Job = tuple[Any, ...]
-"""What is measured (decode, encode, dense, short), and its shape."""
+"""decode, encode, dense or short, followed by the shape."""
 
 
 def _timed(jobs: Mapping[Job, Callable[[], object]], rounds: int, progress: Progress) -> dict[Job, Times]:
-    """CPU seconds of each job, round by round, in turns."""
+    """CPU seconds of each job, by round; the jobs take turns."""
     seconds: dict[Job, Times] = {job: [] for job in jobs}
     names = {str(job): job for job in jobs}
     begun = 0
@@ -271,7 +270,7 @@ def _timed(jobs: Mapping[Job, Callable[[], object]], rounds: int, progress: Prog
 
 
 def _cpu_seconds(job: Callable[[], Result]) -> tuple[float, Result]:
-    """What it takes, and what it returns."""
+    """The CPU seconds of a call, and its result."""
     start = time.process_time()
     result = job()
     return time.process_time() - start, result
@@ -282,9 +281,12 @@ def _cpu_seconds(job: Callable[[], Result]) -> tuple[float, Result]:
 
 @dataclass(frozen=True)
 class Question:
-    """What to predict: for a model (a run folder, a model folder, a name on the Hugging Face hub; None is a Transformer
-    base with random weights), a share of dropped encodings (None is what its gate drops of `file`, for random weights
-    one half), a number of beams and of tokens to produce.
+    """What to predict.
+
+    model: a run folder, a model folder, a name on the Hugging Face hub; None is a Transformer base with random weights.
+    sparsity: the share of encodings dropped; None is the share that the model's gate drops in `file` (0.5 for random
+    weights). file: text to measure lengths and sparsity on. beams, target: of the search, and tokens to produce.
+    source: the source length to answer for; None is the mean length in `file`, or no particular length.
     """
 
     model: str | None = None
@@ -292,44 +294,41 @@ class Question:
     file: Path | None = None
     beams: int = 4
     target: int = 64
+    source: int | None = None
 
     def __post_init__(self) -> None:
         if self.sparsity is not None and not 0 <= self.sparsity < 1:
             raise ValueError(f"sparsity: expected a share in [0, 1), got {self.sparsity}")
-        for name in ("beams", "target"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        if self.file is not None and self.sparsity is not None:
-            raise ValueError("sparsity: is measured on the input; give one of them")
+        for name in ("beams", "target", "source"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name}: expected at least 1, got {value}")
         if self.file is not None and self.model is None:
-            raise ValueError("input: needs a model whose gate drops some of it")
+            raise ValueError("input: needs a model to read it")
         if self.model is not None and self.file is None and self.sparsity is None:
-            raise ValueError("sparsity: say which share is dropped, or give an input for the model's gate to drop from")
+            raise ValueError("sparsity: missing; give the share to drop, or --input for a model with a gate")
 
-    def load(self) -> tuple[L0DropModel, float, int]:
-        """The model, the share it drops, and the longest source it reads."""
+    def load(self) -> "Setting":
+        """Load the model, and measure the text."""
         if self.model is None:
             model, _ = RandomModel(Shape(1, 1, 1, 0.0)).load()
-            return model, 0.5 if self.sparsity is None else self.sparsity, SOURCES[-1]
+            return Setting(model, 0.5 if self.sparsity is None else self.sparsity, SOURCES[-1], self.source)
         text = load(self.model, device="cpu", dtype="float32")
         longest = min(SOURCES[-1], text.max_source)
-        if self.file is not None:
-            if not text.is_gated:
-                raise ValueError(f"input: {self.model} has no gate that could drop some of it; give a sparsity instead")
-            model, batches = Text(self.model, self.file).load()
-            with torch.no_grad():
-                memories = [model.get_encoder()(**batch.encoder_inputs) for batch in batches]
-            dropped, real = (sum(int(getattr(m, name).sum()) for m in memories) for name in ("dropped", "real"))
-            return model, dropped / real, longest
-        assert self.sparsity is not None
-        plain: Any = text.model
-        plain_generation(plain)
-        model = plain if isinstance(plain, L0DropModel) else sparsify(plain).eval()
-        return model, self.sparsity, longest
+        if self.file is None:
+            assert self.sparsity is not None
+            plain: Any = text.model
+            plain_generation(plain)
+            model = plain if isinstance(plain, L0DropModel) else sparsify(plain).eval()
+            return Setting(model, self.sparsity, longest, self.source)
+        if not text.is_gated and self.sparsity is None:
+            raise ValueError(f"sparsity: missing, and {self.model} has no gate to measure it with")
+        model, batches = Text(self.model, self.file).load()
+        mean = round(sum(int(batch.attention_mask.sum()) for batch in batches) / sum(map(len, batches)))
+        return Setting(model, _sparsity(model, batches, self.sparsity), longest, self.source or mean)
 
     def describe(self) -> dict[str, Any]:
         return {
-            "what": "predicted CPU seconds of our engine, float32, every output of the same length",
+            "what": "predicted CPU seconds of our engine, float32, outputs of one length",
             "model": "Transformer base, random weights" if self.model is None else self.model,
             "input": None if self.file is None else file_stamp(self.file),
             "beams": self.beams,
@@ -337,13 +336,61 @@ class Question:
         }
 
 
+@dataclass(frozen=True)
+class Setting:
+    """A question's model, its sparsity, its longest source, and the source length to answer for."""
+
+    model: L0DropModel
+    sparsity: float
+    longest: int
+    source: int | None
+
+    def __post_init__(self) -> None:
+        if self.source is not None and self.source > self.longest:
+            raise ValueError(f"source: {self.source} is more than the {self.longest} tokens that the model reads")
+
+
+def _sparsity(model: L0DropModel, batches: Sequence[Batch], given: float | None) -> float:
+    """The given share, or else the share that the model drops."""
+    if given is not None:
+        return given
+    with torch.no_grad():
+        memories = [model.get_encoder()(**batch.encoder_inputs) for batch in batches]
+    dropped, real = (sum(int(getattr(memory, name).sum()) for memory in memories) for name in ("dropped", "real"))
+    return dropped / real
+
+
+def answer(prediction: Prediction, sparsity: float, target: int, longest: int, source: int | None = None) -> str:
+    """One sentence: does a short memory pay, and by how much, with encoding and decoding counted together?"""
+    if source is not None:
+        gains = [prediction.speed_up(Shape(batch, source, target, sparsity))["both"] for batch in BATCHES]
+        least, most = (f"{gain(gains):.2f}" for gain in (min, max))
+        times = f"{least} x" if least == most else f"{least} to {most} x"
+        verdict = "Yes" if min(gains) >= PAYS else "No" if max(gains) < PAYS else "It depends on the batch size"
+        return f"{verdict}: a short memory would decode sources of {source} tokens {times} as fast."
+    lengths = [length for length in SOURCES if length < longest] + [longest]
+    shapes = [Shape(batch, length, target, sparsity) for batch in BATCHES for length in lengths]
+    best, shape = max(((prediction.speed_up(s)["both"], s) for s in shapes), key=lambda found: found[0])
+    most = f"{best:.2f} x as fast at {shape.source} tokens and batch {shape.batch}"
+    starts = [prediction.pays_from(batch, target, sparsity, longest)["both"] for batch in BATCHES]
+    known = [start for start in starts if start is not None]
+    if best < PAYS:
+        return f"No: a short memory would save less than {PAYS - 1:.0%} at every length; at most {most}."
+    if not known:
+        return f"Only at some lengths: {most}, and no gain of {PAYS - 1:.0%} at {longest} tokens."
+    first = f"{min(known)} tokens" if min(known) == max(known) else f"{min(known)} to {max(known)} tokens"
+    batches = f" at batch {BATCHES[starts.index(min(known))]}" if len(known) == 1 else ""
+    return f"Yes, for sources longer than {first}{batches}: a short memory would decode up to {most}."
+
+
 def predict(question: Question, rounds: int = 3, check: bool = False, progress: Progress = print) -> dict[str, Any]:
-    """Measure a few shapes, and predict what the short memory brings at others; with `check`, against measurement."""
-    model, sparsity, longest = question.load()
-    bench = Bench(model, question.beams)
+    """Measure a few shapes and predict the speed-up of the short memory at others; `check` measures some of those."""
+    setting = question.load()
+    sparsity, longest = setting.sparsity, setting.longest
+    bench = Bench(setting.model, question.beams)
     target = question.target
     if bench.positions is not None and target > bench.positions:
-        raise ValueError(f"target: {target} is more than the {bench.positions} positions of the decoder")
+        raise ValueError(f"target: {target} is more than the decoder's {bench.positions} positions")
     progress("warming up")
     bench.decode(bench.encode(1, 1), 1)
     decode_points, encode_points = points(longest, bench.positions)
@@ -364,10 +411,13 @@ def predict(question: Question, rounds: int = 3, check: bool = False, progress: 
     decode_costs, decode_measured = _fitted(times, "decode", ("batch", "rows", "target"), bench.sizes.decode)
     encode_costs, encode_measured = _fitted(times, "encode", ("batch", "source"), bench.sizes.encode)
     prediction = Prediction(bench.sizes, decode_costs, encode_costs)
-    shapes = [Shape(batch, source, target, sparsity) for batch in BATCHES for source in SOURCES if source <= longest]
+    sources = sorted({source for source in (*SOURCES, setting.source) if source is not None and source <= longest})
+    shapes = [Shape(batch, source, target, sparsity) for batch in BATCHES for source in sources]
     return {
         **question.describe(),
+        "answer": answer(prediction, sparsity, target, longest, setting.source),
         "sparsity": sparsity,
+        "source": setting.source,
         "longest_source": longest,
         "linears": bench.engine.linears,
         "rounds": rounds,
@@ -397,7 +447,7 @@ def predict(question: Question, rounds: int = 3, check: bool = False, progress: 
 def _fitted(
     times: Mapping[Job, Times], phase: str, names: Sequence[str], counts: Callable[..., dict[str, float]]
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """The costs of a phase, and its points with what the costs say of them."""
+    """The costs of a phase, and its points with measured and fitted times."""
     measured = {job[1:]: seconds for job, seconds in times.items() if job[0] == phase}
     occurs = [counts(*shape) for shape in measured]
     medians = [statistics.median(seconds) for seconds in measured.values()]
@@ -415,7 +465,7 @@ def _fitted(
 
 
 def _compared(prediction: Prediction, shape: Shape, encode: Times, dense: Times, short: Times) -> dict[str, Any]:
-    """A shape that was measured and not fitted."""
+    """Measured and predicted times of a shape that was not fitted."""
     predicted = prediction.seconds(shape)
     seconds = {"encode": encode, "dense": dense, "short": short}
     measured = {phase: statistics.median(times) for phase, times in seconds.items()}

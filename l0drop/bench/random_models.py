@@ -1,4 +1,4 @@
-"""Models built from a config with random weights, and a gate that drops a given share: for measuring speed."""
+"""Models with random weights, and a gate that drops a given share: for measuring speed."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ class Share(Gate):
 
 
 def sharpen(model: torch.nn.Module) -> None:
-    """Weights at which attention is peaked, as in a trained model; at their start all of it is nearly uniform."""
+    """Enlarge random weights so that attention is peaked, as in a trained model; at first it is nearly uniform."""
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2 and "embed" not in name and "shared" not in name:
             parameter.normal_(0, 1.2 / parameter.shape[1] ** 0.5)

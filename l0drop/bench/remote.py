@@ -1,4 +1,4 @@
-"""Objects in processes of their own, each asked to do one thing at a time."""
+"""Objects in separate processes, called synchronously."""
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,13 +15,13 @@ class Remote:
         self.name, self._pipe = name, pipe
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method there, and wait for what it returns; errors are raised here."""
+        """Call a method there and return its result; its errors are raised here."""
         with self._alive():
             self._pipe.send((method, arguments))
         return self.answer()
 
     def answer(self) -> Any:
-        """What comes next; the first answer, which nobody asked for, says that the object has been built."""
+        """The next answer. The first one arrives without a question, once the object has been built."""
         with self._alive():
             error, answer = self._pipe.recv()
         if error is not None:
@@ -34,17 +34,17 @@ class Remote:
         try:
             yield
         except (EOFError, ConnectionError):
-            raise RuntimeError(f"{self.name}: its process has ended; is there memory enough?") from None
+            raise RuntimeError(f"{self.name}: its process has ended, possibly for lack of memory") from None
 
 
 @contextmanager
 def running(
     builders: Mapping[str, tuple[Callable[..., Any], Sequence[Any]]], preload: Sequence[str]
 ) -> Iterator[dict[str, Remote]]:
-    """The objects that these callables build of these arguments, each in its process; they end with the block.
+    """Build each object from a callable and its arguments in a separate process; the processes end with the block.
 
-    Processes are forked from one that has imported `preload`, and done nothing with it. It lives as long as this
-    process, so that the first call decides what is imported.
+    They are forked from a server that has imported `preload` and nothing else. It lives as long as this process, so
+    the first call decides its imports.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
@@ -63,13 +63,13 @@ def running(
 
 def _end(process: BaseProcess, pipe: Connection) -> None:
     pipe.close()
-    process.join(timeout=2)  # by then an idle one has seen that the pipe is closed
+    process.join(timeout=2)  # an idle process sees the closed pipe by then
     process.terminate()
     process.join()
 
 
 def _serve(pipe: Connection, build: Callable[..., Any], arguments: Sequence[Any]) -> None:
-    """The life of such a process: build the object, then answer until the pipe is closed."""
+    """The process: build the object, then answer calls until the pipe is closed."""
     built = None
     while True:
         try:
@@ -81,7 +81,7 @@ def _serve(pipe: Connection, build: Callable[..., Any], arguments: Sequence[Any]
         except (EOFError, KeyboardInterrupt):
             return
         except Exception as error:
-            # others may not survive the way through the pipe
+            # other errors may not survive pickling
             pipe.send((error if isinstance(error, ValueError | OSError) else RuntimeError(repr(error)), None))
             return
         pipe.send((None, answer))

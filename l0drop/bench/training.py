@@ -1,8 +1,8 @@
-"""Training on a GPU: our trainer beside Hugging Face's, on the same ragged batches of a made-up corpus.
+"""Training on a GPU: our trainer and Hugging Face's, on the same ragged batches of a synthetic corpus.
 
-Tokens are real ones, of both sides. Model FLOPs are those of the matrix products, forward and backward, each counted
-once: of real tokens (`mfu`), and of all positions that were computed, padding too (`mfu_of_positions`). Both are shares
-of what a large matrix product reaches in the same run.
+Token counts are of real tokens, source and target. Model FLOPs are those of the matrix products, forward and backward,
+each counted once: for real tokens (`mfu`), and for all computed positions, padding included (`mfu_of_positions`). Both
+are shares of the rate that a large matrix product reaches in the same run.
 """
 
 import copy
@@ -43,11 +43,10 @@ OURS, OURS_GATED = "l0drop", "l0drop, with gate"
 
 @dataclass(frozen=True)
 class Size:
-    """What is trained and for how long: steps before the clock starts, and steps on the clock.
+    """The model and the number of steps: `before` untimed steps, then `steps` timed ones.
 
-    Our trainer goes through the whole corpus `epochs_before` times before its clock starts: in the first it meets the
-    shapes of batches, in the second it captures them. `slow_before` and `slow_steps` are for Hugging Face's Trainer at
-    its defaults.
+    Our trainer first runs `epochs_before` whole epochs untimed: in the first it meets the batch shapes, in the second
+    it captures them. `slow_before` and `slow_steps` are for Hugging Face's Trainer with its defaults.
     """
 
     model: dict[str, Any] = field(default_factory=dict)
@@ -68,12 +67,12 @@ BASE = Size()
 
 
 class Benchmark:
-    """The corpus, the batches and the model that all systems train."""
+    """The corpus, batches and model that all systems share."""
 
     def __init__(self, device: str = "cuda", size: Size = BASE) -> None:
         quiet_libraries()
         self.device, self.size = device, size
-        self.corpus = made_up_corpus(size)
+        self.corpus = synthetic_corpus(size)
         self.base = transformer_base(size.vocabulary, **size.model)
         batches = TokenBatches(
             self.corpus.source_lengths, self.corpus.target_lengths, size.batch_tokens, seed=SEED, multiple=MULTIPLE
@@ -84,21 +83,21 @@ class Benchmark:
         self._collated: dict[int, dict[str, torch.Tensor]] = {}
 
     def run(self, progress: Progress = print) -> dict[str, Any]:
-        """Speed of every system, the gate's share of it, and whether the fast path learns what the plain one does."""
+        """The speed of every system, the cost of the gate, and loss curves of the fast and the plain path."""
         size = self.size
         rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in (THEIRS, THEIRS_OFF, OURS, OURS_GATED)}
 
-        def told(name: str, result: dict[str, Any]) -> dict[str, Any]:
-            speed = f"{result['milliseconds_per_step']:.1f} ms a step, {result['tokens_per_second']:,.0f} tokens/s"
+        def logged(name: str, result: dict[str, Any]) -> dict[str, Any]:
+            speed = f"{result['milliseconds_per_step']:.1f} ms/step, {result['tokens_per_second']:,.0f} tokens/s"
             progress(f"{name}: {speed}, MFU {result['mfu']:.1%}, {result['mfu_of_positions']:.1%} of positions")
             return result
 
         for _ in range(size.rounds):
             with _without_cudnn_attention():
-                rounds[THEIRS_OFF].append(told(THEIRS_OFF, self.theirs(size.before, size.steps)))
+                rounds[THEIRS_OFF].append(logged(THEIRS_OFF, self.theirs(size.before, size.steps)))
             for name in (OURS, OURS_GATED):
-                rounds[name].append(told(name, self.ours(gated=name == OURS_GATED)))
-        rounds[THEIRS].append(told(THEIRS, self.theirs(size.slow_before, size.slow_steps)))
+                rounds[name].append(logged(name, self.ours(gated=name == OURS_GATED)))
+        rounds[THEIRS].append(logged(THEIRS, self.theirs(size.slow_before, size.slow_steps)))
         speeds = {name: statistics.median(r["tokens_per_second"] for r in results) for name, results in rounds.items()}
         progress("loss curves")
         return {
@@ -121,16 +120,16 @@ class Benchmark:
     # --- systems -------------------------------------------------------------------------------------------------
 
     def theirs(self, before: int, steps: int) -> dict[str, Any]:
-        """Hugging Face's Trainer, of whose defaults only precision and label smoothing are changed.
+        """Hugging Face's Trainer with its defaults, except for precision and label smoothing.
 
-        It gets its batches ready-made and in order.
+        Its batches are prepared in advance and come in order.
         """
         model = copy.deepcopy(self.base)
         wanted = range(self.start - before, self.start + steps)
-        for place in wanted:
-            if place not in self._collated:
-                self._collated[place] = self._batch(self.plan[place], model)
-        batches = [self._collated[place] for place in wanted]
+        for index in wanted:
+            if index not in self._collated:
+                self._collated[index] = self._batch(self.plan[index], model)
+        batches = [self._collated[index] for index in wanted]
         clock = Clock(before, steps)
         with tempfile.TemporaryDirectory() as folder:
             arguments = hf.TrainingArguments(
@@ -155,16 +154,16 @@ class Benchmark:
         return self._result(clock, padded=False)
 
     def ours(self, *, gated: bool = False) -> dict[str, Any]:
-        """Our trainer as a recipe would run it."""
+        """Our trainer, as a recipe runs it."""
         clock = Clock(self.start, self.size.steps)
         self._train(clock, gated=gated)
         return self._result(clock, padded=True)
 
     def curves(self) -> dict[str, Any]:
-        """Cross-entropy of a gated model by step, on the fast path, and twice on the plain one with other dropout.
+        """Cross-entropy of a gated model by step: on the fast path, and on the plain path with two dropout seeds.
 
-        `difference` and `noise` are means over the second half of the steps: of |fast - plain|, and between the two
-        plain runs.
+        Over the second half of the steps, `difference` is the mean of |fast - plain|, and `noise` the mean distance of
+        the two plain runs.
         """
         plain = {"fast": False, "compile": False}
         runs = {"fast": (SEED, {}), "plain": (SEED, plain), "plain, other dropout": (SEED + 1, plain)}
@@ -200,7 +199,11 @@ class Benchmark:
             ).train()
 
     def _recipe(self, gated: bool, settings: dict[str, Any]) -> Recipe:
-        text = {"toy": "translation", "pairs": 1, "split": "train"}  # the corpus is made up, whatever this says
+        text = {
+            "toy": "translation",
+            "pairs": 1,
+            "split": "train",
+        }  # a placeholder: the trainer gets the synthetic corpus
         train = {
             "steps": 10**6, "save_every": 10**6, "eval_every": 10**6, "log_every": 10**6, "warmup": 200,
             "batch_tokens": self.size.batch_tokens, "precision": self.size.precision, "label_smoothing": SMOOTHING,
@@ -223,7 +226,7 @@ class Benchmark:
         return {**{n: batch[n] for n in ("input_ids", "attention_mask", "labels")}, "decoder_input_ids": shifted}
 
     def _result(self, clock: "Clock", *, padded: bool) -> dict[str, Any]:
-        """What the clock says, with the tokens and FLOPs of the steps it ran; `padded` to the steps' own lengths."""
+        """Speed and FLOPs of the timed steps. padded: batches are padded to the lengths in the plan."""
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -248,7 +251,7 @@ class Benchmark:
 
 
 class Clock(hf.TrainerCallback):
-    """Stops training after `before` + `steps` steps, and knows how long the last `steps` of them took."""
+    """Stops training after `before` + `steps` steps and times the last `steps`."""
 
     def __init__(self, before: int, steps: int) -> None:
         self.before, self.steps = before, steps
@@ -273,7 +276,7 @@ class Clock(hf.TrainerCallback):
 
 
 class Curve(hf.TrainerCallback):
-    """Notes the cross-entropy that is logged, over so many steps; dropout starts from `seed`."""
+    """Records the logged cross-entropy over `steps` steps; `seed` is the seed of dropout."""
 
     def __init__(self, seed: int, steps: int) -> None:
         self.seed, self.steps = seed, steps
@@ -288,8 +291,8 @@ class Curve(hf.TrainerCallback):
             control.should_training_stop = state.global_step >= self.steps
 
 
-def made_up_corpus(size: Size) -> TokenizedCorpus:
-    """Pairs with the lengths of a translation corpus: words by Zipf's law, each with a translation of its own."""
+def synthetic_corpus(size: Size) -> TokenizedCorpus:
+    """Pairs with the lengths of a translation corpus: words follow Zipf's law, and each has one translation."""
     draw = np.random.default_rng(SEED)
     source_lengths = np.clip(draw.lognormal(3.2, 0.6, size.sentences), 3, 200).astype(np.int64)
     target_lengths = np.clip(source_lengths * draw.lognormal(0.05, 0.15, size.sentences), 3, 200).astype(np.int64)
@@ -297,11 +300,11 @@ def made_up_corpus(size: Size) -> TokenizedCorpus:
     share = 1 / np.arange(1, words + 1)
     source = draw.choice(words, int(source_lengths.sum()), p=share / share.sum())
     source_offsets, target_offsets = (np.concatenate([[0], side.cumsum()]) for side in (source_lengths, target_lengths))
-    # a target goes through its source once, faster or slower
+    # a target runs through its source once, stretched or compressed to its length
     sentence = np.repeat(np.arange(size.sentences), target_lengths)
-    place = np.arange(len(sentence)) - target_offsets[sentence]
-    place = place * source_lengths[sentence] // target_lengths[sentence]
-    target = draw.permutation(words)[source[source_offsets[sentence] + place]]
+    position = np.arange(len(sentence)) - target_offsets[sentence]
+    position = position * source_lengths[sentence] // target_lengths[sentence]
+    target = draw.permutation(words)[source[source_offsets[sentence] + position]]
     columns = {"source.offsets": source_offsets, "target.offsets": target_offsets}
     for name, ids, offsets in (("source", source, source_offsets), ("target", target, target_offsets)):
         columns[f"{name}.ids"] = ids + 3
@@ -310,7 +313,7 @@ def made_up_corpus(size: Size) -> TokenizedCorpus:
 
 
 def training_flops(config: Any, source_lengths: np.ndarray, target_lengths: np.ndarray) -> int:
-    """Of the matrix products of a step, forward and backward; causal attention counted as half."""
+    """FLOPs of the matrix products of a step, forward and backward; causal attention counts half."""
     n, t, d = source_lengths.sum(), target_lengths.sum(), config.d_model
     encoder = config.encoder_layers * (
         n * (4 * d * d + 2 * d * config.encoder_ffn_dim) + 2 * d * (source_lengths**2).sum()

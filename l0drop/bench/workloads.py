@@ -1,4 +1,4 @@
-"""What the decoding benchmark decodes: a batch of some shape on random weights, or lines of text on a model."""
+"""Workloads of the decoding benchmark: a batch of a given shape on random weights, or lines of text on a model."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -24,7 +24,7 @@ LENGTH_PENALTY = 0.6
 
 @dataclass(frozen=True)
 class Shape:
-    """So many sentences of so many tokens, of which a share is dropped, and so many tokens to produce for each."""
+    """Sentences in a batch, source tokens of each, target tokens to produce, and the share of encodings dropped."""
 
     batch: int
     source: int
@@ -48,7 +48,7 @@ SHAPES = {
 
 
 class Workload(Protocol):
-    """What every system decodes, and how; small enough to be sent to another process."""
+    """The input and the search settings of all systems; small enough to be sent to another process."""
 
     def load(self) -> tuple[L0DropModel, list[Batch]]:
         """The model, in eval mode and float32, and the batches, longest first."""
@@ -58,15 +58,15 @@ class Workload(Protocol):
         """Settings of the search, by generation_config's names."""
 
     def describe(self) -> dict[str, Any]:
-        """What it takes to build the same workload."""
+        """Everything needed to build the same workload again."""
 
 
 def peaked_base(**changes: Any) -> hf.MarianMTModel:
-    """A Transformer base with random weights whose attention and choice of tokens are peaked, as a trained model's."""
+    """A Transformer base with random weights whose attention and token choices are peaked, as in a trained model."""
     base = transformer_base(**{"dropout": 0.0, **changes}).eval()
     with torch.no_grad():
         sharpen(base)
-        # of nearly equal hypotheses, rounding would choose
+        # with nearly equal hypotheses, rounding would decide
         base.model.shared.weight.normal_(0, 5 / base.config.d_model**0.5)
         base.model.shared.weight[base.config.pad_token_id] = 0
     plain_generation(base)
@@ -75,9 +75,9 @@ def peaked_base(**changes: Any) -> hf.MarianMTModel:
 
 @dataclass(frozen=True)
 class RandomModel:
-    """One batch of a shape on a Transformer base with random weights, every output of the same length.
+    """One batch of a given shape on a Transformer base with random weights; all outputs have the same length.
 
-    `changes` are made to the model's config: `vocabulary`, `d_model` and so on.
+    `changes` override the model's config: `vocabulary`, `d_model` and so on.
     """
 
     shape: Shape
@@ -89,7 +89,7 @@ class RandomModel:
         base = peaked_base(**{"max_position_embeddings": positions, **self.changes})
         model = sparsify(base, L0DropConfig(gating="zero")).eval()
         kept = round((1 - self.shape.dropped) * self.shape.source)
-        model.gate = Share((kept + 0.01) / self.shape.source)  # a hair more, because it rounds down
+        model.gate = Share((kept + 0.01) / self.shape.source)  # slightly more, because it rounds down
         generator = torch.Generator().manual_seed(1)
         size = (self.shape.batch, self.shape.source)
         input_ids = torch.randint(3, base.config.vocab_size, size, generator=generator)
@@ -112,9 +112,9 @@ class RandomModel:
 @dataclass(frozen=True)
 class Text:
     """The first lines of a text file, decoded by a model (a run folder, a model folder, a name on the Hugging Face hub)
-    in batches of neighbours in length. Blank lines are left out.
+    in batches of similar length. Blank lines are skipped.
 
-    A model without a gate decodes as it is, every gate open.
+    A model without a gate decodes with every gate open.
     """
 
     model: str
@@ -134,13 +134,13 @@ class Text:
         lines = [line for line, _ in zip(read_lines(self.file), range(self.sentences), strict=False)]
         sources = sorted((s for s in text.encode(lines) if not s.is_blank), key=lambda s: len(s.ids), reverse=True)
         if not sources:
-            raise ValueError(f"{self.file}: there is no text in its first {self.sentences} lines")
+            raise ValueError(f"{self.file}: its first {self.sentences} lines are blank")
         model = text.model
         plain_generation(model)
         sparse = model if isinstance(model, L0DropModel) else sparsify(model)
         examples = [
-            Example(np.array(source.ids), None, {name: np.array(hint) for name, hint in source.hints.items()}, place)
-            for place, source in enumerate(sources)
+            Example(np.array(source.ids), None, {name: np.array(hint) for name, hint in source.hints.items()}, index)
+            for index, source in enumerate(sources)
         ]
         batches = []
         for start in range(0, len(examples), self.batch):
@@ -150,7 +150,7 @@ class Text:
 
     @property
     def generation(self) -> dict[str, Any]:
-        # CTranslate2 knows one way to stop, which generate calls early stopping
+        # CTranslate2 always stops as generate does with early_stopping
         return {
             "num_beams": self.beams,
             "length_penalty": LENGTH_PENALTY,
@@ -160,7 +160,7 @@ class Text:
 
     def describe(self) -> dict[str, Any]:
         return {
-            "what": "lines of text, float32, outputs as long as the model makes them",
+            "what": "lines of text, float32, outputs of natural length",
             "model": self.model,
             "input": file_stamp(self.file),
             "batch": self.batch,

@@ -91,10 +91,12 @@ class ToyText:
         corpus = self.corpus
         if corpus.toy == "translation":
             return toy.translation_split(corpus.split, corpus.pairs, corpus.seed, small=corpus.small)
-        return toy.documents_split(corpus.split, corpus.pairs, corpus.seed, reports=corpus.reports)
+        return toy.documents_split(
+            corpus.split, corpus.pairs, corpus.seed, reports=corpus.reports, min_reports=corpus.min_reports
+        )
 
     def inputs(self) -> list[dict[str, Any]]:
         # the first pairs tell a change of the grammar
         first = [pair.source + pair.target for pair, _ in zip(self.pairs(), range(50), strict=False)]
         digest = hashlib.sha256("\n".join(first).encode()).hexdigest()
-        return [{"toy": self.corpus.model_dump(), "sha256 of the first pairs": digest}]
+        return [{"toy": self.corpus.model_dump(exclude_none=True), "sha256 of the first pairs": digest}]

@@ -106,6 +106,9 @@ class ToyCorpus(Section):
     """The seed of the generator."""
     reports: Count = 3
     """The number of reports in a document (`documents` only)."""
+    min_reports: Count | None = None
+    """Let the number of reports vary from this to `reports`, with more short documents than long ones; default: always
+    `reports` (`documents` only)."""
     small: Flag = False
     """Use few words and simple sentences, for a model that trains in a minute (`translation` only)."""
 
@@ -117,6 +120,13 @@ class ToyCorpus(Section):
     def _documents_are_not_small(self) -> Faults:
         if self.small and self.toy == "documents":
             yield "small", "is true, but only the toy translation can be small"
+
+    @rule
+    def _report_counts_fit(self) -> Faults:
+        if self.min_reports is not None and self.toy == "translation":
+            yield "min_reports", "is set, but only the toy documents consist of reports"
+        elif self.min_reports is not None and self.min_reports > self.reports:
+            yield "min_reports", f"{self.min_reports} is more than reports, {self.reports}"
 
 
 CORPORA = (TextCorpus, TsvCorpus, JsonlCorpus, HubCorpus, ToyCorpus)

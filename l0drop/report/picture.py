@@ -1,37 +1,79 @@
-"""Sentences with what was dropped greyed and struck out, as one SVG."""
+"""Sentences with their dropped pieces greyed and struck out, and the model's outputs below them, as one SVG."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 
-SIZE, LINE, MARGIN, WIDTH = 19, 36, 16, 860
-CHARACTERS = 84  # on a line: what fits in a sans-serif face of this size
+WIDTH, MARGIN, SIZE, LINE = 860, 24, 22, 32
+LABEL_SIZE, LABEL_LINE, GAP = 15, 24, 18
+CHARACTERS = 76
+"""That fit on a line of a sans-serif face of this size."""
 
 Piece = tuple[str, bool, bool]
 """Text, whether it was dropped, whether a space stands before it."""
 
+STYLE = (
+    ".card{fill:#fff;stroke:#d0d7de}.kept{fill:#1f2328}.dropped{fill:#9aa1a9;text-decoration:line-through}"
+    ".label{fill:#59636e}.rule{stroke:#d0d7de}"
+    "@media(prefers-color-scheme:dark){.card{fill:#161b22;stroke:#3d444d}.kept{fill:#f0f6fc}.dropped{fill:#767e88}"
+    ".label{fill:#9198a1}.rule{stroke:#3d444d}}"
+)
 
-def sentences_svg(sentences: Sequence[Sequence[Piece]]) -> str:
-    """One line per sentence, more where it is long."""
-    lines = [line for sentence in sentences for line in _wrapped(sentence)]
-    rows = []
-    for number, line in enumerate(lines):
-        spans = "".join(
-            f'{" " if space and place else ""}<tspan class="{"dropped" if dropped else "kept"}">{escape(text)}</tspan>'
-            for place, (text, dropped, space) in enumerate(line)
-        )
-        rows.append(f'<text x="{MARGIN}" y="{MARGIN + SIZE + number * LINE}" xml:space="preserve">{spans}</text>')
-    height = len(lines) * LINE + MARGIN
+
+@dataclass(frozen=True)
+class Example:
+    """A source sentence, and outputs by their labels."""
+
+    source: Sequence[Piece]
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    label: str = "source, dropped encodings struck out"
+
+
+def sentences_svg(examples: Sequence[Example]) -> str:
+    """The examples, one below the other, on a card that is legible on light and on dark pages."""
+    parts: list[str] = []
+    y = MARGIN
+    for number, example in enumerate(examples):
+        if number:
+            y += GAP
+            parts.append(f'<line class="rule" x1="{MARGIN}" x2="{WIDTH - MARGIN}" y1="{y}" y2="{y}"/>')
+            y += GAP
+        labelled = {example.label: list(example.source)}
+        labelled |= {label: _words(output) for label, output in example.outputs.items()}
+        for index, (label, pieces) in enumerate(labelled.items()):
+            y += GAP * bool(index)
+            parts.append(_text(y + LABEL_SIZE, f'<tspan class="label">{escape(label)}</tspan>', LABEL_SIZE))
+            y += LABEL_LINE
+            for line in _wrapped(pieces):
+                parts.append(_text(y + SIZE, _spans(line), SIZE))
+                y += LINE
+    height = y + MARGIN - (LINE - SIZE) // 2
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        f'font-family="Helvetica, Arial, sans-serif" font-size="{SIZE}" role="img">\n'
-        "<style>.kept{fill:#111}.dropped{fill:#b0b0b0;text-decoration:line-through}"
-        "@media(prefers-color-scheme:dark){.kept{fill:#eee}.dropped{fill:#6a6a6a}}</style>\n"
-        + "\n".join(rows)
+        f'font-family="Helvetica, Arial, sans-serif" role="img">\n<style>{STYLE}</style>\n'
+        f'<rect class="card" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>\n'
+        + "\n".join(parts)
         + "\n</svg>\n"
     )
 
 
+def _text(y: int, content: str, size: int) -> str:
+    return f'<text x="{MARGIN}" y="{y}" font-size="{size}" xml:space="preserve">{content}</text>'
+
+
+def _spans(line: Sequence[Piece]) -> str:
+    return "".join(
+        f'{" " if space and index else ""}<tspan class="{"dropped" if dropped else "kept"}">{escape(text)}</tspan>'
+        for index, (text, dropped, space) in enumerate(line)
+    )
+
+
+def _words(text: str) -> list[Piece]:
+    return [(word, False, True) for word in text.split()]
+
+
 def _wrapped(sentence: Sequence[Piece]) -> list[list[Piece]]:
+    """Lines of at most `CHARACTERS` characters, broken before words."""
     lines: list[list[Piece]] = [[]]
     length = 0
     for piece in sentence:

@@ -1,4 +1,4 @@
-"""The decoding benchmark as a whole, on a model small enough to take no time."""
+"""The decoding benchmark on a tiny model."""
 
 import json
 import statistics
@@ -6,8 +6,10 @@ import sys
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from l0drop.app import cli
+from l0drop.app.bench import _brief, _decode_table, _speed_up_table
 from l0drop.bench.decoding import COMPARED, PHASES, compare, decode_benchmark, in_turns
 from l0drop.bench.peers import SYSTEMS
 from l0drop.bench.workloads import SHAPES, RandomModel, Shape, Text
@@ -26,14 +28,14 @@ def result():
     return decode_benchmark(workload, rounds=3, slow_rounds=2, progress=lambda _: None)
 
 
-def test_systems_that_should_agree_do(result):
+def test_systems_agree(result):
     assert result["sentences"] == 5
     agreement = dict(result["agreement"])
     assert agreement.pop("hf-dense") is None, "the reference"
     for name in ("engine-short", "engine-dense", "hf-short", "ct2-float32"):
         found = agreement[name]
         assert (found["must_agree"], found["same"] + found["tied"], found["different"]) == (True, 5, 0), name
-    assert agreement["ct2-float32"]["reference"] == "engine-dense, gates taken out"
+    assert agreement["ct2-float32"]["reference"] == "engine-dense, without gates"
     assert not any(agreement[name]["must_agree"] for name in SYSTEMS if "int8" in name)
 
 
@@ -65,7 +67,7 @@ def test_the_result_is_complete_json(result):
         assert system["sentences_per_second"] == pytest.approx(5 / system["median"]["end_to_end"]["wall"])
 
 
-def test_the_dropped_share_and_the_memory_are_as_asked(result):
+def test_sparsity_and_memory_match_the_shape(result):
     assert result["gates"] == {
         "sparsity": pytest.approx(0.6),
         "source_tokens": 200,
@@ -91,8 +93,8 @@ def test_the_fixed_gate_keeps_the_share_of_each_shape(name):
     assert abs(float((gates.values == 0).float().mean()) - shape.dropped) <= 0.5 / shape.source + 1e-6
 
 
-def test_peaks_show_what_a_system_holds():
-    """Hugging Face's dense keys and values are here by far the largest thing that is allocated."""
+def test_peaks_include_the_cross_attention_cache():
+    """Here Hugging Face's dense keys and values are by far the largest allocation."""
     workload = RandomModel(Shape(8, 1500, 2, 0.9), changes={**TINY, "d_model": 64, "max_position_embeddings": 1600})
     systems = decode_benchmark(workload, ("engine-short", "hf-dense"), rounds=1, progress=lambda _: None)["systems"]
     held = systems["hf-dense"]["memory"]["cross_cache"]
@@ -103,7 +105,7 @@ def test_peaks_show_what_a_system_holds():
         assert peaks["hf-dense"] > peaks["engine-short"]
 
 
-def test_ties_are_told_from_differences():
+def test_ties_are_counted_separately_from_differences():
     reference = [[[1, 2], [3, 4]], [[5, 6], [7]]]
     other = [[[1, 2], [3, 9]], [[5, 8], [7]]]
     scores = {(3, 4): -1.0, (3, 9): -1.00005, (5, 6): -1.0, (5, 8): -1.2}
@@ -121,7 +123,7 @@ def test_systems_take_turns():
 def text(tmp_path_factory):
     file = tmp_path_factory.mktemp("text") / "input.txt"
     lines = [folders.SENTENCES[n % 3] for n in range(7)]
-    file.write_text("\n".join([*lines[:3], "", *lines[3:], "a line too many"]) + "\n", encoding="utf-8")
+    file.write_text("\n".join([*lines[:3], "", *lines[3:], "the ninth line"]) + "\n", encoding="utf-8")
     return file
 
 
@@ -130,16 +132,16 @@ def model_folder(baseline, tmp_path_factory):
     return folders.sparse(baseline, tmp_path_factory.mktemp("sparse") / "model")
 
 
-def test_text_is_read_in_batches_of_neighbours_in_length(model_folder, text):
+def test_text_is_read_in_batches_of_similar_length(model_folder, text):
     workload = Text(str(model_folder), text, sentences=8, batch=3)
     _, batches = workload.load()
-    assert [len(batch) for batch in batches] == [3, 3, 1], "the blank line and the ninth are left out"
+    assert [len(batch) for batch in batches] == [3, 3, 1], "the blank line and the ninth are skipped"
     lengths = [int(length) for batch in batches for length in batch.attention_mask.sum(1)]
     assert lengths == sorted(lengths, reverse=True)
     assert all(batch.attention_mask.sum(1).max() == batch.input_ids.shape[1] for batch in batches)
 
 
-def test_a_model_without_a_gate_is_decoded_as_it_is(baseline, text):
+def test_a_model_without_a_gate_drops_nothing(baseline, text):
     model, _ = Text(str(baseline), text).load()
     assert type(model).__name__ == "L0DropMarianMTModel"
     workload = Text(str(baseline), text, sentences=4, max_new_tokens=8)
@@ -166,7 +168,7 @@ def test_the_command_decodes_text(model_folder, text, tmp_path, monkeypatch, cap
             assert result["agreement"][name]["different"] == 0
 
 
-def test_the_command_shows_a_shape_of_its_own(tmp_path, monkeypatch, capsys):
+def test_the_command_decodes_a_custom_shape(tmp_path, monkeypatch, capsys):
     def tiny(workload, *arguments, **settings):
         return decode_benchmark(replace(workload, changes=TINY), *arguments, **settings)
 
@@ -176,6 +178,8 @@ def test_the_command_shows_a_shape_of_its_own(tmp_path, monkeypatch, capsys):
     code, said = l0drop(monkeypatch, capsys, "bench", "decode", *options.split(), "--json", output)
     assert code == 0, said
     assert "2 sentences, beam 4, longest source 12, 50.0% dropped" in said
+    assert "Dropping 50.0% of the encodings makes our engine" in said
+    assert "engine-short over engine-dense, end to end" in said
     result = json.loads(output.read_text())
     assert result["shape"] == {"batch": 2, "source": 12, "target": 2, "dropped": 0.5}
     assert list(result["systems"]) == ["engine-short", "engine-dense"]
@@ -187,25 +191,48 @@ def test_the_command_shows_a_shape_of_its_own(tmp_path, monkeypatch, capsys):
     [
         ("--input x", "input: needs a model folder"),
         ("--sentences 3", "sentences: needs a model folder"),
-        ("folder", "input: say which text"),
-        ("folder --input x --source 3", "source: a model decodes text as it comes"),
-        ("folder --input x --shape mt", "shape: a model decodes text as it comes"),
+        ("folder", "input: missing; name a text file"),
+        ("folder --input x --source 3", "source: is for random weights"),
+        ("folder --input x --shape mt", "shape: is for random weights"),
         ("--shape books", "shape: expected some of wikisum, cnndm, mt, got 'books'"),
         ("--dropped 1.5", "dropped: expected a share in [0, 1), got 1.5"),
         ("--systems engine-short,gpu", "systems: expected some of engine-short,"),
         ("./nowhere --input x --systems hf-short", "./nowhere: there is no such folder"),
     ],
 )
-def test_wrong_arguments_are_named(arguments, message, monkeypatch, capsys):
+def test_errors_name_the_argument(arguments, message, monkeypatch, capsys):
     code, said = l0drop(monkeypatch, capsys, "bench", "decode", *arguments.split())
     assert code == 2
     assert message in said
 
 
 def l0drop(monkeypatch, capsys, *arguments: object) -> tuple[int, str]:
-    """Run a command in this process: its exit code, and what it said with its line breaks made single spaces."""
+    """Run a command in this process: its exit code and its output, with single spaces for line breaks."""
     monkeypatch.setattr(sys, "argv", ["l0drop", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     captured = capsys.readouterr()
     return int(ended.value.code or 0), " ".join((captured.out + captured.err).split())
+
+
+def test_tables_keep_every_name_at_80_columns(result):
+    large = json.loads(json.dumps(result))
+    for system in large["systems"].values():
+        system["sentences_per_second"] = 11_750.0
+        system["median"] = {phase: {"cpu": 1234.5, "wall": 1234.5} for phase in PHASES}
+        system["memory"]["beyond_loaded"] = 12_345 << 20
+    shapes = {"wikisum": large, "cnndm": large, "mt": large}
+    for table in (_decode_table(large), _speed_up_table({"text": large}), _speed_up_table(shapes)):
+        console = Console(width=80)
+        with console.capture() as captured:
+            console.print(table)
+        shown = captured.get()
+        assert "…" not in shown
+        assert "e+" not in shown
+        assert max(map(len, shown.splitlines())) <= 80
+        assert all(name in shown for name in SYSTEMS if "hf-short" not in name)
+
+
+def test_numbers_are_plain():
+    numbers = {11_750.0: "11,750", 123.4: "123", 12.345: "12.3", 1.2345: "1.23", 0.1234: "0.12", 0.01234: "0.0123"}
+    assert {number: _brief(number) for number in numbers} == numbers

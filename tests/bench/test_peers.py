@@ -1,4 +1,4 @@
-"""Systems that decode the same weights must find the same tokens; CTranslate2 is held against plain generate."""
+"""Systems that decode the same weights must find the same tokens; CTranslate2 is compared with generate."""
 
 import copy
 import sys
@@ -67,7 +67,7 @@ def test_ctranslate2_takes_vocabularies_of_different_sizes():
     assert system.generate(batch_of()) == generated(base, batch_of(), NATURAL)
 
 
-def test_bad_words_are_bad_everywhere():
+def test_every_system_avoids_bad_words():
     base, batch = zoo.build("marian"), batch_of()
     before = generated(base, batch, NATURAL)
     banned = before[0][0]
@@ -91,7 +91,7 @@ def test_all_systems_agree(gated, search):
         assert tokens[name] == tokens["hf-dense"], name
     without_gates = build_system("engine-dense", ungated(gated), **generation).generate(batch)
     assert tokens["ct2-float32"] == without_gates
-    assert tokens["hf-dense"] != without_gates, "half of the gates are closed: it must show"
+    assert tokens["hf-dense"] != without_gates, "half of the gates are closed, so the outputs must differ"
 
 
 def test_ungated_is_the_base_model(gated):
@@ -102,7 +102,7 @@ def test_ungated_is_the_base_model(gated):
         )
 
 
-def test_a_sentence_alone_gets_what_it_got_in_the_batch(gated):
+def test_outputs_do_not_depend_on_the_batch(gated):
     batch = batch_of()
     for name in ("engine-short", "hf-short", "ct2-float32"):
         system = build_system(name, gated, **NATURAL)
@@ -113,15 +113,15 @@ def test_a_sentence_alone_gets_what_it_got_in_the_batch(gated):
 def test_int8_weights_are_smaller(gated):
     sizes = {name: build_system(name, gated, **NATURAL).weight_bytes() for name in peers.SYSTEMS}
     shared = sum(p.nbytes for p in gated.parameters())
-    assert sizes["engine-short"] == shared, "tied weights are one parameter, and counted once"
+    assert sizes["engine-short"] == shared, "tied weights are one parameter, counted once"
     assert sizes["ct2-int8"] < 0.5 * sizes["ct2-float32"]
     rounded = build_system("engine-int8-short", gated, **NATURAL)
     rounded.generate(batch_of())
-    assert shared < rounded.weight_bytes() < 1.8 * shared, "copies of 8 bits, at most for two engines"
+    assert shared < rounded.weight_bytes() < 1.8 * shared, "8-bit copies, at most for two engines"
 
 
 def test_the_cross_attention_cache_is_as_small_as_the_memory(gated):
-    """Measured on the caches that were allocated: generate holds beams × N rows, the engine the longest memory's."""
+    """By the allocated caches: generate holds beams × N rows, the engine the rows of the longest memory."""
     batch = batch_of()
     sentences, source = batch.input_ids.shape
     sizes = {
@@ -145,32 +145,32 @@ def test_rescoring_gives_the_score_of_the_search(gated):
             **batch.encoder_inputs, **NATURAL, do_sample=False, return_dict_in_generate=True, output_scores=True
         )
     for row, tokens in enumerate(cut(output.sequences, model)):
-        # the search itself adds up in float32
+        # the search sums in float32
         expected = pytest.approx(float(output.sequences_scores[row]), abs=1e-5)
         assert rescore(model, batch[row], tokens, length_penalty=0.6) == expected
 
 
-def test_converting_leaves_the_model_as_it_is(tmp_path):
+def test_converting_does_not_change_the_model(tmp_path):
     base = zoo.build("marian")
     before = base.config.to_dict(), base.generation_config.to_dict()
     convert(base, tmp_path)
     assert (base.config.to_dict(), base.generation_config.to_dict()) == before
 
 
-def test_without_ctranslate2_says_how_to_get_it(gated, monkeypatch):
+def test_the_error_without_ctranslate2_says_how_to_install_it(gated, monkeypatch):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     with pytest.raises(ValueError, match=r"ctranslate2: not installed; pip install 'l0drop\[bench\]'"):
         build_system("ct2-float32", gated, **NATURAL)
 
 
-def test_what_ctranslate2_cannot_do_raises(gated):
-    with pytest.raises(ValueError, match=r"ct2: a peer for marian, .*, not for m2m_100"):
+def test_unsupported_settings_of_ctranslate2_raise(gated):
+    with pytest.raises(ValueError, match=r"ct2: supports marian, .*, not m2m_100"):
         build_system("ct2-float32", sparsify(zoo.build("m2m100")), **NATURAL)
     with pytest.raises(ValueError, match=r"early_stopping: .*set it to True"):
         build_system("ct2-float32", gated, **{**NATURAL, "early_stopping": False})
     with pytest.raises(ValueError, match=r"length_penalty: "):
         build_system("ct2-float32", gated, **{**NATURAL, "length_penalty": 0.0})
-    with pytest.raises(ValueError, match=r"no_repeat_ngram_size: not a setting"):
+    with pytest.raises(ValueError, match=r"no_repeat_ngram_size: CTranslate2 has no such setting"):
         build_system("ct2-float32", gated, **NATURAL, no_repeat_ngram_size=2)
     model = copy.deepcopy(gated)
     model.generation_config.forced_bos_token_id = 7

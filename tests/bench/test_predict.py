@@ -1,4 +1,4 @@
-"""The cost model against times made up from known costs, and the command on a model small enough to take no time."""
+"""The cost model on times computed from known costs, and the command on a tiny model."""
 
 import json
 import random
@@ -7,7 +7,20 @@ import statistics
 import pytest
 
 from l0drop import L0DropConfig, sparsify
-from l0drop.bench.predict import CHECKS, DECODE, ENCODE, PAYS, Bench, Prediction, Question, Sizes, fit, points, total
+from l0drop.bench.predict import (
+    CHECKS,
+    DECODE,
+    ENCODE,
+    PAYS,
+    Bench,
+    Prediction,
+    Question,
+    Sizes,
+    answer,
+    fit,
+    points,
+    total,
+)
 from l0drop.bench.workloads import Shape
 from tests.bench.test_decoding import l0drop
 from tests.decoding import folders
@@ -22,7 +35,7 @@ ENCODE_COSTS = {"start": 1e-2, "token": 4e-4, "attended": 1.6e-7, "large": 3e-5}
 PREDICTION = Prediction(SIZES, DECODE_COSTS, ENCODE_COSTS)
 
 
-def test_occurrences_are_those_of_a_decoding_counted_token_by_token():
+def test_counts_match_a_decoding_counted_token_by_token():
     batch, rows, target, beams = 3, 50, 7, 4
     counted = dict.fromkeys(DECODE, 0.0)
     counted["start"] += 1
@@ -38,7 +51,7 @@ def test_occurrences_are_those_of_a_decoding_counted_token_by_token():
     assert SIZES.encode(3, 20) == {"start": 1, "token": 60, "attended": pairs, "large": 0}
 
 
-def test_tensors_are_large_from_32_mebibytes_on():
+def test_tensors_are_large_from_32_mebibytes():
     rows = 32 * 2**20 // (4 * 512)
     assert SIZES.decode(1, rows - 1, 2)["large"] == 0
     assert SIZES.decode(1, rows, 2)["large"] == rows
@@ -46,7 +59,7 @@ def test_tensors_are_large_from_32_mebibytes_on():
     assert SIZES.encode(4, 1024)["large"] == 4096
 
 
-def test_the_points_tell_every_cost_from_every_other():
+def test_the_points_identify_every_cost():
     decode, encode = points(2048, 4096)
     for shapes, counts, costs in ((decode, SIZES.decode, DECODE_COSTS), (encode, SIZES.encode, ENCODE_COSTS)):
         occurs = [counts(*shape) for shape in shapes]
@@ -54,7 +67,7 @@ def test_the_points_tell_every_cost_from_every_other():
         assert found == pytest.approx(costs, rel=1e-6)
 
 
-def test_noise_of_a_few_percent_moves_predictions_by_no_more():
+def test_noise_is_not_amplified():
     generator = random.Random(0)
     occurs = [SIZES.decode(*shape) for shape in points(2048, None)[0]]
     errors = []
@@ -70,12 +83,12 @@ def test_noise_of_a_few_percent_moves_predictions_by_no_more():
     assert max(errors) < 0.12
 
 
-def test_no_cost_is_below_zero_and_none_is_made_up():
-    """Without the bound, a falling line would get a negative slope; what never occurs gets no cost."""
+def test_costs_are_not_negative_and_zero_if_never_counted():
+    """Without the bound, a falling line would get a negative slope."""
     found = fit([{"start": 1, "token": n, "large": 0} for n in (1, 2, 3)], [3.0, 2.0, 1.0])
     assert found["token"] == 0
     assert found["large"] == 0
-    # the constant c that makes (c/3 - 1)² + (c/2 - 1)² + (c/1 - 1)² least
+    # the constant c that minimises (c/3 - 1)² + (c/2 - 1)² + (c/1 - 1)²
     assert found["start"] == pytest.approx((1 / 3 + 1 / 2 + 1) / (1 / 9 + 1 / 4 + 1))
 
 
@@ -94,12 +107,12 @@ def test_points_stay_within_short_models():
     assert min(min(shape) for shape in decode + encode) >= 1
 
 
-def test_the_more_is_dropped_the_more_it_brings():
+def test_the_speed_up_grows_with_the_share_dropped():
     for batch in (1, 8, 32):
         for phase in ("decode", "both"):
             times = [PREDICTION.speed_up(Shape(batch, 700, 64, share / 20))[phase] for share in range(20)]
             assert times == sorted(times)
-            assert times[0] < 1 < times[1], "with nothing dropped, the short memory has one row more"
+            assert times[0] < 1 < times[1], "with nothing dropped, the short memory has one extra row"
 
 
 def test_both_is_encoding_and_decoding():
@@ -112,7 +125,7 @@ def test_both_is_encoding_and_decoding():
     assert 1 < times["both"] < times["decode"]
 
 
-def test_it_pays_from_the_length_from_which_on_all_bring_enough():
+def test_pays_from_is_the_shortest_length_with_enough_gain():
     for batch in (1, 8):
         found = PREDICTION.pays_from(batch, 64, 0.5, 2048)
         for phase, source in found.items():
@@ -122,8 +135,8 @@ def test_it_pays_from_the_length_from_which_on_all_bring_enough():
     assert PREDICTION.pays_from(1, 64, 0.0, 300) == {"decode": None, "both": None}
 
 
-def test_what_pays_at_some_lengths_alone_is_not_said_to_pay_from_there_on():
-    """Encoding grows with the square of the length: its share of the time, and so the speed-up, turns at some point."""
+def test_a_gain_that_vanishes_at_long_sources_has_no_start():
+    """Encoding grows with the square of the length, so the speed-up falls again at some length."""
     slow = Prediction(SIZES, DECODE_COSTS, {**ENCODE_COSTS, "attended": 2e-6})
     pays = [n for n in range(1, 2049) if slow.speed_up(Shape(8, n, 64, 0.5))["both"] >= PAYS]
     assert pays[0] > 1
@@ -133,12 +146,31 @@ def test_what_pays_at_some_lengths_alone_is_not_said_to_pay_from_there_on():
     assert slow.pays_from(8, 64, 0.5, pays[-1])["both"] is not None
 
 
-def test_what_was_published_pays_from_where_it_says():
+def test_the_published_prediction_matches_its_costs():
     stored = json.loads((ROOT / "docs" / "results" / "predict.json").read_text(encoding="utf-8"))
     prediction = Prediction(Sizes(**stored["sizes"]), stored["costs"]["decode"], stored["costs"]["encode"])
     for batch, found in stored["pays_from"].items():
         shape = stored["target"], stored["sparsity"], stored["longest_source"]
         assert prediction.pays_from(int(batch), *shape) == found
+
+
+def test_the_answer_leads_with_the_verdict():
+    both = {batch: PREDICTION.speed_up(Shape(batch, 2048, 64, 0.7))["both"] for batch in (1, 8, 32)}
+    least, most = min(both.values()), max(both.values())
+    assert least > PAYS
+    yes = answer(PREDICTION, 0.7, 64, 2048, source=2048)
+    assert yes == f"Yes: a short memory would decode sources of 2048 tokens {least:.2f} to {most:.2f} x as fast."
+    assert answer(PREDICTION, 0.7, 64, 2048, source=10).startswith(
+        "No: a short memory would decode sources of 10 tokens"
+    )
+    starts = [PREDICTION.pays_from(batch, 64, 0.5, 2048)["both"] for batch in (1, 8, 32)]
+    anywhere = answer(PREDICTION, 0.5, 64, 2048)
+    assert anywhere.startswith(f"Yes, for sources longer than {min(starts)} to {max(starts)} tokens: ")
+    assert answer(PREDICTION, 0.5, 64, 30).startswith("No: a short memory would save less than 5% at every length")
+    slow = Prediction(SIZES, DECODE_COSTS, {**ENCODE_COSTS, "attended": 2e-6})
+    assert answer(slow, 0.5, 64, 2048).startswith("Only at some lengths: ")
+    mixed = next(n for n in range(1, 2049) if PREDICTION.speed_up(Shape(32, n, 64, 0.5))["both"] >= PAYS)
+    assert answer(PREDICTION, 0.5, 64, 2048, source=mixed).startswith("It depends on the batch size: ")
 
 
 @pytest.mark.parametrize(("family", "gating"), [("marian", "zero"), ("t5", "mask")])
@@ -153,7 +185,7 @@ def test_memories_have_the_rows_that_are_predicted(family, gating):
     assert bench.engine.memory_bytes == 3 * 40 * 2 * 2 * 32 * 4
 
 
-def test_what_is_not_predicted_is_refused():
+def test_unsupported_models_are_refused():
     with pytest.raises(ValueError, match="model: the layer-wise variant"):
         Bench(sparsify(zoo.build("marian"), L0DropConfig(gating="mask", layerwise=True)), beams=2)
     with pytest.raises(ValueError, match="model: L0DropLED.* decodes through generate"):
@@ -172,10 +204,9 @@ def test_the_command_predicts_and_checks(model_folder, tmp_path, monkeypatch, ca
     code, said = l0drop(monkeypatch, capsys, "bench", "predict", model_folder, *arguments)
     assert code == 0, said
     result = json.loads(output.read_text())
-    assert f"{result['sparsity']:.1%} dropped, 6 tokens to produce, beam 2" in said
-    pays = result["pays_from"]["32"]
-    decode, both = ("not at the longest" if tokens is None else f"from {tokens} on" for tokens in pays.values())
-    assert f"batch 32 {decode} (with encoding {both})." in " ".join(said.split())
+    assert said.index(result["answer"]) < said.index("Assumed: ") < said.index("Speed-up of the short over the dense")
+    assert f"{result['sparsity']:.0%} of the encodings dropped, outputs of 6 tokens, beam 2" in said
+    assert f"sources of {result['source']} tokens" in result["answer"], "the mean of the input"
     assert 0 < result["sparsity"] < 1
     assert result["input"]["path"] == str(text)
     assert result.keys() >= {"commit", "torch", "device", "threads", "notes", "costs", "points"}
@@ -193,35 +224,35 @@ def test_the_command_predicts_and_checks(model_folder, tmp_path, monkeypatch, ca
             assert row["error"][phase] == pytest.approx(row["predicted"][phase] / row["measured"][phase] - 1)
 
 
-def test_a_model_without_a_gate_is_told_what_would_be_dropped(baseline, tmp_path, monkeypatch, capsys):
+def test_a_model_without_a_gate_needs_a_sparsity(baseline, tmp_path, monkeypatch, capsys):
     output = tmp_path / "predict.json"
     arguments = ["--sparsity", 0.7, "--target", 4, "--beams", 1, "--rounds", 1, "--json", output]
     code, said = l0drop(monkeypatch, capsys, "bench", "predict", baseline, *arguments)
     assert code == 0, said
     result = json.loads(output.read_text())
-    assert (result["sparsity"], result["check"], result["input"]) == (0.7, [], None)
+    assert (result["sparsity"], result["check"], result["input"], result["source"]) == (0.7, [], None, None)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("--sparsity 1", "sparsity: expected a share in [0, 1), got 1.0"),
-        ("--input x", "input: needs a model whose gate"),
-        ("folder", "sparsity: say which share is dropped"),
-        ("folder --input x --sparsity 0.5", "sparsity: is measured on the input"),
+        ("--input x", "input: needs a model to read it"),
+        ("folder", "sparsity: missing; give the share to drop"),
+        ("--source 5000", "source: 5000 is more than the 2048 tokens"),
         ("./nowhere --sparsity 0.5", "./nowhere: there is no such folder"),
-        ("BASELINE --input x", "input: BASELINE has no gate"),
-        ("BASELINE --sparsity 0.5 --target 5000", "target: 5000 is more than the"),
+        ("BASELINE --input x", "sparsity: missing, and BASELINE has no gate"),
+        ("BASELINE --sparsity 0.5 --target 5000", "target: 5000 is more than the decoder's"),
     ],
 )
-def test_wrong_arguments_are_named(arguments, message, baseline, monkeypatch, capsys):
+def test_errors_name_the_argument(arguments, message, baseline, monkeypatch, capsys):
     given = arguments.replace("BASELINE", str(baseline)).split()
     code, said = l0drop(monkeypatch, capsys, "bench", "predict", *given)
     assert code == 2
     assert message.replace("BASELINE", str(baseline)) in said
 
 
-def test_numbers_below_one_are_named():
+def test_numbers_below_one_raise():
     with pytest.raises(ValueError, match="beams: expected at least 1, got 0"):
         Question(beams=0)
     with pytest.raises(ValueError, match="target: expected at least 1, got -1"):

@@ -1,4 +1,4 @@
-"""Objects in other processes: what they return, what they raise, and their end."""
+"""Objects in other processes: results, errors, and the end of the processes."""
 
 import multiprocessing
 import os
@@ -28,12 +28,12 @@ class Counter:
 
 
 def counters(**starts):
-    # the first block of a process decides what is preloaded: here as for the benchmark's tests
+    # the first call in a process decides the preloaded modules, so these are the benchmark's
     builders = {name: (Counter, (start,)) for name, start in starts.items()}
     return running(builders, preload=["l0drop.bench.decoding"])
 
 
-def test_each_object_lives_in_a_process_of_its_own():
+def test_each_object_has_its_own_process():
     with counters(one=0, other=10) as remotes:
         assert remotes["one"].ask("add", 1)[0] == 1
         number, one = remotes["one"].ask("add", 2)
@@ -43,7 +43,7 @@ def test_each_object_lives_in_a_process_of_its_own():
     assert not multiprocessing.active_children()
 
 
-def test_errors_come_back():
+def test_errors_are_raised_here():
     with pytest.raises(ValueError, match="start: expected at least 0, got -1"), counters(one=-1):
         pass
     with pytest.raises(ValueError, match="number: wrong") as caught, counters(one=1) as remotes:
@@ -54,7 +54,7 @@ def test_errors_come_back():
     assert not multiprocessing.active_children()
 
 
-def test_a_process_that_is_gone_is_named():
+def test_the_error_names_the_process_that_ended():
     with pytest.raises(RuntimeError, match="one: its process has ended"), counters(one=1) as remotes:
         remotes["one"].ask("die")
     with counters(one=1) as remotes:

@@ -1,4 +1,4 @@
-"""What the training benchmark counts, and that it runs from end to end."""
+"""The counts of the training benchmark, and a run from end to end."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from l0drop.bench.training import (
     THEIRS_OFF,
     Benchmark,
     Size,
-    made_up_corpus,
+    synthetic_corpus,
     training_flops,
 )
 
@@ -30,7 +30,7 @@ TINY = Size(
 
 def test_flops_are_those_that_torch_counts():
     model = transformer_base(200, **MODEL).train()
-    model.set_attn_implementation("eager")  # of which torch counts all products
+    model.set_attn_implementation("eager")  # so that torch counts all products
     B, N, T = 3, 11, 7
     ids = torch.randint(3, 200, (B, N))
     with FlopCounterMode(display=False) as counter:
@@ -41,7 +41,7 @@ def test_flops_are_those_that_torch_counts():
 
 
 def test_the_corpus_is_ragged_and_translates_word_by_word():
-    corpus = made_up_corpus(TINY)
+    corpus = synthetic_corpus(TINY)
     assert len(set(corpus.source_lengths)) > 20
     example = corpus[5]
     assert example.source[-1] == example.target[-1] == EOS

@@ -1,4 +1,4 @@
-"""`l0drop report` as users call it."""
+"""The command `l0drop report`."""
 
 import sys
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     return run
 
 
-def test_a_sweep(tmp_path: Path, report: Callable[..., tuple[int, str]]) -> None:
+def test_report_of_a_sweep(tmp_path: Path, report: Callable[..., tuple[int, str]]) -> None:
     folder = folders.sweep(tmp_path / "sweep")
     code, said = report(folder, "--margin", 99)
     assert code == 0, said
@@ -32,7 +32,7 @@ def test_a_sweep(tmp_path: Path, report: Callable[..., tuple[int, str]]) -> None
     assert (folder / "figures" / "quality.svg").exists()
 
 
-def test_what_cannot_be_reported_on(tmp_path: Path, report: Callable[..., tuple[int, str]]) -> None:
+def test_folders_without_results_are_refused(tmp_path: Path, report: Callable[..., tuple[int, str]]) -> None:
     for folder, expected in ((tmp_path / "absent", "absent: nothing to report"), (tmp_path, "nothing to report")):
         code, said = report(folder)
         assert code == 2

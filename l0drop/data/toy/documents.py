@@ -131,20 +131,29 @@ def _value_tokens(kind: str, value: str) -> list[Token]:
     return [(word, "CD" if word.isdigit() else TAGS[word]) for word in value.split()]
 
 
-def documents(n: int, seed: int, *, reports: int = 3, start: int = 0) -> Iterator[ToyPair]:
-    """Yield documents `start` to `start + n - 1` of the corpus with this seed, each of so many reports.
+def documents(
+    n: int, seed: int, *, reports: int = 3, min_reports: int | None = None, start: int = 0
+) -> Iterator[ToyPair]:
+    """Yield documents `start` to `start + n - 1` of the corpus with this seed.
 
-    Document i depends on seed, reports and i alone; a report has 4 to 10 sentences.
+    Each has `reports` reports of 4 to 10 sentences. With `min_reports` the number varies from there to `reports`, with
+    a probability inverse to it: many short documents and a few long ones. Document i depends on the seed, the numbers
+    of reports and i alone.
     """
-    if reports < 1:
-        raise ValueError(f"reports must be at least 1, not {reports}")
+    fewest = reports if min_reports is None else min_reports
+    if not 1 <= fewest <= reports:
+        raise ValueError(f"reports must be at least 1 and min_reports at most reports, got {min_reports} and {reports}")
+    counts = range(fewest, reports + 1)
+    weights = [1 / count for count in counts]
     generator = random.Random()
     reporter = _Reporter(generator.random)
     for index in range(start, start + n):
         generator.seed(mixed(mixed(seed, reports), index))
-        yield reporter.document(reports)
+        yield reporter.document(reports if min_reports is None else generator.choices(counts, weights)[0])
 
 
-def documents_split(split: Split, n: int, seed: int, *, reports: int = 3) -> Iterator[ToyPair]:
-    """Yield n documents of a split; splits are drawn alike but from seeds of their own."""
-    return documents(n, split_seed(split, seed), reports=reports)
+def documents_split(
+    split: Split, n: int, seed: int, *, reports: int = 3, min_reports: int | None = None
+) -> Iterator[ToyPair]:
+    """Yield n documents of a split; each split has its own seed."""
+    return documents(n, split_seed(split, seed), reports=reports, min_reports=min_reports)

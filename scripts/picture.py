@@ -1,0 +1,48 @@
+"""Draw the picture at the top of the README: sentences through the demo's translation model.
+
+python scripts/picture.py runs/demo/translation/sparse docs/sentences.svg
+"""
+
+import sys
+from pathlib import Path
+
+import l0drop
+from l0drop.data.whole import write_whole
+from l0drop.decoding.text import TextModel
+from l0drop.report.picture import Example, Piece, sentences_svg
+
+SENTENCES = ("The woman said that their father went to his new kitchen yesterday.",)
+"""In the vocabulary of the demo's grammar."""
+
+
+def example(model: TextModel, sentence: str) -> Example:
+    """The sentence with its dropped pieces, and the model's outputs on the full and on the short memory."""
+    explained = model.explain(sentence)
+    pieces: list[Piece] = []
+    end = 0
+    for index, token in enumerate(explained.source):
+        if token.start is None or token.end is None or token.end <= end:
+            continue  # EOS, or a piece without characters
+        start = max(token.start, end)
+        text = sentence[start : token.end]
+        pieces.append((text.strip(), index not in explained.kept, sentence[end:start].isspace() or text[0].isspace()))
+        end = token.end
+    (short,), (dense,) = model.generate([sentence]), model.generate([sentence], dense=True)
+    count = len(explained.source)
+    return Example(
+        pieces,
+        {
+            f"output on the full memory, {count} encodings": dense.text,
+            f"output on the short memory, {len(explained.kept)} encodings": short.text,
+        },
+        "source, dropped encodings struck out",
+    )
+
+
+def main() -> None:
+    model = l0drop.load(sys.argv[1])
+    write_whole(Path(sys.argv[2]), sentences_svg([example(model, sentence) for sentence in SENTENCES]))
+
+
+if __name__ == "__main__":
+    main()
