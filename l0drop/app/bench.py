@@ -249,7 +249,7 @@ def _decode_table(result: dict[str, Any]) -> Table:
         title += f", longest source {gates['longest_source']}, {gates['sparsity']:.1%} dropped"
     text = any("latency_ms" in system for system in result["systems"].values())
     last = ("P50 ms", "P99 ms") if text else ("peak MiB", "K/V MiB")
-    columns = ("", "encode s", "decode s", "total s", "sent./s", *last, "same tokens")
+    columns = ("", "encode", "decode", "total", "sent./s", *last, "same tokens")
     table = _table(f"{title}; CPU seconds, medians", columns)
     for name, system in result["systems"].items():
         table.add_row(
@@ -261,7 +261,7 @@ def _decode_table(result: dict[str, Any]) -> Table:
             _verdict(result["agreement"][name], result["sentences"]),
         )
     table.caption = (
-        "sent./s: sentences per second of wall time. "
+        "total: encode + decode. sent./s: sentences per second of wall time. "
         + ("P50, P99: latency of a sentence decoded alone, wall time. " if text else "")
         + ("" if text else "peak: memory beyond the loaded system; K/V: cross-attention's keys and values. ")
         + "same tokens: sentences with the same tokens as the reference system, which is marked -."

@@ -129,8 +129,8 @@ def results_rows(tasks: dict[str, dict[str, Any]]) -> tuple[list[str], list[list
 
 NOTE = (
     "Quality: on the test set, beam 4. Dropped: encodings that the decoder does not read. Dense, continued: the dense "
-    "model trained for the same number of further steps. Decoding: the whole test set, encoding included. Speed-up: of "
-    "the short memory over the full gated memory of the same model."
+    "model trained for the same number of further steps. Decoding: the whole test set, encoding included, one thread. "
+    "Speed-up: of the short memory over the full gated memory of the same model."
 )
 
 

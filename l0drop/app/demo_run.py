@@ -203,7 +203,7 @@ def run_task(folder: Path, task: str, settings: Settings, console: Console) -> d
     train_both([recipes["continued"], recipes["sparse"]], folder, console)
     results = {name: train(recipe, folder, Console(quiet=True)) for name, recipe in recipes.items()}
     number.heading("decode on the short and on the full memory")
-    with waiting(f"decoding, {ROUNDS} rounds each", console):
+    with waiting(f"decoding, {ROUNDS} rounds each", console), one_thread():
         metrics = measured(folder, task, settings, recipes["sparse"], results)
     number.heading("analyse and report")
     with waiting("writing the report", console):
@@ -240,6 +240,17 @@ def waiting(text: str, console: Console) -> Iterator[None]:
         added = line.add_task(text, total=1)
         yield
         line.update(added, completed=1)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread, so that CPU time does not include threads that wait."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def train_both(recipes: Sequence[Recipe], folder: Path, console: Console) -> None:

@@ -371,16 +371,16 @@ def answer(prediction: Prediction, sparsity: float, target: int, longest: int, s
     lengths = [length for length in SOURCES if length < longest] + [longest]
     shapes = [Shape(batch, length, target, sparsity) for batch in BATCHES for length in lengths]
     best, shape = max(((prediction.speed_up(s)["both"], s) for s in shapes), key=lambda found: found[0])
-    most = f"{best:.2f} x as fast at {shape.source} tokens and batch {shape.batch}"
-    starts = [prediction.pays_from(batch, target, sparsity, longest)["both"] for batch in BATCHES]
-    known = [start for start in starts if start is not None]
+    most = f"{best:.2f} x as fast ({shape.source} tokens, batch {shape.batch})"
+    starts = {batch: prediction.pays_from(batch, target, sparsity, longest)["both"] for batch in BATCHES}
+    known = sorted((start, batch) for batch, start in starts.items() if start is not None)
     if best < PAYS:
         return f"No: a short memory would save less than {PAYS - 1:.0%} at every length; at most {most}."
     if not known:
         return f"Only at some lengths: {most}, and no gain of {PAYS - 1:.0%} at {longest} tokens."
-    first = f"{min(known)} tokens" if min(known) == max(known) else f"{min(known)} to {max(known)} tokens"
-    batches = f" at batch {BATCHES[starts.index(min(known))]}" if len(known) == 1 else ""
-    return f"Yes, for sources longer than {first}{batches}: a short memory would decode up to {most}."
+    (first, batch), (last, other) = known[0], known[-1]
+    lengths_by_batch = f"{first} tokens at batch {batch}" + (f" or {last} at batch {other}" if last > first else "")
+    return f"Yes, for sources longer than {lengths_by_batch}: a short memory would decode up to {most}."
 
 
 def predict(question: Question, rounds: int = 3, check: bool = False, progress: Progress = print) -> dict[str, Any]:
@@ -411,7 +411,7 @@ def predict(question: Question, rounds: int = 3, check: bool = False, progress: 
     decode_costs, decode_measured = _fitted(times, "decode", ("batch", "rows", "target"), bench.sizes.decode)
     encode_costs, encode_measured = _fitted(times, "encode", ("batch", "source"), bench.sizes.encode)
     prediction = Prediction(bench.sizes, decode_costs, encode_costs)
-    sources = sorted({source for source in (*SOURCES, setting.source) if source is not None and source <= longest})
+    sources = sorted({source for source in (*SOURCES, longest, setting.source) if source and source <= longest})
     shapes = [Shape(batch, source, target, sparsity) for batch in BATCHES for source in sources]
     return {
         **question.describe(),
