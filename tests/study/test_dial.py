@@ -1,4 +1,4 @@
-"""The dial's curve on a tiny run, and what cannot have one."""
+"""The dial's curve on a tiny run, and runs that have none."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from l0drop.training.run import train
 from tests.training import tiny
 
 
-def test_the_curve_keeps_what_it_says(baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_curve_keeps_the_requested_shares(baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = tiny.sparse(tmp_path, str(baseline), train={"elastic": True})
     metrics = train(parse_recipe(values, "test"), tmp_path / "runs", Console(quiet=True))
     run = (tmp_path / "runs" / "sparse").rename(tmp_path / "runs" / "kept")
@@ -31,7 +31,7 @@ def test_the_curve_keeps_what_it_says(baseline: Path, tmp_path: Path, monkeypatc
     own, quarter, everything = curve["rows"]
     assert said[::2] == ["warming up", "as trained", "keep 0.25", "keep 1"]
     assert said[1::2] == ["decoding"] * 4
-    assert sorted((tmp_path / "runs").rglob("*")) == before, "a renamed run is read where it is"
+    assert sorted((tmp_path / "runs").rglob("*")) == before, "a renamed run is read from its new folder"
     assert own["sparsity"] == metrics["test"]["sparsity"]
     assert own["score"] == metrics["test"]["score"]
     # n = max(1, round(0.25 · tokens)) of sentences of 10 to 20 tokens
@@ -43,7 +43,7 @@ def test_the_curve_keeps_what_it_says(baseline: Path, tmp_path: Path, monkeypatc
     assert _dial_table(curve).caption == own["score"]["signature"]
 
 
-def test_scores_against_a_teachers_outputs_are_called_that(baseline: Path, tmp_path: Path) -> None:
+def test_scores_against_a_teachers_outputs_are_labelled(baseline: Path, tmp_path: Path) -> None:
     values = tiny.sparse(tmp_path, str(baseline), train={"steps": 2, "targets": "teacher", "teacher": {"weight": 0.0}})
     del values["data"]["test"]["target"]
     metrics = train(parse_recipe(values, "test"), tmp_path / "runs", Console(quiet=True))
@@ -53,8 +53,8 @@ def test_scores_against_a_teachers_outputs_are_called_that(baseline: Path, tmp_p
     assert str(_dial_table(curve).caption).startswith(f"scores are against outputs of {baseline}; nrefs:1")
 
 
-def test_a_run_without_a_gate_or_an_end_is_refused(baseline: Path, tmp_path: Path) -> None:
+def test_runs_without_a_gate_and_unfinished_runs_are_refused(baseline: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no gate"):
         dial_curve(baseline, [0.5], print)
-    with pytest.raises(ValueError, match="no finished run"):
+    with pytest.raises(ValueError, match="not a finished run"):
         dial_curve(tmp_path, [0.5], print)

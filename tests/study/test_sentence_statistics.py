@@ -17,7 +17,7 @@ from tests.study.test_significance import BAD, GOOD, REFS
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
-    """Three systems with their baselines, of which two share a start."""
+    """Three systems with their baselines; two of them share a start."""
     texts = {"source": SOURCES, "reference": REFS, "good": GOOD, "bad": BAD}
     files = {name: lines(tmp_path / name, spaced(side)) for name, side in texts.items()}
     text = read_files(files["source"], files["reference"])

@@ -179,7 +179,7 @@ def test_t_cdf_agrees_with_draws_and_with_the_normal_distribution() -> None:
 def noisy_pairs(
     source: np.random.Generator, effects: np.ndarray, text: float, interaction: float, texts: int = 100
 ) -> list[tuple[Statistics, Statistics]]:
-    """Pairs with these differences; all share the texts' noise, and each has some noise of its own on each text."""
+    """Pairs with these differences; all share the texts' noise, and each has extra noise on every text."""
     shared = source.normal(0, text, texts)
     zeros = by_mean(np.zeros(texts))
     return [(by_mean(effect + shared + source.normal(0, interaction, texts)), zeros) for effect in effects]

@@ -1,4 +1,4 @@
-"""Sweeps: which points a command means, what sweep.json says, and what becomes of a sweep that is stopped."""
+"""Sweeps: the points of a command, the content of sweep.json, stopped and resumed sweeps."""
 
 import io
 import json
@@ -68,7 +68,7 @@ def test_numbers_and_ranges(text: str, expected: list[float]) -> None:
         "0:1e999999:1e-999999",
     ],
 )
-def test_what_is_no_list_is_named(text: str) -> None:
+def test_malformed_lists_are_named(text: str) -> None:
     with pytest.raises(ValueError, match="--lambda: "):
         listed(text, "--lambda")
 
@@ -86,7 +86,7 @@ def tiny_sweep(folder: Path, init: str, **changes: Any) -> dict[str, Any]:
 
 
 def comparable(folder: Path) -> dict[str, Any]:
-    """sweep.json without the commit, which another process may be changing."""
+    """sweep.json without the commit, which may change between runs."""
     summary = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
     for entry in (summary, summary["baseline"], summary["continued"], *summary["points"]):
         entry.pop("commit", None)
@@ -170,7 +170,7 @@ def test_a_recipe_from_scratch_trains_its_baseline_first(tmp_path: Path) -> None
     assert summary["baseline"]["run"] == "baseline"
 
 
-def test_source_text_alone_is_translated_once(baseline: Path, tmp_path: Path) -> None:
+def test_source_only_text_is_translated_once(baseline: Path, tmp_path: Path) -> None:
     values = tiny_sweep(tmp_path, str(baseline), train={"steps": 2, "targets": "teacher", "teacher": {"weight": 0.0}})
     del values["data"]["train"]["target"], values["data"]["test"]["target"]
     summary = sweep(parse_recipe(values, "test"), [lambda_point(0.5)], tmp_path / "runs", console=QUIET)
@@ -186,7 +186,7 @@ def test_source_text_alone_is_translated_once(baseline: Path, tmp_path: Path) ->
     )
 
 
-def test_a_baseline_has_the_scores_that_were_made_as_the_sweeps(tmp_path: Path) -> None:
+def test_a_baseline_has_scores_only_if_they_were_made_like_the_sweeps(tmp_path: Path) -> None:
     base = tiny.recipe(tmp_path, "base")
     run = tmp_path / "runs" / "base"
     run.mkdir(parents=True)
@@ -206,16 +206,16 @@ def test_a_baseline_has_the_scores_that_were_made_as_the_sweeps(tmp_path: Path) 
     assert kept(data={**base["data"], "test": base["data"]["valid"]}) == {"valid"}
     assert kept(data={**base["data"], "max_source": 16}) == set()
     assert kept(evaluate={**base["evaluate"], "metric": "chrf"}) == set()
-    taught = {**base["train"], "targets": "teacher", "teacher": {"model": "teacher"}}
+    distilled = {**base["train"], "targets": "teacher", "teacher": {"model": "teacher"}}
     sources = {"source": base["data"]["test"]["source"]}
-    assert kept(train=taught, data={**base["data"], "test": sources}) == {"valid"}
+    assert kept(train=distilled, data={**base["data"], "test": sources}) == {"valid"}
     (run / "recipe.yaml").write_text("name: base\nkey: of another version\n")
     assert start_of(parse_recipe(tiny_sweep(tmp_path, str(run)), "test"), tmp_path) == {"run": str(run), "steps": 20}
 
 
-def test_a_score_against_another_teachers_outputs_is_not_beside_the_sweeps(tmp_path: Path) -> None:
-    taught = {"targets": "teacher", "teacher": {"model": "init", "weight": 0.0}}
-    values = tiny_sweep(tmp_path, str(tmp_path / "base"), train=taught)
+def test_a_score_against_another_teachers_outputs_is_not_shown(tmp_path: Path) -> None:
+    distilled = {"targets": "teacher", "teacher": {"model": "init", "weight": 0.0}}
+    values = tiny_sweep(tmp_path, str(tmp_path / "base"), train=distilled)
     del values["data"]["test"]["target"]
     tuning = parse_recipe(values, "test")
     (tmp_path / "base").mkdir()
@@ -226,7 +226,7 @@ def test_a_score_against_another_teachers_outputs_is_not_beside_the_sweeps(tmp_p
 
 
 def finished(folder: Path, *names: str) -> None:
-    """Run folders as far as a summary reads them."""
+    """Run folders with the files that a summary reads."""
     for name in names:
         (folder / name).mkdir(parents=True)
         (folder / name / "metrics.json").write_text(json.dumps({"steps": 20, "test": {"score": {"value": 30.0}}}))
@@ -236,7 +236,7 @@ def runs_in(folder: Path) -> list[str]:
     return [entry["run"] for entry in json.loads((folder / "sweep.json").read_text())["points"]]
 
 
-def test_a_point_whose_run_is_gone_is_gone(tmp_path: Path) -> None:
+def test_a_point_without_its_run_is_removed(tmp_path: Path) -> None:
     tuning = parse_recipe(tiny_sweep(tmp_path, str(tmp_path / "base")), "test")
     finished(tmp_path, "continued", "lambda-1", "lambda-2")
     write_summary(tmp_path, tuning, [lambda_point(1), lambda_point(2)])
@@ -247,7 +247,7 @@ def test_a_point_whose_run_is_gone_is_gone(tmp_path: Path) -> None:
 
 
 def at_once(monkeypatch: pytest.MonkeyPatch, one: Callable[[], None], other: Callable[[], None]) -> None:
-    """Begin the other when the one has read its file and is about to write it."""
+    """Start `other` when `one` has read its file and is about to write it."""
     second = threading.Thread(target=other)
     write_whole = sweep_module.write_whole
 
@@ -282,7 +282,7 @@ def test_two_sweeps_at_once_lose_no_seconds(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_points_can_be_other_gates(baseline: Path, tmp_path: Path) -> None:
-    """A point is a name and overrides: here the same λ under another gating."""
+    """A point is a name with overrides: here the same λ and another gating."""
     recipe = parse_recipe(tiny_sweep(tmp_path, str(baseline), train={"steps": 2}), "test")
     point = Point("weight", None, ("l0drop.gating=weight",))
     summary = sweep(recipe, [point], tmp_path / "runs", console=QUIET)
@@ -300,7 +300,7 @@ def test_a_folder_of_another_sweep_is_refused(baseline: Path, tmp_path: Path) ->
         sweep(other, [lambda_point(0.5)], tmp_path / "runs", console=QUIET)
 
 
-def test_a_point_that_no_recipe_allows_stops_before_anything_runs(baseline: Path, tmp_path: Path) -> None:
+def test_an_invalid_point_is_refused_before_any_run_starts(baseline: Path, tmp_path: Path) -> None:
     recipe = parse_recipe(tiny_sweep(tmp_path, str(baseline)), "test")
     with pytest.raises(RecipeError, match="target_sparsity=1.5"):
         sweep(recipe, [target_point(0.5), target_point(1.5)], tmp_path / "runs", console=QUIET)
@@ -327,7 +327,7 @@ def run_sweep(recipe: str, runs: Path, *more: str) -> subprocess.CompletedProces
 
 @pytest.fixture(scope="module")
 def whole(baseline: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """A recipe, and its sweep that nothing interrupted."""
+    """A recipe, and its uninterrupted sweep."""
     folder = tmp_path_factory.mktemp("sweep")
     recipe = written(folder, tiny_sweep(folder, str(baseline), train={"steps": 60}))
     result = run_sweep(recipe, folder / "runs")
@@ -346,8 +346,8 @@ def killed_at(process: "subprocess.Popen[bytes]", checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("parallel", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_killed_sweep_goes_on_and_ends_the_same(whole: tuple[str, Path], tmp_path: Path, parallel: int) -> None:
-    """With two at a time the kill leaves children behind, which the next sweep must wait for, not disturb."""
+def test_a_killed_sweep_resumes_with_the_same_result(whole: tuple[str, Path], tmp_path: Path, parallel: int) -> None:
+    """With two runs at a time the kill leaves processes behind; the next sweep must wait for them."""
     recipe, uninterrupted = whole
     folder = tmp_path / "tiny-sweep"
     arguments = command("sweep", recipe, "--lambda", "0.5,2", "--runs", str(tmp_path), "--threads", "1")
@@ -366,7 +366,7 @@ def test_a_killed_sweep_goes_on_and_ends_the_same(whole: tuple[str, Path], tmp_p
 
 
 @pytest.mark.slow
-def test_ctrl_c_reaches_the_children(whole: tuple[str, Path], tmp_path: Path) -> None:
+def test_ctrl_c_reaches_the_run_processes(whole: tuple[str, Path], tmp_path: Path) -> None:
     recipe, _ = whole
     arguments = command("sweep", recipe, "--lambda", "0.5,2", "--runs", str(tmp_path), "--parallel", "2")
     many = ["--set", "train.steps=5000", "--set", "train.save_every=5000"]
@@ -385,7 +385,7 @@ def test_ctrl_c_reaches_the_children(whole: tuple[str, Path], tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_child_that_fails_is_named(baseline: Path, tmp_path: Path) -> None:
+def test_a_failed_run_is_named(baseline: Path, tmp_path: Path) -> None:
     values = tiny_sweep(tmp_path, str(baseline), l0drop={"lambda_": 0.5, "always_keep": ["</s>"]})
     recipe = written(tmp_path, values)
     nowhere = ["--set", "l0drop.always_keep=[nothing]"]
@@ -424,10 +424,10 @@ def test_gates_by_rule_are_points_too(baseline: Path, tmp_path: Path) -> None:
     assert not (folder / "continued" / "data" / "train" / "hints.frequent").exists()
     log = (folder / "random-0.5" / "log.jsonl").read_text().splitlines()
     steps = [entry for line in log if "loss" in (entry := json.loads(line))]
-    assert all("sparsity" in entry and "expected_open_rate" not in entry for entry in steps), "a rule expects nothing"
+    assert all("sparsity" in entry and "expected_open_rate" not in entry for entry in steps), "rules expect nothing"
 
 
-def test_rules_leave_out_what_only_a_learned_gate_can_do(baseline: Path, tmp_path: Path) -> None:
+def test_rules_drop_settings_that_need_a_learned_gate(baseline: Path, tmp_path: Path) -> None:
     train = {"steps": 2, "elastic": True, "freeze": "all_but_gate"}
     section = {"gating": "mask", "layerwise": True, "target_sparsity": 0.4}
     recipe = parse_recipe(tiny_sweep(tmp_path, str(baseline), l0drop=section, train=train), "test")
@@ -451,6 +451,6 @@ def test_rules_leave_out_what_only_a_learned_gate_can_do(baseline: Path, tmp_pat
         ("learned", "is not a rule"),
     ],
 )
-def test_rules_that_cannot_be(text: str, message: str) -> None:
+def test_invalid_rules_are_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rule_point(text, "--rules")

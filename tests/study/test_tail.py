@@ -1,4 +1,4 @@
-"""Numbers, names, negations and lengths, on sentences whose answer is plain to see."""
+"""Numbers, names, negations and lengths, on sentences with obvious answers."""
 
 from collections import Counter
 
@@ -56,12 +56,12 @@ def risk(languages: tuple[str, str] | None = ("en", "de"), outputs: list[str] = 
     return tail_risk(SOURCES, REFERENCES, outputs, BASELINE, chrf, before, languages)
 
 
-def test_what_is_missing_is_counted_beside_baseline_and_reference() -> None:
+def test_missing_items_are_counted_for_system_baseline_and_reference() -> None:
     found = risk()
     assert found["numbers"] == {
         "expected": 2,
         "missing": {"system": 1.0, "baseline": 0.0, "reference": 0.5},
-        "lost": 1,  # 30 is not in the reference, so nobody has to have it
+        "lost": 1,  # 30 is not in the reference, so it is not required
         "gained": 0,
     }
     assert found["names"] == {
@@ -88,7 +88,7 @@ def test_a_baseline_against_itself_loses_nothing() -> None:
         assert found[kind]["missing"]["system"] == found[kind]["missing"]["baseline"]
 
 
-def test_languages_without_a_list_are_said_to_have_none() -> None:
+def test_languages_without_a_list_are_named() -> None:
     assert "not known" in risk(None)["negations"]["why"]
     assert risk(("en", "fr"))["negations"] == {
         "counted": False,
@@ -112,7 +112,7 @@ def test_losses_and_gains_beyond_the_threshold() -> None:
     }
 
 
-def test_lengths_by_the_reference() -> None:
+def test_lengths_relative_to_the_reference() -> None:
     found = risk()["length"]
     assert found["system"] == {
         "ratio": sum(map(len, OUTPUTS)) / sum(map(len, REFERENCES)),
@@ -123,6 +123,6 @@ def test_lengths_by_the_reference() -> None:
     assert found["baseline"]["ratio"] > 1
 
 
-def test_nothing_to_miss_has_no_rate() -> None:
+def test_there_is_no_rate_if_nothing_is_expected() -> None:
     found = tail_risk(["a"], ["b"], ["c"], ["d"], np.zeros(1), np.zeros(1))
     assert found["numbers"]["missing"] == {"system": None, "baseline": None, "reference": None}

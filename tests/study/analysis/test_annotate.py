@@ -1,4 +1,4 @@
-"""Annotations: rules get the hints they need beside those of the analysis, and languages are not guessed blindly."""
+"""Annotations: rules get their hints in addition to those of the analysis, and languages are checked."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def tokenizer(baseline):
     return load_tokenizers(baseline).source
 
 
-def test_without_a_tagger_pieces_are_still_known(tokenizer) -> None:
+def test_pieces_are_labelled_without_a_tagger(tokenizer) -> None:
     encoding = tokenizer(TEXTS)
     untagged = Untagged(tokenizer)(TEXTS, encoding)[LABEL]
     tagged = TextAnnotator((LABEL,), tokenizer)(TEXTS, encoding)[LABEL]
@@ -65,7 +65,7 @@ def test_a_run_with_a_rule(baseline, tokenizer, tmp_path) -> None:
     assert result["gates"]["expected_open_rate"] is None
 
 
-def test_which_tagger_and_language(tmp_path) -> None:
+def test_the_choice_of_tagger_and_language(tmp_path) -> None:
     def tagging(language=None, source=None, **data):
         values = tiny.recipe(tmp_path)
         recipe = parse_recipe({**values, "data": {**values["data"], **data}}, "test")
@@ -83,7 +83,7 @@ def test_which_tagger_and_language(tmp_path) -> None:
     assert tagging(**corpora, source=tmp_path / "other.txt").tagger == "perceptron", "other text has no tags"
 
 
-def test_a_language_that_a_recipe_names_is_believed(tokenizer, tmp_path) -> None:
+def test_a_language_from_the_recipe_is_not_checked(tokenizer, tmp_path) -> None:
     _, why = annotator_for(tmp_path, tokenizer, Tagging(language="zh"), [])
     assert "tags English, not 'zh'" in why
     _, why = annotator_for(tmp_path, tokenizer, Tagging(), ["der Hund sieht die Katze"])

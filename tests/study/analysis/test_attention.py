@@ -1,4 +1,4 @@
-"""Attention mass, entropy and maps against loops over single sentences on the short memory."""
+"""Attention mass, entropy and maps, compared with loops over single sentences on the short memory."""
 
 import math
 
@@ -34,7 +34,7 @@ def sparse(family: str, gating: str):
     return zoo.spread_gates(sparsify(zoo.build(family), L0DropConfig(gating=gating)))
 
 
-def by_hand(model, batch, row: int) -> tuple[dict[int, float], float, list[float]]:
+def one_sentence(model, batch, row: int) -> tuple[dict[int, float], float, list[float]]:
     """One sentence alone, without padding, on the short memory: mass by source position, mass of the zero row, and the
     entropies of the last self-attention."""
     length, steps = int(batch["attention_mask"][row].sum()), TARGETS[row]
@@ -49,9 +49,9 @@ def by_hand(model, batch, row: int) -> tuple[dict[int, float], float, list[float
     for layer in output.cross_attentions:
         for head in layer[0].tolist():
             for step in head:
-                for place, weight in zip(index, step, strict=True):
-                    if place >= 0:
-                        by_position[place] += weight / layers / heads
+                for position, weight in zip(index, step, strict=True):
+                    if position >= 0:
+                        by_position[position] += weight / layers / heads
                     else:
                         zero += weight / layers / heads
     entropies = []
@@ -63,20 +63,20 @@ def by_hand(model, batch, row: int) -> tuple[dict[int, float], float, list[float
 @pytest.mark.parametrize("gating", ["zero", "mask", "weight"])
 @pytest.mark.parametrize("family", ["marian", "t5"])
 @torch.no_grad()
-def test_mass_and_entropy_are_those_of_each_sentence_alone(family, gating) -> None:
+def test_mass_and_entropy_equal_those_of_single_sentences(family, gating) -> None:
     model, batch = observable(sparse(family, gating)), zoo.ragged_batch()
     got = attend(model, batch, labels())
     masses, entropies = mass(got.cross), entropy(got.encoder)
     assert 0 < int(got.kept.sum()) < int(got.mask.sum())
     for row, steps in enumerate(TARGETS):
-        expected, zero, expected_entropies = by_hand(model, batch, row)
+        expected, zero, expected_entropies = one_sentence(model, batch, row)
         kept = got.kept[row].nonzero().flatten().tolist()
         for position in kept:
             assert masses[row, position] == pytest.approx(expected[position], abs=1e-4)
         dropped = float(masses[row][got.mask[row] & ~got.kept[row]].sum())
         assert dropped == pytest.approx(zero, abs=1e-4)
         assert (dropped > 0) == (gating == "zero" and len(kept) < int(got.mask[row].sum()))
-        assert float(masses[row].sum()) == pytest.approx(steps, abs=1e-4), "all rows together: the target's length"
+        assert float(masses[row].sum()) == pytest.approx(steps, abs=1e-4), "the masses add up to the target length"
         assert not bool(masses[row][~got.mask[row]].any())
         length = len(expected_entropies)
         np.testing.assert_allclose(entropies[row, :length], expected_entropies, atol=1e-4)
@@ -84,7 +84,7 @@ def test_mass_and_entropy_are_those_of_each_sentence_alone(family, gating) -> No
 
 
 @torch.no_grad()
-def test_observing_leaves_the_model_as_it_was() -> None:
+def test_observing_does_not_change_the_model() -> None:
     model, batch = sparse("marian", "zero"), zoo.ragged_batch()
     before = model(**batch, labels=labels().clamp_min(0)).logits
     watched = observable(model)
@@ -118,7 +118,7 @@ def test_renormalised_against_loops() -> None:
         total = float(cross[0, step, 0] + cross[0, step, 2])
         expected = [float(cross[0, step, 0]) / total, 0, float(cross[0, step, 2]) / total, 0]
         assert got[0, step].tolist() == pytest.approx(expected, abs=1e-6)
-    assert not bool(got[1].any()), "nothing kept, nothing to share"
+    assert not bool(got[1].any()), "no kept position, no weight"
 
 
 def test_entropy_of_known_distributions() -> None:
@@ -128,7 +128,7 @@ def test_entropy_of_known_distributions() -> None:
 
 def test_meter_against_numpy() -> None:
     values = np.random.default_rng(0).gamma(2.0, 0.6, 5000)
-    values[:7], values[7] = 0, 33.0  # some that nobody looked at, one beyond every bin
+    values[:7], values[7] = 0, 33.0  # some without attention, one beyond the last bin
     meter = MassMeter()
     for part in np.array_split(values, 9):
         meter.add(torch.from_numpy(part))
@@ -144,7 +144,7 @@ def test_meter_against_numpy() -> None:
     assert meter.share_under(50.0) == pytest.approx(1, abs=1e-3)
 
 
-def told(cross: torch.Tensor, mask: torch.Tensor, kept: torch.Tensor | None) -> Attention:
+def attention_of(cross: torch.Tensor, mask: torch.Tensor, kept: torch.Tensor | None) -> Attention:
     from l0drop import Gates
 
     gates = None if kept is None else Gates(kept.float())
@@ -164,19 +164,19 @@ def test_study_of_masses_against_loops() -> None:
     kept = torch.tensor([[1, 0, 0, 1, 1, 0], [0, 1, 1, 0, 0, 0]]).bool()
     ours, base = weights(), weights()
     study = MassStudy()
-    study.add({"sparse": told(ours, mask, kept), "baseline": told(base, mask, None)})
+    study.add({"sparse": attention_of(ours, mask, kept), "baseline": attention_of(base, mask, None)})
     got = study.as_json()
     assert got["target_tokens"] == 5
     on_kept = [float(ours[b, :, n].sum()) for b in range(2) for n in range(6) if kept[b, n]]
     assert got["systems"]["sparse"]["words"] == 5
     assert got["systems"]["sparse"]["mean"] == pytest.approx(sum(on_kept) / 5)
     assert got["share_on_dropped"]["sparse"] == pytest.approx(1 - sum(on_kept) / 5)
-    assert got["systems"]["baseline"]["mean"] == pytest.approx(5 / 10), "target length by source length"
+    assert got["systems"]["baseline"]["mean"] == pytest.approx(5 / 10), "target length / source length"
     base_kept = sum(float(base[b, :, n].sum()) for b in range(2) for n in range(6) if kept[b, n])
     assert got["systems"]["baseline_kept"]["mean"] == pytest.approx(base_kept / 5)
     assert got["systems"]["baseline_dropped"]["mean"] == pytest.approx((5 - base_kept) / 5)
     assert got["share_on_dropped"]["baseline"] == pytest.approx(1 - base_kept / 5)
-    assert got["systems"]["baseline_renormalised"]["mean"] == pytest.approx(5 / 5), "all of it on what is kept"
+    assert got["systems"]["baseline_renormalised"]["mean"] == pytest.approx(5 / 5), "all attention is on kept words"
 
 
 def test_study_of_entropies_against_loops() -> None:
@@ -200,7 +200,7 @@ def test_study_of_entropies_against_loops() -> None:
 
 
 @torch.no_grad()
-def test_maps_show_what_is_kept_and_say_what_is_not_drawn() -> None:
+def test_maps_show_kept_words_and_the_weight_on_dropped_ones() -> None:
     model, batch = observable(sparse("marian", "zero")), zoo.ragged_batch()
     got = attend(model, batch, labels())
     drawn = attention_map(got, 3, 20, TARGETS[3], got.kept)

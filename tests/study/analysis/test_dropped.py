@@ -1,4 +1,4 @@
-"""Counts of what is dropped against counting token by token."""
+"""Counts of dropped tokens, compared with counting token by token."""
 
 from collections import Counter, defaultdict
 
@@ -68,24 +68,24 @@ def test_gates(counted) -> None:
 
 def test_lengths_and_positions(counted) -> None:
     study, tokens = counted
-    places = study.places_json()
+    found = study.places_json()
     for name, value, chosen in (
         ("by_length", 4, tokens),
         ("by_position", 3, [t for t in tokens if t[1] != "EOS"]),
     ):
-        bins = places[name]["bins"]
+        bins = found[name]["bins"]
         for entry in bins:
             expected = rate([t for t in chosen if entry["from"] <= t[value] <= (entry["to"] or 10**9)])
             assert (entry["tokens"], entry["sparsity"]) == expected
         assert sum(entry["tokens"] for entry in bins) == len(chosen)
-    assert [entry["to"] for entry in places["by_length"]["bins"]] == [10, 20, 30, 60]
-    tenths = places["by_relative_position"]["bins"]
+    assert [entry["to"] for entry in found["by_length"]["bins"]] == [10, 20, 30, 60]
+    tenths = found["by_relative_position"]["bins"]
     by_tenth = defaultdict(list)
     for t in tokens:
         if t[1] != "EOS":
             by_tenth[(t[3] - 1) * 10 // (t[4] - 1)].append(t)
-    for place, entry in enumerate(tenths):
-        assert (entry["tokens"], entry["sparsity"]) == rate(by_tenth[place])
+    for number, entry in enumerate(tenths):
+        assert (entry["tokens"], entry["sparsity"]) == rate(by_tenth[number])
 
 
 def test_words_by_frequency(counted) -> None:
@@ -102,7 +102,7 @@ def test_words_by_frequency(counted) -> None:
         often = {f"word{w}": rate([t for t in whole if t[0] == w]) for w in words if seen[w] >= SEEN_AT_LEAST}
         listed = band["most_dropped"] + band["least_dropped"]
         assert {entry["word"] for entry in listed} <= set(often)
-        assert len({entry["word"] for entry in listed}) == len(listed), "no word is both"
+        assert len({entry["word"] for entry in listed}) == len(listed), "no word is in both lists"
         for entry in listed:
             assert (entry["tokens"], entry["sparsity"]) == often[entry["word"]]
         rates = [entry["sparsity"] for entry in band["most_dropped"]]
@@ -113,7 +113,7 @@ def test_words_by_frequency(counted) -> None:
         assert rates == sorted(rates)
 
 
-def test_untagged_tokens_have_no_groups_but_words() -> None:
+def test_untagged_tokens_have_words_but_no_groups() -> None:
     label = torch.tensor([[LABELS.index(name) for name in ("XX", "BPEH", "BPEO", "XX", "EOS")] + [-1]])
     got = marks({LABEL: label}, tagged=False)
     assert got.groups is None
@@ -131,7 +131,7 @@ def test_layers_of_the_layer_wise_variant(gating) -> None:
     label = torch.where(batch["attention_mask"].bool(), LABELS.index("NN"), -1)
     study.add(attend(observable(model), batch, labels), batch["input_ids"], marks({LABEL: label}, tagged=True))
     closed, real = [0, 0], 0
-    for row, length in enumerate(batch["attention_mask"].sum(1).tolist()):  # alone, on the short memory
+    for row, length in enumerate(batch["attention_mask"].sum(1).tolist()):  # each alone, on the short memory
         gates = model.get_encoder()(input_ids=batch["input_ids"][row : row + 1, :length]).layer_gates
         real += length
         for layer, found in enumerate(gates):
