@@ -26,6 +26,26 @@ def test_documents_come_in_shards_too() -> None:
         next(documents(1, seed=5, reports=0))
 
 
+def test_the_number_of_reports_can_vary() -> None:
+    lengths = [len(document.words) for document in documents(200, seed=5, reports=6, min_reports=1)]
+    fixed = {count: [len(document.words) for document in documents(200, seed=5, reports=count)] for count in (1, 6)}
+    assert min(lengths) <= max(fixed[1])
+    assert max(lengths) >= min(fixed[6])
+    assert sum(lengths) < sum(fixed[6]) / 2, "short documents are more frequent"
+    assert lengths[7:9] == [len(document.words) for document in documents(2, seed=5, reports=6, min_reports=1, start=7)]
+    with pytest.raises(ValueError, match="min_reports at most reports, got 4 and 3"):
+        next(documents(1, seed=5, reports=3, min_reports=4))
+    with pytest.raises(ValueError, match="4 is more than reports, 3"):
+        ToyCorpus(toy="documents", pairs=1, split="test", reports=3, min_reports=4)
+    with pytest.raises(ValueError, match="only the toy documents"):
+        ToyCorpus(toy="translation", pairs=1, split="test", min_reports=1)
+    plain, varying = (
+        ToyText(ToyCorpus(toy="documents", pairs=2, split="test", min_reports=least)) for least in (None, 1)
+    )
+    assert "min_reports" not in plain.inputs()[0]["toy"], "prepared corpora of earlier versions stay valid"
+    assert varying.inputs()[0]["toy"]["min_reports"] == 1
+
+
 def test_splits_are_drawn_alike_from_seeds_of_their_own() -> None:
     train = {document.target for document in documents_split("train", 400, seed=1)}
     for split in ("valid", "test"):
