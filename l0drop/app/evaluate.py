@@ -80,8 +80,13 @@ def evaluate(
         ),
     ] = None,
     documents: Annotated[
-        bool, typer.Option("--documents", help="Resample documents instead of sentences; blank lines end documents.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--documents/--sentences",
+            help="Resample documents, which end at blank lines, or sentences. Default: documents if the text has at "
+            "least 10.",
+        ),
+    ] = None,
     margin: Annotated[float, typer.Option(help="The acceptable loss, in points of the metric.", metavar="X")] = 0.5,
     metric: Annotated[
         Metric | None,
@@ -139,7 +144,7 @@ def evaluate(
 
     from l0drop.decoding.folder import generation_of
     from l0drop.models.quiet import quiet_libraries
-    from l0drop.study.evaluate import Judged, Judging, with_dense_outputs, write
+    from l0drop.study.evaluate import Judged, Judging, has_documents, with_dense_outputs, write
     from l0drop.study.evaluate import evaluate as run_evaluation
     from l0drop.study.sweep import SUMMARY, continued_run
     from l0drop.study.systems import System
@@ -173,9 +178,10 @@ def evaluate(
     given |= {"source_lang": source_lang, "target_lang": target_lang}
     generation = of_recipe | {name: value for name, value in given.items() if value is not None}
     asked = {"metric": metric and metric.value, "tokenize": tokenize and tokenize.value}
+    by_document = has_documents(text) if documents is None else documents
     how = Judging(
         **judging | {name: value for name, value in asked.items() if value is not None}, margin=margin,
-        documents=documents, languages=_languages(languages), controls=controls, resamples=resamples,
+        documents=by_document, languages=_languages(languages), controls=controls, resamples=resamples,
     )  # fmt: skip
     if text.references is None:
         model = _dense(dense, first, groups[0][1])

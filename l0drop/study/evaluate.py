@@ -43,6 +43,8 @@ Scorer = Callable[[Sequence[str], Sequence[str]], Score]
 Files = dict[str, str | bytes]
 
 METRICS_FILE = "metrics.json"
+ENOUGH_DOCUMENTS = 10
+"""With fewer documents, a stray blank line is more likely than real documents."""
 AGREEMENT = "scores against a dense model's outputs measure agreement with that model, not quality"
 
 
@@ -85,6 +87,11 @@ class EvaluationText:
     def of_scored(self, texts: Sequence[str] | None) -> list[str]:
         assert texts is not None, "with_dense_outputs was not called"
         return [texts[line] for line in self.scored]
+
+
+def has_documents(text: EvaluationText) -> bool:
+    """Whether blank lines divide the text into enough documents to resample them."""
+    return text.documents[-1] + 1 >= ENOUGH_DOCUMENTS
 
 
 def read_text(pairs: Iterable[Pair], name: str, inputs: list[dict[str, Any]]) -> EvaluationText:

@@ -123,6 +123,18 @@ def test_int8_against_the_same_model(sparse: Path, text: dict[str, Path], tmp_pa
     assert f"{same} of 24 outputs are identical to the baseline model's" in said
 
 
+def test_documents_are_resampled_if_the_text_has_them(text: dict[str, Path], tmp_path: Path, l0drop: Command) -> None:
+    for name in ("source", "target", "outputs"):
+        text[name].write_text(text[name].read_text() * 2)  # twelve documents
+    common = ["--source", text["source"], "--reference", text["target"], "--baseline", text["target"]]
+    for option, unit in (([], "document"), (["--sentences"], "sentence")):
+        code, said = l0drop("evaluate", text["outputs"], *common, "--output", tmp_path / "out", *option)
+        assert code == 0, said
+        found = json.loads((tmp_path / "out" / "metrics.json").read_text())["runs"][0]["differences"]["bleu"]
+        assert (found["unit"], found["units"]) == (unit, 12 if unit == "document" else 48)
+        assert f"bounds over {found['units']} {unit}s, for this pair of models only" in said
+
+
 def test_files_of_several_runs(text: dict[str, Path], tmp_path: Path, l0drop: Command) -> None:
     arguments = ["--source", text["source"], "--reference", text["target"], "--output", tmp_path / "out"]
     baselines = ["--baseline", text["target"], "--baseline", text["outputs"]]

@@ -1,13 +1,22 @@
 """Evaluation of outputs in files: scores, comparisons, controls, and the files it writes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from l0drop.data import metrics
 from l0drop.data.text import CorpusError
-from l0drop.study.evaluate import Judging, control_scores, evaluate, read_files, with_dense_outputs, write
+from l0drop.study.evaluate import (
+    Judging,
+    control_scores,
+    evaluate,
+    has_documents,
+    read_files,
+    with_dense_outputs,
+    write,
+)
 from l0drop.study.systems import System
 from tests.study.test_significance import BAD, GOOD, REFS
 
@@ -47,6 +56,8 @@ def test_blank_lines_are_not_scored_but_kept(files: dict[str, Path]) -> None:
 def test_blank_lines_separate_documents(files: dict[str, Path]) -> None:
     text = read_files(files["source"], files["reference"])
     assert text.documents == [number // 7 for number in range(40)]
+    assert not has_documents(text), "six documents are too few to resample by default"
+    assert has_documents(replace(text, documents=[number // 4 for number in range(40)]))
     systems = [System(files["bad"])], [System(files["good"])]
     by_sentence, _ = evaluate(*systems, text, Judging(margin=1), {})
     by_document, _ = evaluate(*systems, text, Judging(margin=1, documents=True), {})
