@@ -1,9 +1,9 @@
-"""Train the tagger that comes with l0drop from a treebank, and say how good and how fast it is.
+"""Train the English tagger of l0drop on a treebank, and measure its accuracy and speed.
 
     python scripts/train_tagger.py data/ewt/train.tagged.xz data/ewt/test.tagged.xz
 
-A treebank is text with one sentence per line, each word as word_TAG with Penn tags, plain, .gz or .xz. The shipped
-weights are made from UD English-EWT (CC BY-SA 4.0), its train and test files with the form and the XPOS of each word.
+A treebank file has one sentence per line, each word as word_TAG with Penn tags; plain, .gz or .xz. The weights in
+packages/l0drop-tagger come from UD English-EWT (CC BY-SA 4.0): form and XPOS of each word in its train and test files.
 """
 
 import argparse
@@ -25,7 +25,7 @@ Sentence = list[tuple[str, str]]
 
 
 def read_treebank(path: Path) -> list[Sentence]:
-    """Sentences as words with their tags; ValueError names the line of what is not a Penn tag."""
+    """Sentences as lists of word and tag; a ValueError names the line of a tag that is not a Penn tag."""
     sentences = []
     for number, line in enumerate(read_lines(path), 1):
         sentence = []
@@ -42,10 +42,10 @@ def read_treebank(path: Path) -> list[Sentence]:
 
 
 class Trainer:
-    """The averaged perceptron: after each mistake, features vote more for the right tag and less for the chosen one.
+    """The averaged perceptron: after each error, features get more weight for the right tag, less for the chosen one.
 
-    The result is the mean of the weights over all steps. `late` sums each change times the step it was made at, so that
-    the mean is weights - late / steps.
+    The result is the mean of the weights over all steps. `late` sums each change times the step of the change, so the
+    mean is weights - late / steps.
     """
 
     def __init__(self, sentences: Sequence[Sentence], seed: int) -> None:
@@ -65,13 +65,13 @@ class Trainer:
     def _example(self, sentence: Sentence) -> tuple[list[list[int]], list[int]]:
         words = [None, None, *(word for word, _ in sentence), None, None]
         features = [
-            [self._row(feature) for offset in OFFSETS for feature in word_features(words[place + 2 + offset], offset)]
-            for place in range(len(sentence))
+            [self._row(feature) for offset in OFFSETS for feature in word_features(words[i + 2 + offset], offset)]
+            for i in range(len(sentence))
         ]
         return features, [self.tags.index(tag) for _, tag in sentence]
 
     def epoch(self) -> float:
-        """Learn from every sentence once, in random order; the share of tags that were right."""
+        """Train on every sentence once, in random order; return the share of correct tags."""
         right = 0
         for features, tags in self.random.sample(self.examples, len(self.examples)):
             before = second = len(self.tags)
@@ -81,7 +81,7 @@ class Trainer:
                 chosen = int(self.weights[active].sum(0).argmax())
                 right += chosen == tag
                 if chosen != tag:
-                    distinct = list(set(active))  # a short word's suffixes can be the same feature twice
+                    distinct = list(set(active))  # two suffixes of a short word can be the same feature
                     self.weights[distinct, tag] += 1
                     self.weights[distinct, chosen] -= 1
                     self.late[distinct, tag] += self.steps
@@ -90,7 +90,7 @@ class Trainer:
         return right / sum(len(tags) for _, tags in self.examples)
 
     def averaged(self, smallest: float) -> dict[str, list[int]]:
-        """Features with the weights that are at least `smallest`, in the form in which they are stored."""
+        """Features with weights of at least `smallest`, in the format of the file."""
         mean = self.weights - self.late / max(1, self.steps)
         whole = np.where(np.abs(mean) < smallest, 0, np.rint(mean * SCALE)).astype(int)
         return dict(self._stored(whole))
@@ -103,7 +103,7 @@ class Trainer:
 
 
 def accuracy(tagger: PerceptronTagger, sentences: Sequence[Sentence]) -> dict[str, float]:
-    """Shares of right tags and of right groups, and words per second."""
+    """Shares of correct tags and correct groups, and words per second."""
     start = time.perf_counter()
     chosen = [tag for tags in tagger.tag([[word for word, _ in sentence] for sentence in sentences]) for tag in tags]
     seconds = time.perf_counter() - start
@@ -121,16 +121,20 @@ def main() -> None:
     parser.add_argument("train", type=Path)
     parser.add_argument("test", type=Path)
     parser.add_argument("--out", type=Path, default=WEIGHTS)
-    parser.add_argument("--treebank", default="UD English-EWT, CC BY-SA 4.0", help="its name and licence, for the file")
+    parser.add_argument(
+        "--treebank",
+        default="UD English-EWT, CC BY-SA 4.0",
+        help="its name and licence",
+    )
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--smallest", type=float, default=0.7, help="weights below it are left out")
+    parser.add_argument("--smallest", type=float, default=0.7, help="drop smaller weights")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     train, test = read_treebank(options.train), read_treebank(options.test)
     start = time.perf_counter()
     trainer = Trainer(train, options.seed)
     for epoch in range(options.epochs):
-        print(f"epoch {epoch + 1}: {trainer.epoch():.2%} of the training tags right")
+        print(f"epoch {epoch + 1}: {trainer.epoch():.2%} of the training tags correct")
     print(f"trained in {time.perf_counter() - start:.0f} s")
     weights = trainer.averaged(options.smallest)
     measured = accuracy(PerceptronTagger(trainer.tags, weights, "just trained"), test)
@@ -150,7 +154,7 @@ def main() -> None:
     partial.write_bytes(gzip.compress(text.encode(), mtime=0))
     partial.replace(options.out)
     print(f"{options.out}: {len(weights):,} features, {options.out.stat().st_size / 1e6:.2f} MB")
-    print(f"on {options.test}: {measured['accuracy']:.2%} of the tags right, ", end="")
+    print(f"on {options.test}: {measured['accuracy']:.2%} of the tags correct, ", end="")
     print(f"{measured['accuracy of groups']:.2%} of the groups, {measured['words per second']:,.0f} words per second")
 
 

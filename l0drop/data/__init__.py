@@ -1,1 +1,1 @@
-"""Text: reading it, cutting it into tokens and batches, and scoring what comes out."""
+"""Text: read it, tokenize it, make batches, and score outputs."""

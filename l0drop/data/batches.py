@@ -1,15 +1,15 @@
 """Batches of a fixed token budget, the same for any number of processes and any accumulation.
 
-An optimizer step's sentences are chosen first, from lengths, seed and epoch alone: rows × longest side of the whole
-step stay within the budget. Only then is the step cut into processes × accumulation micro-batches. So what a step
-learns from does not depend on the machines it runs on.
+The sentences of an optimizer step are chosen first, from lengths, seed and epoch alone, such that sentences × longest
+side of the whole step stays within the budget. Then the step is split into processes × accumulation micro-batches. So
+the sentences of a step do not depend on the number of machines.
 
-A step of long sentences holds few of them, yet each micro-batch needs one. With M = budget // longest sentence, a step
-that was filled has at least M sentences, and the last one of a pool shares with the one before it, which leaves
-both at least (M + 1) // 2. Nothing is dropped, nothing repeated.
+A step of long sentences has few of them, but each micro-batch needs at least one. With M = budget // longest sentence,
+a full step has at least M sentences. The last step of a pool shares sentences with the step before it, so that both
+have at least (M + 1) // 2. Every sentence occurs exactly once in an epoch.
 
-With `multiple`, batches have few shapes: lengths count as rounded up, both sides of a step are padded to one length,
-and steps are filled from the longest sentence down, so that the rows of a step follow from its length.
+With `multiple`, batches have few shapes: lengths are rounded up to a multiple, both sides of a step are padded to the
+same length, and steps are filled from the longest sentence down, so that the length of a step determines its size.
 """
 
 from bisect import bisect_right
@@ -27,9 +27,9 @@ from l0drop.data.corpus import Example
 class Step:
     """The sentences of one optimizer step, and its totals over all processes.
 
-    `micro_batches[rank][i]` has the indices that process `rank` handles in its i-th micro-batch; `mine` are those of
-    this process. Token counts are of real tokens; `padded_tokens` is rows × longest side, summed over micro-batches.
-    `length` is what both sides are to be padded to, None for each to its own longest sentence.
+    `micro_batches[rank][i]` has the indices that process `rank` handles in its i-th micro-batch; `mine` is the list of
+    this process. Token counts exclude padding; `padded_tokens` is sentences × longest side, summed over micro-batches.
+    Both sides are padded to `length`; None pads each side to its longest sentence.
     """
 
     epoch: int
@@ -47,7 +47,7 @@ class TokenBatches:
     """An endless, repeatable sequence of steps over a corpus, each of at most `budget` padded tokens.
 
     Each epoch shuffles the corpus, sorts pools of `pool` to 2·`pool` sentences by length (the longer side), fills
-    steps from them, and shuffles the steps. `max_sentences` limits the rows of a step. `multiple`: see above.
+    steps from them, and shuffles the steps. `max_sentences` limits the size of a step. `multiple`: see above.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class TokenBatches:
             raise ValueError(f"rank={rank} is not one of {processes} processes")
         self._lengths, self._multiple = np.maximum(self._source, self._target), multiple
         if multiple is not None and len(self._lengths):
-            # no longer than the longest: a model may have positions for no more
+            # not beyond the longest sentence: the model may not have more positions
             self._lengths = np.minimum(-(-self._lengths // multiple) * multiple, self._lengths.max())
         self._budget, self._seed, self._pool = budget, seed, pool
         self._max_sentences = budget if max_sentences is None else max_sentences
@@ -80,7 +80,7 @@ class TokenBatches:
         self._check_every_micro_batch_gets_a_sentence()
 
     def steps(self, epoch: int) -> Iterator[Step]:
-        """The steps of one epoch: every sentence in exactly one of them."""
+        """The steps of one epoch; every sentence is in exactly one of them."""
         return self._steps(epoch, self._plan(epoch), 0)
 
     def steps_from(self, global_step: int) -> Iterator[Step]:
@@ -108,8 +108,8 @@ class TokenBatches:
         if fewest * self._lengths[longest] > self._budget:
             raise ValueError(
                 f"sentence {longest} has {self._lengths[longest]} tokens, but a budget of {self._budget} tokens per "
-                f"step with {split} only takes sentences of up to {self._budget // fewest}: "
-                "raise the budget, lower the accumulation, or cut sentences shorter"
+                f"step with {split} only allows sentences of up to {self._budget // fewest}: "
+                "raise the budget, lower the accumulation, or truncate sentences"
             )
         if self._max_sentences < fewest:
             raise ValueError(f"max_sentences={self._max_sentences} is too few for {split}: at least {fewest}")
@@ -127,7 +127,7 @@ class TokenBatches:
         return [steps[i] for i in _shuffle(np.arange(len(steps)), order)]
 
     def _cuts(self, lengths: np.ndarray) -> list[int]:
-        """Where to cut ascending lengths so that each step is as full as it can be, and none is too small."""
+        """Where to cut ascending lengths so that each step is as full as possible and none is too small."""
         if self._multiple is not None:
             return self._cuts_from_the_longest(lengths)
         cuts = [0]
@@ -141,7 +141,7 @@ class TokenBatches:
         return cuts[1:-1]
 
     def _cuts_from_the_longest(self, lengths: np.ndarray) -> list[int]:
-        """The same, where the rows of a step follow from its longest sentence; the one of the shortest has the rest."""
+        """The same for `multiple`: fill steps from the longest sentence down; the shortest ones fill the last step."""
         cuts = [len(lengths)]
         while cuts[-1] > 0:
             rows = min(self._max_sentences, self._budget // int(lengths[cuts[-1] - 1]))
@@ -158,7 +158,7 @@ class TokenBatches:
             if self._multiple is not None:
                 lengths = np.full_like(lengths, lengths[-1])
             parts = np.split(sentences, _balanced_cuts(lengths, self._processes * self._accumulation))
-            # Processes wait for each other after every micro-batch, so they get neighbours in length.
+            # Processes wait for each other after every micro-batch, so they get sentences of similar lengths.
             micro_batches = tuple(tuple(parts[rank :: self._processes]) for rank in range(self._processes))
             yield Step(
                 epoch=epoch,
@@ -180,8 +180,8 @@ def collate(
 ) -> dict[str, Any]:
     """Pad examples into tensors: input_ids, attention_mask, labels (unless source-only), hints and index.
 
-    `hints` is a dict of [B, N] tensors with -1 on padding; `index` [B] says which examples of the corpus these are.
-    `length`: pad both sides to it; left out, each to its own longest.
+    `hints` is a dict of [B, N] tensors with -1 on padding; `index` [B] has the examples' indices in the corpus.
+    `length`: pad both sides to this length (default: each side to its longest sentence).
     """
     sources = [example.source for example in examples]
     hints = {name: _padded([example.hints[name] for example in examples], -1, length) for name in examples[0].hints}
@@ -193,7 +193,7 @@ def collate(
     }
     targets = [example.target for example in examples if example.target is not None]
     if targets:
-        assert len(targets) == len(examples), "a corpus has targets or has none"
+        assert len(targets) == len(examples), "either all examples have targets or none has"
         batch["labels"] = _padded(targets, label_pad, length)
     return batch
 
@@ -206,7 +206,7 @@ def _padded(rows: Sequence[np.ndarray], padding: int, length: int | None = None)
 
 
 def _shuffle(items: np.ndarray, bits: np.random.PCG64) -> np.ndarray:
-    """Items in random order, from raw bits, which numpy promises never to change, unlike Generator.permutation."""
+    """Items in random order. numpy guarantees that raw bits never change, which Generator.permutation may."""
     return items[np.argsort(bits.random_raw(len(items)), kind="stable")]
 
 
@@ -226,12 +226,12 @@ def _balanced_cuts(lengths: np.ndarray, parts: int) -> list[int]:
         else:
             high = middle
     cuts = _runs(lengths, high, parts)
-    assert cuts is not None, "equally many rows per part always fit"
+    assert cuts is not None, "parts of equal size always fit"
     return cuts
 
 
 def _runs(lengths: np.ndarray, area: int, parts: int) -> list[int] | None:
-    """The inner cuts of `parts` runs, none empty, each within `area`; None if there are no such cuts."""
+    """The inner cuts of `parts` non-empty runs, each within `area`; None if there are no such cuts."""
     ends = [0]
     for runs_after in reversed(range(parts)):
         ends.append(_fill(lengths, ends[-1], len(lengths) - runs_after, area))

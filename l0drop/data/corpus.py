@@ -3,9 +3,9 @@
 A corpus is a folder that `l0drop.data.prepare` writes:
 
     source.ids  source.offsets     token ids of all sentences end to end; sentence i is ids[offsets[i]:offsets[i + 1]]
-    target.ids  target.offsets     the same for the target; absent in a source-only corpus
+    target.ids  target.offsets     the same for the target; absent from a source-only corpus
     hints.NAME                     one integer per source token, for gates that need more than ids
-    manifest.json                  what it was made from, how, and what was skipped or cut
+    manifest.json                  inputs, settings, and counts of skipped and truncated lines
 """
 
 import hashlib
@@ -25,10 +25,10 @@ MANIFEST = "manifest.json"
 
 @dataclass
 class Summary:
-    """What became of the lines of a text.
+    """How many lines of a text were used, skipped and truncated.
 
-    `blank` lines have no text on any side, `one_sided` ones lack a side; all others are in a pair, or, when documents
-    were joined, share one.
+    `blank` lines are empty on all sides, `one_sided` lines on one of two. All others became a pair; if documents were
+    joined, several lines share a pair.
     """
 
     lines: int = 0
@@ -53,7 +53,7 @@ class Example:
 
 @dataclass(frozen=True, eq=False)
 class TokenizedCorpus:
-    """A prepared corpus on disk, of which `corpus[i]` reads one example; other processes share its pages."""
+    """A prepared corpus on disk; `corpus[i]` reads one example. Processes share its memory pages."""
 
     folder: Path
     manifest: Mapping[str, Any] = field(repr=False)
@@ -63,7 +63,7 @@ class TokenizedCorpus:
 
     @classmethod
     def open(cls, folder: Path | str) -> "TokenizedCorpus":
-        """Map a prepared folder; one that is not whole or of another format raises CorpusError."""
+        """Map a prepared folder; CorpusError if it is incomplete or has another format."""
         folder = Path(folder)
         manifest = _read_manifest(folder)
         columns = {name: _map(folder / name, layout) for name, layout in manifest["columns"].items()}
@@ -82,7 +82,7 @@ class TokenizedCorpus:
 
     @property
     def made_from(self) -> str:
-        """A digest of the text and of how it was prepared, wherever the text stands."""
+        """A digest of the text and of the settings it was prepared with; file paths do not count."""
         request = dict(self.manifest["request"])
         request["inputs"] = [{key: value for key, value in one.items() if key != "path"} for one in request["inputs"]]
         return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
@@ -133,6 +133,6 @@ def _map(path: Path, layout: Mapping[str, Any]) -> np.ndarray:
     size = path.stat().st_size if path.is_file() else 0
     if size != length * dtype.itemsize:
         raise CorpusError(
-            f"{path} has {size} bytes, the manifest says {length * dtype.itemsize}: prepare the corpus again"
+            f"{path} has {size} bytes, but the manifest says {length * dtype.itemsize}: prepare the corpus again"
         )
     return np.memmap(path, dtype=dtype, mode="r", shape=(length,))

@@ -1,15 +1,15 @@
-"""Hints: what rules and analyses need to know about source tokens beside their ids, made from text.
+"""Hints: facts about source tokens that rules and analyses need in addition to token ids, computed from text.
 
 | hint       | each token's                                                                                        |
 |------------|-----------------------------------------------------------------------------------------------------|
 | `label`    | number in `l0drop.core.groups.LABELS`: a Penn tag, BPEH, BPEO or EOS; `group_of` gives its group    |
 | `frequent` | share of the training tokens, in billionths, in words at least as frequent as this token's word     |
-| `rare`     | the same for words at least as rare; words that training did not see are the rarest                 |
+| `rare`     | the same for words at least as rare; words that are not in the training text are the rarest         |
 
-What a word is, `l0drop.data.words` says; its tag is that of the tagger's word at its first character.
+`l0drop.data.words` defines words. A word's tag is the tag of the tagger's word at its first character.
 
-What an annotator was made with is stored beside the model as `hints.json`, so that text can be annotated again in the
-same way: `annotator_for(folder, tokenizer)(texts, tokenizer(texts))`.
+An annotator's settings are stored in the model folder as `hints.json`, so that later texts are annotated in the same
+way: `annotator_for(folder, tokenizer)(texts, tokenizer(texts))`.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ FORMAT = 1
 FILE = "hints.json"
 NAMES = (LABEL, FREQUENT, RARE)
 LISTED = 50_000
-"""How many words the stored frequencies list; the rarer ones count as one word with what they make up together."""
+"""Number of words in the stored frequencies; all rarer words count as one word."""
 
 # --- labels and frequencies -------------------------------------------------------------------------------------------
 
@@ -57,13 +57,13 @@ def labels(words: TokenWords, tagged: Sequence[TaggedWord]) -> list[int]:
 
 
 CountedToken = tuple[str, bool] | None
-"""A token's word and whether it is the first token of it; None for what the tokenizer added."""
+"""A token's word, and whether the token is its first one; None for special tokens."""
 
 
 def counted_tokens(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], encoding: BatchEncoding
 ) -> list[list[CountedToken]]:
-    """What `Frequencies.count` counts, for every token of some texts."""
+    """The tokens of some texts, as `Frequencies.count` takes them."""
     rows: list[list[CountedToken]] = []
     for text, spans in zip(texts, token_spans(tokenizer, texts, encoding), strict=True):
         words = token_words(text, spans)
@@ -78,9 +78,9 @@ def counted_tokens(
 
 @dataclass(frozen=True)
 class Frequencies:
-    """Words of the training text from the most frequent on, each with the tokens that all its occurrences have.
+    """Words of the training text, most frequent first, each with the number of tokens in all its occurrences.
 
-    tokens: of the whole text, EOS included. beyond: of the words that are not listed.
+    tokens: number of tokens in the whole text, including EOS. beyond: number of tokens in words that are not listed.
     """
 
     words: Mapping[str, int]
@@ -97,7 +97,7 @@ class Frequencies:
 
     @classmethod
     def count(cls, rows: Iterable[Sequence[CountedToken]], listed: int = LISTED) -> "Frequencies":
-        """From the tokens of a text; words that occur equally often are ranked by their letters."""
+        """Count the tokens of a text; equally frequent words are ranked alphabetically."""
         occurrences: Counter[str] = Counter()
         tokens: Counter[str] = Counter()
         total = 0
@@ -116,7 +116,7 @@ class Frequencies:
         return self._shares.get(word) or (WHOLE, self._share(self.beyond))
 
     def _share(self, tokens: int) -> int:
-        return -(-tokens * WHOLE // self.tokens)  # rounded up: a share is never more than it says
+        return -(-tokens * WHOLE // self.tokens)  # rounded up, so that the true share never exceeds it
 
 
 # --- the annotator ----------------------------------------------------------------------------------------------------
@@ -124,9 +124,9 @@ class Frequencies:
 
 @dataclass(frozen=True, eq=False)
 class TextAnnotator:
-    """Makes hints of texts and their encodings: an `Annotator` for `prepare_corpus`, and for text that is decoded.
+    """Computes hints from texts and their encodings: an `Annotator` for `prepare_corpus` and for decoding.
 
-    names: which hints. tagger, language: for labels; see `open_tagger`. frequencies: for shares.
+    names: the hints to compute. tagger, language: for `label`; see `open_tagger`. frequencies: for `frequent`, `rare`.
     """
 
     names: tuple[str, ...]
@@ -141,7 +141,7 @@ class TextAnnotator:
         if unknown:
             raise ValueError(f"hints: no hint is called {unknown[0]!r} (known: {', '.join(NAMES)})")
         if self.counts and self.frequencies is None:
-            raise ValueError("frequencies: the hints frequent and rare need those of the training text")
+            raise ValueError("frequencies: the hints frequent and rare need the word frequencies of the training text")
         object.__setattr__(self, "_tagger", open_tagger(self.tagger, self.language) if self.tags else None)
 
     @property
@@ -158,12 +158,12 @@ class TextAnnotator:
         return hashlib.sha256(json.dumps(made_with).encode()).hexdigest()
 
     def read(self, text: str) -> str:
-        """The text as a tokenizer is to see it: word_TAG without its tags, which stay known to `__call__`."""
+        """The text for the tokenizer. From pretagged text the tags are removed, and kept for `__call__`."""
         has_tags = not isinstance(text, TaggedText) and self.tags and self.tagger == PRETAGGED
         return TaggedText.read(text) if has_tags else text
 
     def __call__(self, texts: Sequence[str], encoding: BatchEncoding) -> Mapping[str, list[list[int]]]:
-        """For each name and text, one integer per token of `encoding`, which is `tokenizer(texts)`, padded or not."""
+        """For each hint and text, one integer per token of `encoding` = `tokenizer(texts)`, padded or not."""
         spans = token_spans(self.tokenizer, texts, encoding)
         rows = [token_words(text, row) for text, row in zip(texts, spans, strict=True)]
         hints: dict[str, list[list[int]]] = {}
@@ -181,7 +181,7 @@ class TextAnnotator:
         return [(WHOLE, WHOLE) if number is None else known[number] for number in words.numbers]
 
     def save(self, folder: Path | str) -> None:
-        """Write `hints.json` into a model's folder, for `annotator_for`."""
+        """Write `hints.json` into a model folder, for `annotator_for`."""
         write_whole(Path(folder) / FILE, json.dumps(self._stored(), ensure_ascii=False) + "\n")
 
     def _stored(self) -> dict[str, Any]:
@@ -195,7 +195,7 @@ class TextAnnotator:
 
 
 def annotator_for(model: Path | str, tokenizer: PreTrainedTokenizerBase) -> TextAnnotator | None:
-    """The annotator that a model, in a folder or on the hub, was saved with; None for a model that needs no hints."""
+    """The annotator saved with a model, in a folder or on the hub; None for a model that needs no hints."""
     local = Path(model).is_dir()
     found = Path(model) / FILE if local else _from_hub(str(model))
     if found is None or not found.exists():

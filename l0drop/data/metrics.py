@@ -1,4 +1,4 @@
-"""Scores of generated text, each with the signature it takes to repeat it, and counts of what the gates did."""
+"""Scores of generated text, each with a signature that says how to reproduce it."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ _SENTENCE_END = re.compile(r"""(?<=[.!?])\s+|(?<=[.!?]["'”’)])\s+""")
 
 @dataclass(frozen=True)
 class Score:
-    """A number, what it is called, how to get it again, and the numbers behind it."""
+    """A value with its name, its signature, and the numbers it is computed from."""
 
     name: str
     value: float
@@ -31,7 +31,7 @@ class Score:
 
 
 def bleu(hyps: Sequence[str], refs: Sequence[str], tokenize: BleuTokenizer = "13a", lowercase: bool = False) -> Score:
-    """sacreBLEU of detokenized text; with tokenize="none" the text counts as tokenized at its spaces."""
+    """sacreBLEU of detokenized text; with tokenize="none", the text is split at spaces."""
     if tokenize not in _BLEU_TOKENIZERS:
         raise ValueError(f"tokenize={tokenize!r} is not one of {', '.join(_BLEU_TOKENIZERS)}")
     return _bleu("BLEU", hyps, refs, BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none"))
@@ -41,16 +41,16 @@ def bleu_paper(hyps: Sequence[str], refs: Sequence[str]) -> Score:
     """Tokenized case-sensitive BLEU, as papers report it for WMT14 En-De, from detokenized text.
 
     Both sides are tokenized by mteval-v13a's rules and hyphenated compounds are split, "a-b" to "a ##AT##-##AT## b",
-    as in the widespread get_ende_bleu.sh; then BLEU without smoothing, as in multi-bleu.perl. Those scripts start from
-    the Moses tokenizer, so the value is near, not equal, to theirs.
+    as in the common script get_ende_bleu.sh; then BLEU without smoothing, as in multi-bleu.perl. Those scripts use the
+    Moses tokenizer, so their values differ slightly.
     """
     metric = BLEU(tokenize="none", smooth_method="none", force=True)
     return _bleu("BLEU-paper", hyps, refs, metric, compound_split, tokenization="13a+compound-split")
 
 
 def compound_split(text: str) -> str:
-    """Text as `bleu_paper` compares it."""
-    # One pass, as in the script: in "a-b-c" the second hyphen stays, because "b" is taken by the first.
+    """Text as tokenized by `bleu_paper`."""
+    # One pass, as in the script: in "a-b-c" the second hyphen stays, because the first match consumes "b".
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", _TOKENIZER_13A(text))
 
 
@@ -66,8 +66,8 @@ def chrf(hyps: Sequence[str], refs: Sequence[str]) -> Score:
 def rouge(hyps: Sequence[str], refs: Sequence[str]) -> Score:
     """ROUGE-L (Lsum) as the value, ROUGE-1 and ROUGE-2 in the details: mean F-measure × 100, with Porter's stemmer.
 
-    Lsum compares sentence by sentence. Sentences are lines; a text without a line feed is cut after ., ! or ? (and a
-    closing quote or bracket) before white space. rouge-score only sees a-z and 0-9, so this is for English.
+    Lsum compares sentence by sentence. Sentences are lines; a text without a line feed is split at white space
+    after ., ! or ? (and a closing quote or bracket). rouge-score reads only a-z and 0-9, so this is for English.
     """
     details = {kind: 100 * float(np.mean(scores)) for kind, scores in rouge_of_texts(hyps, refs).items()}
     signature = f"nrefs:1|stem:porter|sent:lines-or-.!?|agg:mean-F|rouge-score:{version('rouge-score')}"
@@ -75,8 +75,8 @@ def rouge(hyps: Sequence[str], refs: Sequence[str]) -> Score:
 
 
 def rouge_of_texts(hyps: Sequence[str], refs: Sequence[str]) -> dict[str, list[float]]:
-    """F-measures of each text, whose means are `rouge`."""
-    from rouge_score.rouge_scorer import RougeScorer  # brings all of nltk, which nothing else needs
+    """F-measures of each text; their means are the scores of `rouge`."""
+    from rouge_score.rouge_scorer import RougeScorer  # imports all of nltk, which nothing else needs
 
     _check(hyps, refs)
     scorer = RougeScorer(list(_ROUGE_TYPES), use_stemmer=True)
@@ -104,7 +104,7 @@ def _bleu(
 
 def _check(hyps: Sequence[str], refs: Sequence[str]) -> None:
     if len(hyps) != len(refs):
-        raise ValueError(f"{len(hyps)} hypotheses but {len(refs)} references: each needs exactly one")
+        raise ValueError(f"{len(hyps)} hypotheses but {len(refs)} references: each hypothesis needs exactly one")
     if not hyps:
         raise ValueError("there is nothing to score: no hypotheses and no references")
 

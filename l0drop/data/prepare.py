@@ -1,4 +1,4 @@
-"""Preparing a corpus: parallel text in, token ids on disk, in memory that does not grow with the text."""
+"""Tokenize parallel text into a corpus on disk; memory use does not grow with the text."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,14 +16,14 @@ from l0drop.data.text import CorpusError, Pair, ParallelText
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.data.whole import locked, whole_folder
 
-CHUNK = 1_000  # pairs tokenized at once, and all that is ever in memory
+CHUNK = 1_000  # pairs tokenized at once and held in memory
 T = TypeVar("T")
 
 
 class Annotator(Protocol):
     """Computes hints: for each of its `names`, and each text of a chunk, one integer per token of the encoding.
 
-    `fingerprint` changes whenever its results would.
+    `fingerprint` changes whenever the results would.
     """
 
     @property
@@ -47,14 +47,14 @@ def prepare_corpus(
     progress: Callable[[int], None] | None = None,
     instead: Path | None = None,
 ) -> TokenizedCorpus:
-    """Tokenize `text` into `out_dir`, or open what is there if it was made from the same text in the same way.
+    """Tokenize `text` into `out_dir`, or open the corpus there if it was made from the same text and settings.
 
-    `instead` is another folder that is opened, and nothing written, if it was.
+    If the folder `instead` holds such a corpus, it is opened and nothing is written.
 
-    Lines blank on one side or on both are skipped and counted. With `documents`, neighbouring lines are joined by a
-    space as long as both sides stay within their limits; a line blank on both sides ends a document, and a prefix of
-    the text (`Prefixed`) stands before each document once. Sequences longer than `max_source` or `max_target` tokens
-    are cut, but keep the special tokens that close them. `progress` is called with the number of lines read so far.
+    Lines that are blank on one or both sides are skipped and counted. With `documents`, consecutive lines are joined
+    by a space while both sides stay within their limits; a line that is blank on both sides ends a document, and the
+    prefix of the text (`Prefixed`) is put before each document once. Sequences longer than `max_source` or `max_target`
+    tokens are truncated, but keep their closing special tokens. `progress` receives the number of lines read so far.
     """
     out_dir = Path(out_dir)
     sides = _sides(text, tokenizers, max_source, max_target)
@@ -79,7 +79,7 @@ def prepare_corpus(
 def usable_pairs(
     text: ParallelText, tokenizers: TokenizerPair, *, max_source: int, max_target: int, documents: bool = False
 ) -> Iterator[Pair]:
-    """The pairs that `prepare_corpus` makes examples of, in their order, as text: uncut references for scoring."""
+    """The pairs that `prepare_corpus` turns into examples, as text and in order: full references for scoring."""
     sides = _sides(text, tokenizers, max_source, max_target)
     return _documents(text, sides, Summary()) if documents else _sentences(text, Summary())
 
@@ -93,7 +93,7 @@ def source_rows(
     max_target: int,
     documents: bool = False,
 ) -> Iterator[list[T]]:
-    """What `per_token` says of each source token of the examples that `prepare_corpus` makes, cut as they are."""
+    """The results of `per_token` for the source tokens of the examples that `prepare_corpus` makes, truncated alike."""
     side, *_ = sides = _sides(text, tokenizers, max_source, max_target)
     for chunk in _chunks(_documents(text, sides, Summary()) if documents else _sentences(text, Summary())):
         texts, _ = _texts(chunk)
@@ -109,16 +109,16 @@ def _sides(text: ParallelText, tokenizers: TokenizerPair, max_source: int, max_t
 
 
 class _Side:
-    """How the texts of one side become at most `limit` token ids each."""
+    """Tokenizes the texts of one side into at most `limit` ids each."""
 
     def __init__(self, name: str, tokenizer: PreTrainedTokenizerBase, limit: int) -> None:
         self.name, self.limit = name, limit
         self._tokenizer = tokenizer
-        # Text may end in an unknown word; only what the tokenizer adds must outlive a cut.
+        # Text may end in an unknown word; only tokens that the tokenizer adds must survive truncation.
         self._special = frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
         self.room = limit - len(self.encode([""])["input_ids"][0])
         if self.room < 1:
-            raise ValueError(f"max_{name}={limit} leaves no room beside the {limit - self.room} special tokens")
+            raise ValueError(f"max_{name}={limit} leaves no room next to the {limit - self.room} special tokens")
         largest = max(tokenizer.get_vocab().values())
         self.dtype = np.dtype(np.uint16 if largest <= np.iinfo(np.uint16).max else np.uint32)
 
@@ -129,7 +129,7 @@ class _Side:
         )
 
     def cut(self, ids: Sequence[int]) -> tuple[int, int]:
-        """Start and end of what has to go: the last tokens before the closing special ones."""
+        """Start and end of the tokens to remove: the last ones before the closing special tokens."""
         if len(ids) <= self.limit:
             return len(ids), len(ids)
         closing = 0
@@ -187,8 +187,8 @@ def _write(
             if progress:
                 progress(summary.lines)
     if summary.pairs == 0:
-        taught = any("teacher" in item for item in request["inputs"])
-        blank = "blank, or what the teacher makes of it is" if taught else "blank on some side"
+        distilled = any("teacher" in item for item in request["inputs"])
+        blank = "blank, or the teacher's output for it is" if distilled else "blank on some side"
         raise CorpusError(f"{_described(request)}: each of the {summary.lines} lines is {blank}")
     for side in sides:
         setattr(summary, f"truncated_{side.name}", truncated[side.name])
@@ -203,7 +203,7 @@ def _write(
 
 
 def _sentences(text: ParallelText, summary: Summary) -> Iterator[Pair]:
-    """The pairs with text on every side."""
+    """The pairs that have text on every side."""
     for pair in text:
         summary.lines += 1
         if pair.is_blank:
@@ -215,13 +215,13 @@ def _sentences(text: ParallelText, summary: Summary) -> Iterator[Pair]:
 
 
 def _documents(text: ParallelText, sides: list[_Side], summary: Summary) -> Iterator[Pair]:
-    """Neighbouring pairs joined, as many as every side has room for; what stands before every source, once."""
+    """Consecutive pairs, joined while both sides stay within their limits; the prefix is put before each join once."""
     prefix = _prefix(text)
     rooms = [side.room for side in sides]
     if prefix:
         rooms[0] -= len(sides[0].encode([prefix], add_special_tokens=False)["input_ids"][0])
         if rooms[0] < 1:
-            raise ValueError(f"max_source={sides[0].limit} leaves no room beside the prefix {prefix!r}")
+            raise ValueError(f"max_source={sides[0].limit} leaves no room next to the prefix {prefix!r}")
     held: list[Pair] = []
     room = [0 for _ in sides]
     for pair, sizes in _measured(text, prefix, sides, summary):
@@ -239,14 +239,14 @@ def _documents(text: ParallelText, sides: list[_Side], summary: Summary) -> Iter
 
 
 def _prefix(text: ParallelText) -> str:
-    """What a text puts before every source."""
+    """The prefix that a text puts before every source."""
     return str(getattr(text, "prefix", ""))
 
 
 def _measured(
     text: ParallelText, prefix: str, sides: list[_Side], summary: Summary
 ) -> Iterator[tuple[Pair, list[int]]]:
-    """Pairs without the prefix, with their numbers of tokens; blank ones stay, as borders, and one-sided ones go."""
+    """Pairs without the prefix, with their token counts; blank pairs stay as borders, one-sided pairs are skipped."""
     for chunk in _chunks(text):
         usable = [p._replace(source=p.source.removeprefix(prefix)) for p in chunk if not p.is_one_sided]
         summary.lines += len(chunk)
@@ -286,7 +286,7 @@ def _apply(cuts: list[tuple[int, int]], rows: Sequence[Sequence[T]]) -> list[lis
 def _check_not_empty(rows: list[list[int]], pairs: list[Pair], side: _Side) -> None:
     for row, pair in zip(rows, pairs, strict=True):
         if not row:
-            raise CorpusError(f"line {pair.line}: the tokenizer makes no token of the {side.name}; take the line out")
+            raise CorpusError(f"line {pair.line}: the tokenizer produces no token for the {side.name}; remove the line")
 
 
 def _chunks(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
@@ -300,7 +300,7 @@ def _described(request: Mapping[str, Any]) -> str:
 
 
 def _is_made_from(folder: Path, request: Mapping[str, Any]) -> bool:
-    """Whether a whole corpus is there that an equal request wrote; its text may have been read from elsewhere."""
+    """Whether the folder holds a complete corpus of an equal request; the paths of its text files may differ."""
     try:
         made_from = TokenizedCorpus.open(folder).manifest["request"]
     except CorpusError:

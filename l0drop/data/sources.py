@@ -34,7 +34,7 @@ def _reader(corpus: r.Corpus) -> ParallelText:
 
 @dataclass(frozen=True)
 class Prefixed:
-    """Another text with something before every source, as T5 wants it."""
+    """A text with a prefix before every source, as T5 needs it."""
 
     text: ParallelText
     prefix: str
@@ -53,7 +53,7 @@ class Prefixed:
 
 @dataclass(frozen=True)
 class Tagged:
-    """Text files whose source is written as word_TAG: its sources are the plain text, and know their tags."""
+    """Text files whose source is written as word_TAG: the sources are plain text that carries its tags."""
 
     text: TextFiles
 
@@ -74,7 +74,7 @@ class Tagged:
 
 @dataclass(frozen=True)
 class ToyText:
-    """The generated corpora, as parallel text."""
+    """The generated toy corpora, as parallel text."""
 
     corpus: r.ToyCorpus
 
@@ -96,7 +96,7 @@ class ToyText:
         )
 
     def inputs(self) -> list[dict[str, Any]]:
-        # the first pairs tell a change of the grammar
+        # a change of the grammar changes the first pairs
         first = [pair.source + pair.target for pair, _ in zip(self.pairs(), range(50), strict=False)]
         digest = hashlib.sha256("\n".join(first).encode()).hexdigest()
         return [{"toy": self.corpus.model_dump(exclude_none=True), "sha256 of the first pairs": digest}]

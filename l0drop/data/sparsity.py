@@ -8,7 +8,7 @@ import torch
 
 @dataclass
 class SparsityMeter:
-    """Sums over a corpus what the gates did with its real tokens; each token weighs the same, padding nothing."""
+    """Gate statistics summed over the real tokens of a corpus; every token has the same weight, padding has none."""
 
     tokens: int = 0
     zeros: int = 0
@@ -22,7 +22,7 @@ class SparsityMeter:
         mask: np.ndarray | torch.Tensor,
         open_probability: np.ndarray | torch.Tensor | None = None,
     ) -> None:
-        """Count one batch: gates [B, N] in [0, 1], a mask [B, N] of real tokens, and P(gate ≠ 0) where there is one."""
+        """Add one batch: gates [B, N] in [0, 1], a mask [B, N] of real tokens, and P(gate ≠ 0) if gates have one."""
         real = torch.as_tensor(mask) != 0
         values = _on_real_tokens("gate_values", gate_values, real)
         if open_probability is not None:
@@ -39,7 +39,7 @@ class SparsityMeter:
 
     @property
     def expected_open_rate(self) -> float | None:
-        """Mean P(gate ≠ 0), which is not 1 - sparsity; None where the gates have no such probability."""
+        """Mean P(gate ≠ 0), which is not 1 - sparsity; None if the gates have no such probability."""
         if self.tokens_with_probability == 0:
             return None
         if self.tokens_with_probability != self.tokens:

@@ -1,13 +1,13 @@
-"""Penn tags for the words of a text, without a download: an averaged perceptron with weights that come with l0drop.
+"""Penn tags for the words of a text, by a built-in averaged perceptron or other taggers.
 
-| name          | tags by                                       | languages                                   |
+| name          | source of the tags                            | languages                                   |
 |---------------|-----------------------------------------------|---------------------------------------------|
-| `perceptron`  | the tagger here, by scripts/train_tagger.py   | English                                     |
+| `perceptron`  | the tagger here, with l0drop-tagger's weights | English                                     |
 | `nltk`        | nltk, if it and its weights are installed     | English                                     |
 | `spacy:MODEL` | a spaCy model, if it is installed             | English models; others do not use Penn tags |
-| `pretagged`   | whoever wrote the text: `The_DT house_NN ._.` | any                                         |
+| `pretagged`   | the text itself: `The_DT house_NN ._.`        | any                                         |
 
-Tagged words are spans of characters, so that whatever a tokenizer makes of a text can be matched with them.
+Tagged words are spans of characters, so that the tokens of any tokenizer can be matched with them.
 """
 
 import functools
@@ -26,12 +26,12 @@ SCALE = 10  # weights are stored as whole tenths
 PRETAGGED = "pretagged"
 TAGGERS = ("perceptron", "nltk", "spacy", PRETAGGED)
 
-_WORDS_AT_ONCE = 20_000  # what is tagged in one go: bounds memory, whatever is asked
+_WORDS_AT_ONCE = 20_000  # words tagged at once, which bounds memory
 _SENTENCE_END = frozenset(".!?")
 
 
 class TaggedWord(NamedTuple):
-    """A word's place in its text, in characters, and its Penn tag."""
+    """A word's span in its text, in characters, and its Penn tag."""
 
     start: int
     end: int
@@ -39,7 +39,7 @@ class TaggedWord(NamedTuple):
 
 
 class Tagger(Protocol):
-    """Tags texts. `identity` changes whenever its results would."""
+    """Tags texts. `identity` changes whenever the results would."""
 
     @property
     def identity(self) -> str: ...
@@ -48,7 +48,7 @@ class Tagger(Protocol):
 
 
 def open_tagger(name: str = "perceptron", language: str = "en") -> Tagger:
-    """The tagger of that name; ValueError where it is not installed or does not know the language."""
+    """The tagger of that name; ValueError if it is not installed or does not know the language."""
     kind, _, model = name.partition(":")
     if kind not in TAGGERS or (model and kind != "spacy"):
         raise ValueError(f"tagger: expected {', '.join(TAGGERS)} or spacy:MODEL, got {name!r}")
@@ -56,9 +56,9 @@ def open_tagger(name: str = "perceptron", language: str = "en") -> Tagger:
         return Pretagged()
     if language != "en" and not model:
         raise ValueError(
-            f"language: {name} tags English, not {language!r}, and no rule by part of speech works without tags; give "
-            "text that is tagged already (word_TAG, with Penn tags) and the tagger pretagged, or use a rule without "
-            "tags: freq, inv_freq, group, random, norm"
+            f"language: {name} tags English, not {language!r}, and rules by part of speech need tags; use text "
+            "that has Penn tags (word_TAG) with the tagger pretagged, or a rule that needs no tags: "
+            "freq, inv_freq, group, random, norm"
         )
     match kind:
         case "nltk":
@@ -75,7 +75,7 @@ _CLITIC = r"(?i:s|m|re|ve|ll|d)\b"
 _NOT = r"(?i:n['’]t)\b"
 _WORD = re.compile(
     rf"""
-      (?:https?://|www\.)\S*[\w/]                        # an address
+      (?:https?://|www\.)\S*[\w/]                        # a web address
     | [\w.+-]+@\w[\w-]*(?:\.\w[\w-]*)+                   # a mail address
     | (?:[^\W\d_]\.){{2,}}                               # U.S., e.g., p.m.
     | (?:Mr|Mrs|Ms|Dr|Prof|Rev|Gen|Lt|Sgt|Sen|Rep|Gov|St|Mt|Ft|Jr|Sr|Inc|Corp|Co|Ltd|Bros|vs|etc)\.(?=\s+\w)
@@ -92,18 +92,18 @@ _WORD = re.compile(
 
 
 def split_words(text: str) -> list[tuple[int, int]]:
-    """Spans of the words of English text, as the Penn treebank cuts it: marks and clitics are words of their own."""
+    """Spans of the words of English text, split as in the Penn treebank: punctuation and clitics are separate words."""
     return [match.span() for match in _WORD.finditer(text)]
 
 
 # --- the perceptron ---------------------------------------------------------------------------------------------------
 
 OFFSETS = (0, -1, 1, -2, 2)
-"""Where the words stand, relative to the one that is tagged, that its features are made of."""
+"""Positions, relative to the word to tag, of the words that features are made of."""
 
 
 def word_features(word: str | None, offset: int) -> list[str]:
-    """What the word at an offset from the tagged one says about its tag; None stands beyond the sentence."""
+    """Features of the word at an offset from the word to tag; None is beyond the sentence."""
     if word is None:
         return [f"{offset} -"]
     form = _form(word)
@@ -116,7 +116,7 @@ def word_features(word: str | None, offset: int) -> list[str]:
 
 
 def tag_features(before: str, second: str) -> list[str]:
-    """What the two tags before a word say about its own; "-" stands before the sentence."""
+    """Features of the two tags before a word; "-" is before the sentence."""
     return [f"t {before}", f"u {second}", f"tu {before} {second}"]
 
 
@@ -129,7 +129,7 @@ def _form(word: str) -> str:
 
 
 def _shape(word: str) -> str:
-    """Kinds of characters, runs made single: Xx for House, X.X. for U.S."""
+    """Kinds of characters, repetitions collapsed: Xx for House, X.X. for U.S."""
     shape = ""
     for character in word[:8]:
         kind = "X" if character.isupper() else "x" if character.isalpha() else "9" if character.isdigit() else character
@@ -138,16 +138,16 @@ def _shape(word: str) -> str:
 
 
 class PerceptronTagger:
-    """A linear model that goes from left to right; each tag is the best one given the words around and two tags before.
+    """A linear model that tags from left to right: the best tag given the surrounding words and the two tags before.
 
-    Sentences are tagged side by side: what words say is summed for all of them at once, and step t decides the t-th
-    word of every sentence.
+    Sentences are tagged in parallel: the scores of word features are summed for all of them at once, and step t tags
+    the t-th word of every sentence.
     """
 
     def __init__(self, tags: Sequence[str], weights: dict[str, Sequence[int]], identity: str) -> None:
         """`weights` maps features to a flat list of tag, weight × SCALE, tag, weight × SCALE, ..."""
         self.tags, self.identity = tuple(tags), identity
-        self._rows = {feature: row for row, feature in enumerate(weights, 1)}  # row 0 is of unknown features
+        self._rows = {feature: row for row, feature in enumerate(weights, 1)}  # row 0: unknown features
         self._matrix = np.zeros((len(weights) + 1, len(tags)), dtype=np.float32)
         for row, flat in enumerate(weights.values(), 1):
             self._matrix[row, flat[::2]] = np.asarray(flat[1::2], dtype=np.float32) / SCALE
@@ -157,7 +157,7 @@ class PerceptronTagger:
 
     @classmethod
     def read(cls, file: Path) -> "PerceptronTagger":
-        """The tagger whose weights a file holds."""
+        """Read a tagger's weights from a file."""
         packed = file.read_bytes()
         stored = json.loads(gzip.decompress(packed))
         if stored.get("format") != FORMAT:
@@ -194,38 +194,37 @@ class PerceptronTagger:
         before = second = np.full(len(sentences), len(self.tags))
         for step in range(lengths.max(initial=0)):
             alive = order[: int((lengths > step).sum())]
-            places = starts[alive] + step
-            result[places] = (scores[places] + self._after[before[: len(alive)], second[: len(alive)]]).argmax(1)
-            before, second = result[places], before[: len(alive)]
+            words = starts[alive] + step
+            result[words] = (scores[words] + self._after[before[: len(alive)], second[: len(alive)]]).argmax(1)
+            before, second = result[words], before[: len(alive)]
         return [
             [self.tags[tag] for tag in result[start : start + length]]
             for start, length in zip(starts, lengths, strict=True)
         ]
 
     def _word_scores(self, sentences: Sequence[Sequence[str]], lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What words say, for every place of all sentences with two empty ones between them; where sentences start."""
+        """Scores of word features for all sentences end to end, with two empty words between them; and their starts."""
         kinds: dict[str | None, int] = {None: 0}
-        places = [0, 0]
+        index = [0, 0]
         starts = np.concatenate([[0], np.cumsum(lengths + 2)[:-1]]).astype(np.int64) + 2
         for sentence in sentences:
-            places += [kinds.setdefault(word, len(kinds)) for word in sentence]
-            places += [0, 0]
-        index = np.array(places)
+            index += [kinds.setdefault(word, len(kinds)) for word in sentence]
+            index += [0, 0]
         scores = np.zeros((len(index), len(self.tags)), dtype=np.float32)
         for offset in OFFSETS:
             table = self._scores([word_features(word, offset) for word in kinds])
-            scores += table[np.roll(index, -offset)]
+            scores += table[np.roll(np.array(index), -offset)]
         return scores, starts
 
     def _scores(self, features: Sequence[Sequence[str]]) -> np.ndarray:
-        """[lists, tags]: the sum of the weights of each list of features."""
+        """[lists, tags]: the summed weights of each list of features."""
         longest = max(map(len, features))
         rows = [[self._rows.get(feature, 0) for feature in one] + [0] * (longest - len(one)) for one in features]
         return self._matrix[np.array(rows)].sum(1)
 
 
 def _sentences(words: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Where a text of several sentences is cut: the tagger has learned from single ones."""
+    """Spans of the sentences in a text: the tagger was trained on single sentences."""
     start = 0
     for end, word in enumerate(words, 1):
         if end == len(words) or _SENTENCE_END.issuperset(word):
@@ -246,11 +245,11 @@ def english_tagger() -> PerceptronTagger:
     return PerceptronTagger.read(WEIGHTS)
 
 
-# --- other people's taggers -------------------------------------------------------------------------------------------
+# --- other taggers ----------------------------------------------------------------------------------------------------
 
 
 class NltkTagger:
-    """nltk's tagger on our words."""
+    """nltk's tagger, applied to the words of `split_words`."""
 
     def __init__(self) -> None:
         try:
@@ -263,7 +262,7 @@ class NltkTagger:
             self._tag([["word"]])
         except LookupError as error:
             raise ValueError(
-                "tagger: nltk is there, but its weights are not; get them with "
+                "tagger: nltk is installed, but its weights are not; get them with "
                 "python -m nltk.downloader averaged_perceptron_tagger_eng, or use the tagger perceptron"
             ) from error
 
@@ -277,7 +276,7 @@ class NltkTagger:
 
 
 class SpacyTagger:
-    """A spaCy model, which splits words by itself."""
+    """A spaCy model, which splits text into words itself."""
 
     def __init__(self, model: str) -> None:
         try:
@@ -302,18 +301,18 @@ class SpacyTagger:
 
 
 class TaggedText(str):
-    """Text that knows its tags: the words of `The_DT house_NN` with single spaces between them, and their tags."""
+    """Text that carries its tags: the words of `The_DT house_NN`, separated by single spaces, and their tags."""
 
     words: tuple[TaggedWord, ...]
 
     @classmethod
     def read(cls, line: str) -> "TaggedText":
-        """ValueError where a word has no tag."""
+        """Read a line; ValueError if a word has no tag."""
         words, tagged, start = [], [], 0
         for item in line.split():
             word, _, tag = item.rpartition("_")
             if not word or not tag:
-                raise ValueError(f"{item!r} has no tag; text that is {PRETAGGED} is written as word_TAG word_TAG ...")
+                raise ValueError(f"{item!r} has no tag; {PRETAGGED} text is written as word_TAG word_TAG ...")
             words.append(word)
             tagged.append(TaggedWord(start, start + len(word), tag))
             start += len(word) + 1
@@ -322,12 +321,12 @@ class TaggedText(str):
         return text
 
     def __radd__(self, before: str) -> str:
-        """Tags survive an empty prefix; another one has none, and text with half its tags is of no use."""
+        """Keep the tags after an empty prefix only: any other prefix has no tags."""
         return before + str(self) if before else self
 
 
 class Pretagged:
-    """For texts that are `TaggedText`: the tags they came with."""
+    """Returns the tags of texts that are `TaggedText`."""
 
     identity = PRETAGGED
 

@@ -1,7 +1,7 @@
 """Parallel text as a stream of pairs, from two files, TSV, JSONL or a Hugging Face dataset.
 
-Readers give every line, blank ones too, because a blank line may end a document and because line n of the source
-belongs to line n of the target. They can be read again and again, and hold one line in memory.
+Readers yield every line, including blank ones: a blank line may end a document, and line n of the source belongs to
+line n of the target. They can be iterated repeatedly, and hold one line in memory.
 """
 
 import gzip
@@ -19,7 +19,7 @@ from l0drop.extras import needed_for
 
 
 class CorpusError(ValueError):
-    """Text or a prepared corpus that cannot be used; the message names the file and the line."""
+    """Text or a prepared corpus is unusable; the message names the file and the line."""
 
 
 class Pair(NamedTuple):
@@ -31,32 +31,32 @@ class Pair(NamedTuple):
 
     @property
     def is_blank(self) -> bool:
-        """Nothing on any side: the end of a document."""
+        """No text on any side: the end of a document."""
         return not self.source.strip() and not (self.target or "").strip()
 
     @property
     def is_one_sided(self) -> bool:
-        """Text on one side, a blank on the other."""
+        """Text on one side, and none on the other."""
         return self.target is not None and bool(self.source.strip()) != bool(self.target.strip())
 
 
 class ParallelText(Protocol):
-    """What corpora and tokenizers are made from."""
+    """Input of corpora and tokenizers."""
 
     @property
     def source_only(self) -> bool:
         """Whether every pair's target is None."""
 
     def __iter__(self) -> Iterator[Pair]:
-        """All lines in order; each call starts at the first one."""
+        """All lines in order; each call starts at the first line."""
 
     def inputs(self) -> list[dict[str, Any]]:
-        """What the text is read from, in enough detail to notice a change."""
+        """A description of the files or dataset, detailed enough to detect a change."""
 
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Two plain files of equally many lines, each possibly .gz or .xz; without `target`, source text alone."""
+    """Two text files with the same number of lines, plain, .gz or .xz; without `target`, source text only."""
 
     source: Path | str
     target: Path | str | None = None
@@ -88,7 +88,7 @@ class TextFiles:
 
 @dataclass(frozen=True)
 class TsvFile:
-    """One file with tab-separated columns, as many in every line; `source` and `target` count columns from 0."""
+    """One file with the same number of tab-separated columns in every line; `source` and `target` count from 0."""
 
     path: Path | str
     source: int = 0
@@ -112,7 +112,9 @@ class TsvFile:
             columns = line.split("\t")
             if len(columns) < needed or len(columns) != (expected or len(columns)):
                 wanted = f"{expected} as in the lines before" if expected else f"at least {needed}"
-                raise CorpusError(f"{self.path}, line {number}: {len(columns)} columns between tabs, not {wanted}")
+                raise CorpusError(
+                    f"{self.path}, line {number}: {len(columns)} tab-separated columns, expected {wanted}"
+                )
             expected = len(columns)
             yield Pair(columns[self.source], None if self.target is None else columns[self.target], number)
 
@@ -137,15 +139,15 @@ class JsonlFile:
             if not line.strip():
                 yield _blank(self, number)
                 continue
-            place = f"{self.path}, line {number}"
+            location = f"{self.path}, line {number}"
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise CorpusError(f"{place}: not JSON ({error})") from error
+                raise CorpusError(f"{location}: not JSON ({error})") from error
             if not isinstance(row, dict):
-                raise CorpusError(f"{place}: expected a JSON object, got {type(row).__name__}")
-            target = None if self.target is None else _field(row, self.target, place)
-            yield Pair(_field(row, self.source, place), target, number)
+                raise CorpusError(f"{location}: expected a JSON object, got {type(row).__name__}")
+            target = None if self.target is None else _field(row, self.target, location)
+            yield Pair(_field(row, self.source, location), target, number)
 
     def inputs(self) -> list[dict[str, Any]]:
         return [file_stamp(self.path) | {"source": self.source, "target": self.target}]
@@ -156,7 +158,7 @@ class HubDataset:
     """A Hugging Face dataset: a name on the hub, a folder written by save_to_disk, or a folder of data files.
 
     Fields are names or dotted paths such as `translation.en`. A folder that save_to_disk wrote from a single split is
-    read whole, whatever `split` says.
+    read completely, and `split` is ignored.
     """
 
     name: str
@@ -171,9 +173,9 @@ class HubDataset:
 
     def __iter__(self) -> Iterator[Pair]:
         for number, row in enumerate(self._load(), 1):
-            place = f"{self.name} ({self.split}), row {number}"
-            target = None if self.target is None else _field(row, self.target, place)
-            yield Pair(_field(row, self.source, place), target, number)
+            location = f"{self.name} ({self.split}), row {number}"
+            target = None if self.target is None else _field(row, self.target, location)
+            yield Pair(_field(row, self.source, location), target, number)
 
     def inputs(self) -> list[dict[str, Any]]:
         what = {"config": self.config, "split": self.split, "source": self.source, "target": self.target}
@@ -205,10 +207,10 @@ class HubDataset:
 
 
 def read_lines(path: Path | str) -> Iterator[str]:
-    """The lines of a UTF-8 file (.gz and .xz are unpacked), without their ends.
+    """The lines of a UTF-8 file (.gz and .xz are unpacked), without line ends.
 
-    Only a line feed ends a line: the other separators of Unicode may stand inside a sentence, and a file cut at them
-    would no longer match the other side.
+    Only a line feed ends a line: other Unicode separators may occur inside a sentence, and splitting at them would
+    misalign the two sides.
     """
     offset = number = 0
     for number, raw in enumerate(_raw_lines(Path(path)), 1):
@@ -228,7 +230,7 @@ def read_lines(path: Path | str) -> Iterator[str]:
 def file_stamp(path: Path | str) -> dict[str, Any]:
     """Path, size and SHA-256 of a file.
 
-    Times of change are left out: copying and unpacking alter them, and hashing costs far less than tokenizing.
+    Modification times are ignored: copying and unpacking change them, and hashing costs far less than tokenizing.
     """
     digest = hashlib.sha256()
     try:
@@ -252,7 +254,7 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
 
 
 def open_file(path: Path) -> IO[bytes] | gzip.GzipFile | lzma.LZMAFile:
-    """The bytes of a file, unpacked where its name says that it is packed."""
+    """Open a file for reading bytes; .gz and .xz files are unpacked."""
     match path.suffix:
         case ".gz":
             return gzip.open(path, "rb")
@@ -267,7 +269,7 @@ def _blank(text: ParallelText, number: int) -> Pair:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; ValueError that names the file where it holds none."""
+    """The object in a JSON file; a ValueError names the file if there is none."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -277,19 +279,19 @@ def read_json(file: Path) -> dict[str, Any]:
     return content
 
 
-def _field(row: Mapping[str, Any], field: str, place: str) -> str:
+def _field(row: Mapping[str, Any], field: str, location: str) -> str:
     """The text under a field name or dotted path."""
     value: Any = row
     for key in [field] if field in row else field.split("."):
         if not isinstance(value, Mapping) or key not in value:
-            raise CorpusError(f"{place}: no field {field!r}; there is {', '.join(map(str, row))}")
+            raise CorpusError(f"{location}: no field {field!r}; available: {', '.join(map(str, row))}")
         value = value[key]
     if not isinstance(value, str):
-        raise CorpusError(f"{place}: field {field!r} holds {type(value).__name__}, not text")
+        raise CorpusError(f"{location}: field {field!r} holds {type(value).__name__}, not text")
     try:
         value.encode()
-    except UnicodeEncodeError as error:  # JSON can write half of a surrogate pair, which is no character
+    except UnicodeEncodeError as error:  # JSON can encode half of a surrogate pair, which is not a character
         raise CorpusError(
-            f"{place}: field {field!r} has half of a surrogate pair at character {error.start}"
+            f"{location}: field {field!r} has half of a surrogate pair at character {error.start}"
         ) from error
     return value

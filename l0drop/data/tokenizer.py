@@ -1,4 +1,4 @@
-"""Subword tokenizers: training BPE, saving and loading it, and telling the pieces of words apart."""
+"""Subword tokenizers: train, save and load BPE, and tell which pieces begin a word."""
 
 import hashlib
 import json
@@ -18,8 +18,8 @@ from l0drop.data.whole import locked, whole_folder
 PAD, EOS, UNK, BOS = SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>", "<s>")
 
 _SPACE = "▁"
-# A space stays with the mark it stands before, so that decoding puts it back ("well - known" is not "well-known")
-# and no token holds a space alone. The symbols are ASCII punctuation that Unicode does not count as such.
+# A space stays with the punctuation mark after it, so that decoding restores it ("well - known" is not "well-known")
+# and no token is a lone space. The symbols are ASCII punctuation that Unicode does not classify as punctuation.
 _MARK = Regex(rf"{_SPACE}?[\p{{P}}$+<=>^`|~]")
 
 
@@ -42,9 +42,9 @@ class TokenizerPair:
     def save(self, folder: Path | str) -> None:
         """Write `tokenizer/` and, for separate vocabularies, `tokenizer_target/` into `folder`.
 
-        `tokenizer/` comes last: where it stands, the pair is whole.
+        `tokenizer/` is written last: if it exists, the pair is complete.
         """
-        source, target = _places(folder)
+        source, target = _folders(folder)
         if not self.shared:
             _save(self.target, target)
         elif target.exists():
@@ -53,7 +53,7 @@ class TokenizerPair:
 
 
 class Piece(NamedTuple):
-    """Where one token stands in its word: the first (BPEH) or a later (BPEO) piece of a split word, or a whole one.
+    """The position of a token in its word: first piece (BPEH) or later piece (BPEO) of a split word, or the whole word.
 
     Tokens that the tokenizer adds, such as EOS, belong to no word: `word` is None and both flags are False.
     """
@@ -66,24 +66,24 @@ class Piece(NamedTuple):
 def train_tokenizer(
     source: Iterable[str], target: Iterable[str] | None = None, *, vocab_size: int, shared: bool = True
 ) -> TokenizerPair:
-    """Train BPE on lines of text that are read once, as they come.
+    """Train BPE on lines of text, which are read once.
 
-    Words are what stands between spaces and punctuation; every punctuation mark is a word of its own. White space is
-    made single, characters are composed (NFC); decoding gives such text back exactly. Each sequence ends with EOS, and
-    the names of special tokens have no meaning inside text. Where a script has no spaces, a "word" is all that
-    stands between two marks, and training holds each different one in memory.
+    Words are separated by spaces and punctuation; every punctuation mark is a word. White space is collapsed and
+    characters are composed (NFC); decoding restores such text exactly. Each sequence ends with EOS, and the names of
+    special tokens have no meaning inside text. In scripts without spaces, everything between two punctuation marks is
+    one "word", and training holds each distinct word in memory.
     """
     if shared:
         tokenizer = _train(chain(source, target or ()), vocab_size)
         return TokenizerPair(tokenizer, tokenizer)
     if target is None:
-        raise ValueError("separate vocabularies (shared=False) need text on the target side too")
+        raise ValueError("separate vocabularies (shared=False) need target text too")
     return TokenizerPair(_train(source, vocab_size), _train(target, vocab_size))
 
 
 def load_tokenizers(folder: Path | str) -> TokenizerPair:
     """The tokenizers that `TokenizerPair.save` wrote into `folder`."""
-    source, target = _places(folder)
+    source, target = _folders(folder)
     if not source.is_dir():
         raise ValueError(f"{folder}: no tokenizer here, expected the folder {source.name}/")
     first = AutoTokenizer.from_pretrained(source)
@@ -91,11 +91,11 @@ def load_tokenizers(folder: Path | str) -> TokenizerPair:
 
 
 def word_pieces(encoding: BatchEncoding, row: int = 0) -> list[Piece]:
-    """One Piece per token of one row of what a fast tokenizer returned."""
+    """One Piece per token of one sequence in the output of a fast tokenizer."""
     if not encoding.is_fast:
         raise ValueError(
-            "this tokenizer is a slow one (written in Python), which does not say to which word a token belongs "
-            "(no word_ids); use a fast one, or leave out what needs words"
+            "this is a slow tokenizer (written in Python), which does not tell to which word a token belongs "
+            "(no word_ids); use a fast tokenizer, or no option that needs words"
         )
     words = encoding.word_ids(row)
     sizes: dict[int | None, int] = {}
@@ -108,12 +108,12 @@ def word_pieces(encoding: BatchEncoding, row: int = 0) -> list[Piece]:
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 of what decides a tokenizer's output: tokenizer.json, or the vocabulary files of a slow one."""
+    """SHA-256 of the files that determine a tokenizer's output: tokenizer.json, or a slow tokenizer's vocabulary."""
     languages = [getattr(tokenizer, name, None) for name in ("src_lang", "tgt_lang")]
     digest = hashlib.sha256(json.dumps(languages).encode())
     if tokenizer.is_fast:
         content = json.loads(tokenizer.backend_tokenizer.to_str())
-        # Earlier calls leave their own truncation and padding behind; every call sets them anew.
+        # Earlier calls leave their truncation and padding settings behind; every call sets them again.
         content.pop("truncation", None)
         content.pop("padding", None)
         digest.update(json.dumps(content, sort_keys=True).encode())
@@ -141,7 +141,7 @@ def _train(lines: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
         characters = tokenizer.get_vocab_size() - len(SPECIAL_TOKENS)
         raise ValueError(
             f"vocab_size={vocab_size} is too small: the text has {characters} different characters, "
-            f"and {len(SPECIAL_TOKENS)} special tokens come on top"
+            f"and there are {len(SPECIAL_TOKENS)} special tokens"
         )
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {EOS}", special_tokens=[(EOS, tokenizer.token_to_id(EOS))]
@@ -167,7 +167,7 @@ def _not_empty(lines: Iterable[str]) -> Iterator[str]:
         raise ValueError("there is no text to train a tokenizer on")
 
 
-def _places(folder: Path | str) -> tuple[Path, Path]:
+def _folders(folder: Path | str) -> tuple[Path, Path]:
     return Path(folder) / "tokenizer", Path(folder) / "tokenizer_target"
 
 

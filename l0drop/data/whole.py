@@ -1,4 +1,4 @@
-"""Files and folders that stand under their final name only once they are whole."""
+"""Files and folders that get their final name only when they are complete."""
 
 import os
 import shutil
@@ -11,19 +11,19 @@ from filelock import FileLock
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing `folder`; they wait here, and the lock of a killed process is free."""
+    """Let one process at a time write `folder`; others wait here. The lock of a killed process is released."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(_beside(folder, "lock")):
+    with FileLock(_temporary(folder, "lock")):
         yield
 
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """Give an empty folder beside `folder` that takes its place when the block ends without an error.
+    """Yield an empty temporary folder that replaces `folder` if the block ends without an error.
 
-    Call it under `locked`: what a killed run left beside `folder` is removed here.
+    Call it under `locked`: it removes the temporary folders of killed processes.
     """
-    partial, old = _beside(folder, "partial"), _beside(folder, "old")
+    partial, old = _temporary(folder, "partial"), _temporary(folder, "old")
     for leftover in (partial, old):
         if leftover.exists():
             shutil.rmtree(leftover)
@@ -34,7 +34,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     if folder.exists():
-        os.replace(folder, old)  # a folder with files in it cannot be replaced in one go
+        os.replace(folder, old)  # a folder that is not empty cannot be replaced in one step
     os.replace(partial, folder)
     if old.exists():
         shutil.rmtree(old)
@@ -43,7 +43,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 def write_whole(file: Path, content: str | bytes) -> None:
     """Write a file under a temporary name and rename it when it is complete; text is written as UTF-8."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = _beside(file, "partial")
+    partial = _temporary(file, "partial")
     try:
         partial.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
         os.replace(partial, file)
@@ -52,5 +52,5 @@ def write_whole(file: Path, content: str | bytes) -> None:
         raise
 
 
-def _beside(folder: Path, ending: str) -> Path:
+def _temporary(folder: Path, ending: str) -> Path:
     return folder.with_name(f".{folder.name}.{ending}")

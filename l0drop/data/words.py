@@ -1,7 +1,7 @@
-"""Which word a token belongs to, whatever the tokenizer: both are characters of the text.
+"""Map tokens of any tokenizer to words, by their characters in the text.
 
-Words are what stands between spaces and marks, and each mark, as the project's own tokenizer cuts text; in scripts
-without spaces every piece is a word.
+Words are separated by spaces and punctuation, and every punctuation mark is a word, as in `l0drop.data.tokenizer`; in
+scripts without spaces every piece is a word.
 """
 
 import unicodedata
@@ -26,26 +26,26 @@ _CUTS = pre_tokenizers.Sequence(
 
 
 class TokenWords(NamedTuple):
-    """Which word each token of a text belongs to, None for what the tokenizer added; and where the words stand."""
+    """The word number of each token of a text, None for special tokens; and the spans of the words."""
 
     numbers: list[int | None]
     spans: list[Span]
 
     @property
     def sizes(self) -> Counter[int | None]:
-        """How many tokens each word has."""
+        """The number of tokens of each word."""
         return Counter(self.numbers)
 
     def word(self, text: str, number: int) -> str:
-        """The word of that number, as it stands in the text."""
+        """The text of a word."""
         start, end = self.spans[number]
         return text[start:end].rstrip()
 
 
 def token_words(text: str, tokens: Sequence[Span | None]) -> TokenWords:
-    """Put tokens, given by their characters, into words: each into the one that it begins in.
+    """Assign tokens, given by their spans, to words: each token belongs to the word that it begins in.
 
-    White space goes with the word after it. A word reaches as far as its last token.
+    White space belongs to the word after it. A word extends to the end of its last token.
     """
     spans = [span for _, span in _CUTS.pre_tokenize_str(str(text))]
     owner: list[int] = []
@@ -65,7 +65,7 @@ def token_words(text: str, tokens: Sequence[Span | None]) -> TokenWords:
 def token_spans(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], encoding: BatchEncoding
 ) -> list[list[Span | None]]:
-    """The characters of each token of `tokenizer(texts)`; None for tokens that the tokenizer added."""
+    """The span of each token of `tokenizer(texts)`; None for special tokens."""
     if encoding.is_fast:
         return [
             [None if special else span for span, special in zip(row.offsets, row.special_tokens_mask, strict=True)]
@@ -77,41 +77,41 @@ def token_spans(
 
 
 def _found(tokenizer: PreTrainedTokenizerBase, text: str, ids: list[int]) -> list[Span | None]:
-    """The same for a slow tokenizer, which does not say: its pieces, matched with the text character by character."""
+    """The same for a slow tokenizer, which has no offsets: match its pieces with the text by character."""
     special = tokenizer.get_special_tokens_mask(ids, already_has_special_tokens=True)
     pieces = tokenizer.tokenize(text)
     if len(pieces) != special.count(0):
         raise ValueError(
             f"{type(tokenizer).__name__}: {text[:60]!r} has {len(pieces)} pieces but {special.count(0)} tokens; "
-            "take special tokens out of the text"
+            "remove special tokens from the text"
         )
-    characters, places = _visible(text)
+    characters, positions = _visible(text)
     written = [_visible(piece.replace("▁", " "))[0] for piece in pieces]
     joined = "".join(written)
     if joined == characters:
         match = list(range(len(joined)))
-    else:  # the tokenizer rewrote some characters: they stand after what was found before them
+    else:  # the tokenizer rewrote some characters: they follow the last match before them
         match, last = [], -1
         found = {
             block.a + i: block.b + i
             for block in SequenceMatcher(None, joined, characters, autojunk=False).get_matching_blocks()
             for i in range(block.size)
         }
-        for place in range(len(joined)):
-            last = found.get(place, last)
-            match.append(last if place in found else min(last + 1, len(characters) - 1))
+        for i in range(len(joined)):
+            last = found.get(i, last)
+            match.append(last if i in found else min(last + 1, len(characters) - 1))
     spans: list[Span] = []
     at = 0
     for piece in written:
-        first = places[match[at]] if at < len(match) and places else len(text)
+        first = positions[match[at]] if at < len(match) and positions else len(text)
         at += len(piece)
-        spans.append((first, places[match[at - 1]] + 1 if piece and places else first))
+        spans.append((first, positions[match[at - 1]] + 1 if piece and positions else first))
     rest = iter(spans)
     return [None if added else next(rest) for added in special]
 
 
 def _visible(text: str) -> tuple[str, list[int]]:
-    """Compatibility-composed characters (NFKC) without white space, and the place in the text of each."""
+    """Compatibility-composed characters (NFKC) without white space, and the index of each in the text."""
     composed = [(c, i) for i, character in enumerate(text) for c in unicodedata.normalize("NFKC", character)]
     visible = [(c, i) for c, i in composed if not c.isspace()]
     return "".join(c for c, _ in visible), [i for _, i in visible]

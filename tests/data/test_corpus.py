@@ -136,12 +136,12 @@ def test_tsv(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bad", ["no tab at all", "one\ttwo\tthree"])
 def test_tsv_with_another_number_of_columns(tmp_path: Path, bad: str) -> None:
     path = write(tmp_path / "a.tsv", ["a\tb", bad])
-    with pytest.raises(CorpusError, match=rf"a\.tsv, line 2: {bad.count(chr(9)) + 1} columns"):
+    with pytest.raises(CorpusError, match=rf"a\.tsv, line 2: {bad.count(chr(9)) + 1} tab-separated columns"):
         list(TsvFile(path))
 
 
 def test_tsv_without_the_column_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"line 1: 2 columns .* at least 4"):
+    with pytest.raises(CorpusError, match=r"line 1: 2 tab-separated columns, expected at least 4"):
         list(TsvFile(write(tmp_path / "a.tsv", ["a\tb"]), target=3))
 
 
@@ -157,7 +157,7 @@ def test_jsonl(tmp_path: Path) -> None:
     [
         ("{not json", "not JSON"),
         ('["a list"]', "expected a JSON object"),
-        ('{"source": "a"}', "no field 'target'; there is source"),
+        ('{"source": "a"}', "no field 'target'; available: source"),
         ('{"source": "a", "target": 3}', "field 'target' holds int"),
         (r'{"source": "a", "target": "b\ud83d"}', "field 'target' has half of a surrogate pair at character 1"),
         ("[" * 200_000, "not JSON"),
@@ -275,7 +275,7 @@ def test_a_line_that_gives_no_token_is_named(tmp_path: Path) -> None:
     tokenizer = word_tokenizer(["<unk>", "a"])
     tokenizer.backend_tokenizer.normalizer = Replace("!", " ")
     text = TextFiles(write(tmp_path / "s", ["a", "!"]))
-    with pytest.raises(CorpusError, match="line 2: the tokenizer makes no token of the source"):
+    with pytest.raises(CorpusError, match="line 2: the tokenizer produces no token for the source"):
         prepare_corpus(text, TokenizerPair(tokenizer, tokenizer), tmp_path / "c", max_source=6, max_target=6)
 
 
@@ -327,7 +327,7 @@ def test_what_stands_before_every_source_stands_before_a_document_once(
     assert [decoded(tokenizers, example.target) for example in corpus] == ["a b c d", "e f", "g h"]
     assert corpus.summary.truncated_source == 0
     assert [pair.source for pair in usable_pairs(text, tokenizers, **limits, documents=True)] == sources
-    with pytest.raises(ValueError, match="max_source=3 leaves no room beside the prefix 'x y '"):
+    with pytest.raises(ValueError, match="max_source=3 leaves no room next to the prefix 'x y '"):
         prepare_corpus(text, tokenizers, tmp_path / "d", max_source=3, max_target=30, documents=True)
 
 
@@ -484,7 +484,9 @@ def test_foreign_formats_and_cut_files_are_refused(files: TextFiles, tokenizers:
     (out / "manifest.json").write_text(json.dumps(manifest))
     whole = (out / "source.ids").read_bytes()
     (out / "source.ids").write_bytes(whole[:-1])
-    with pytest.raises(CorpusError, match=rf"source\.ids has {len(whole) - 1} bytes, the manifest says {len(whole)}"):
+    with pytest.raises(
+        CorpusError, match=rf"source\.ids has {len(whole) - 1} bytes, but the manifest says {len(whole)}"
+    ):
         TokenizedCorpus.open(out)
     with pytest.raises(CorpusError, match="not a prepared corpus"):
         TokenizedCorpus.open(tmp_path / "nowhere")

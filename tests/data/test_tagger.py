@@ -147,7 +147,7 @@ def test_training_writes_weights_and_says_how_good_they_are(
     printed = capsys.readouterr().out
     stored = json.loads(gzip.decompress(out.read_bytes()))["accuracy on its test set"]
     assert stored > 0.95
-    assert f"{stored:.2%} of the tags right" in printed
+    assert f"{stored:.2%} of the tags correct" in printed
     assert "words per second" in printed
     again = train_tagger.accuracy(PerceptronTagger.read(out), train_tagger.read_treebank(tmp_path / "test"))
     assert again["accuracy"] == pytest.approx(stored, abs=1e-4)
