@@ -15,6 +15,7 @@ from l0drop.data.tokenizer import TokenizerPair, load_tokenizers
 from l0drop.decoding.settings import SCORING
 from l0drop.extras import needed_for
 from l0drop.models import sparsify as sparsify  # registers the models, so that the Auto classes load them
+from l0drop.models.loading import check_weights
 
 if TYPE_CHECKING:
     from l0drop.recipe import Recipe
@@ -56,11 +57,16 @@ def _suggestion(path: Path) -> str:
 
 
 def load_model(name: str, folder: Path | None, dtype: torch.dtype | str) -> PreTrainedModel:
-    """The model in eval mode, from its folder, or from the hub if `folder` is None."""
+    """The model in eval mode, from its folder, or from the hub if `folder` is None.
+
+    Raises ValueError if weights are missing, unused or misshapen: such a model would decode with random weights.
+    """
     if folder is None:
         _ask_hub(name)
     try:
-        return AutoModelForSeq2SeqLM.from_pretrained(folder or name, dtype=dtype).eval()
+        model, info = AutoModelForSeq2SeqLM.from_pretrained(
+            folder or name, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+        )
     except SafetensorError as error:
         raise ValueError(f"{name}: the weights are damaged ({error})") from error
     except OSError as error:
@@ -71,6 +77,8 @@ def load_model(name: str, folder: Path | None, dtype: torch.dtype | str) -> PreT
         if not str(error).startswith("Unrecognized configuration class"):
             raise
         raise ValueError(f"{name}: is not an encoder-decoder ({first_line(error)})") from error
+    check_weights(name, model, info)
+    return model.eval()
 
 
 def _ask_hub(name: str) -> None:

@@ -68,6 +68,10 @@ class L0DropConfig:
                 f"load it with {self.gating!r}, or sparsify the base model again and train it with {gating!r}"
             )
 
+    def builds_same_gates(self, other: "L0DropConfig") -> bool:
+        """Whether models with these configs have gates of the same kind and number."""
+        return all(getattr(self, name) == getattr(other, name) for name in ("gate", "gate_args", "layerwise"))
+
     def __setattr__(self, name: str, value: Any) -> None:
         known = {f.name for f in dataclasses.fields(self)} | {"_checked"}
         if name not in known:

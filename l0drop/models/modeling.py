@@ -40,6 +40,7 @@ from l0drop.models.config import DEFAULT_LAMBDA, L0DropConfig
 from l0drop.models.controls import Controls, real_tokens
 from l0drop.models.families import FAMILIES, Family
 from l0drop.models.layerwise import GatedLayers, LayerRun
+from l0drop.models.loading import GATE_NAMES, check_weights
 from l0drop.models.outputs import L0DropEncoderOutput, L0DropOutput
 
 DIAL_STREAM = 1 << 21
@@ -167,12 +168,24 @@ class L0DropModel(Controls, PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
-        if config is not None and hasattr(config, "l0drop"):
+        """Hugging Face's own. A saved L0Drop model must have all weights; a plain checkpoint has none for the gate."""
+        stored: dict[str, Any] = {}
+        if pretrained_model_name_or_path is not None:
             known = {k: kwargs[k] for k in ("cache_dir", "revision", "subfolder", "token") if k in kwargs}
             stored, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **known)
-            if "l0drop" in stored:
-                L0DropConfig.from_dict(stored["l0drop"]).refuse_other_gating(config.l0drop.gating)
-        return super().from_pretrained(pretrained_model_name_or_path, *args, config=config, **kwargs)
+        saved = L0DropConfig.from_dict(stored["l0drop"]) if "l0drop" in stored else None
+        if saved is not None and hasattr(config, "l0drop"):
+            saved.refuse_other_gating(config.l0drop.gating)
+        with_info = kwargs.pop("output_loading_info", False)
+        loaded: Any = super().from_pretrained(
+            pretrained_model_name_or_path, *args, config=config, output_loading_info=True, **kwargs
+        )
+        model, info = loaded
+        decides = with_info or kwargs.get("ignore_mismatched_sizes", False)  # the caller decides what may be missing
+        if saved is not None and not decides:
+            same_gate = saved.builds_same_gates(model.config.l0drop)  # not if the caller asked for another gate
+            check_weights(str(pretrained_model_name_or_path), model, info, () if same_gate else GATE_NAMES)
+        return loaded if with_info else model
 
     def export(self, directory: str | os.PathLike[str]) -> None:
         """Write the base model, without gates, as a plain checkpoint that loads without l0drop."""

@@ -1,0 +1,55 @@
+"""Check that a loaded model has the weights of its files: none missing, none unused, none of another shape."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import PreTrainedModel
+
+NAMED = 4
+"""The number of weights that an error names."""
+
+GATE_NAMES = ("gate.", "inner_gates.")
+
+_HARMLESS = re.compile(r"(encoder|decoder)\.(version|embed_positions\._float_tensor)$")
+"""Leftovers of fairseq in published checkpoints."""
+
+
+def check_weights(name: str, model: PreTrainedModel, info: Mapping[str, Any], optional: tuple[str, ...] = ()) -> None:
+    """Raise ValueError unless every weight of the model comes from its files and every stored weight is used.
+
+    `info` is the loading info of `from_pretrained`, which has no entry for tied weights that are stored once. Position
+    tables that the model computes may be stored. Weights whose names begin with one of `optional` are not checked.
+    """
+    computed = {buffer for buffer, _ in model.named_buffers()}
+    missing = [key for key in info["missing_keys"] if not key.startswith(optional)]
+    unexpected = [
+        key
+        for key in info["unexpected_keys"]
+        if key not in computed and not _HARMLESS.search(key) and not key.startswith(optional)
+    ]
+    misshapen = [_shapes(*entry) for entry in info["mismatched_keys"]]
+    problems = [
+        _listed(keys, problem)
+        for keys, problem in (
+            (missing, "missing in the weights file"),
+            (unexpected, "in the weights file but not in the model"),
+            (misshapen, "of another shape"),
+        )
+        if keys
+    ]
+    if problems:
+        raise ValueError(
+            f"{name}: the weights do not belong to config.json ({'; '.join(problems)}); one of the files was "
+            "changed or is incomplete: save or copy the model again"
+        )
+
+
+def _shapes(key: str, stored: Any, expected: Any) -> str:
+    return f"{key} {list(stored)} instead of {list(expected)}"
+
+
+def _listed(keys: Any, problem: str) -> str:
+    keys = sorted(keys)
+    more = f" and {len(keys) - NAMED} more" if len(keys) > NAMED else ""
+    return f"{problem}: {', '.join(keys[:NAMED])}{more}"
