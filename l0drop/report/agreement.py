@@ -56,7 +56,7 @@ def differences_to_training(
     its: Terms = {
         "metric": (score["name"], score["name"]),
         "text": (evaluation["scored"], scored_text(evaluation)),
-        "references": (None, "human references"),
+        "references": (evaluation.get("references"), evaluation.get("references", "human references")),
         "seeds": (seeds, str(seeds)),
     }
     others: Terms = {

@@ -137,7 +137,11 @@ def tail_table(findings: Findings) -> Table | None:
         "gated output; gained: the reverse. Names: capitalised words inside a source sentence that the human "
         f"reference has too. Negations: sentences with a negation word. {which_seed(findings)}"
     )
-    return Table(["", "gated", "dense", "human reference"], tail_rows(findings.tail), note.strip())
+    reference = "human reference"
+    if findings.evaluation is not None and "references" in findings.evaluation:
+        reference = "dense, start"
+        note = note.replace("human reference", f"output of {reference}")
+    return Table(["", "gated", "dense", reference], tail_rows(findings.tail, reference), note.strip())
 
 
 def tail_rows(tail: dict[str, Any], reference: str = "human reference") -> list[list[str]]:

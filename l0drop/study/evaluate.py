@@ -442,17 +442,21 @@ def _resampling(judging: Judging) -> dict[str, Any]:
 def examples(
     ours: Judged, theirs: Judged | None, text: EvaluationText, tail: dict[str, Any] | None, seed: int
 ) -> list[dict[str, Any]]:
-    """Sentences to look at, with the dropped parts of their sources."""
+    """Sentences to look at, with the dropped parts of their sources.
+
+    Dense outputs in place of references are shown as `baseline` if there is no other, and never as `reference`.
+    """
     worst = [entry["line"] - 1 for entry in tail["chrf"]["worst"]] if tail else []
     pieces = ours.outputs.pieces
     assert text.references is not None
+    dense_outputs = [None] * len(text.sources) if text.dense is None else text.references
     return [
         {
             "line": line + 1,
             "why": why,
             "source": segments(text.sources[line], pieces[line]) if pieces else [(text.sources[line], "")],
-            "reference": text.references[line],
-            "baseline": theirs.outputs.texts[line] if theirs else None,
+            "reference": text.references[line] if text.dense is None else None,
+            "baseline": theirs.outputs.texts[line] if theirs else dense_outputs[line],
             "system": ours.outputs.texts[line],
         }
         for line, why in chosen(text.scored, worst, seed)

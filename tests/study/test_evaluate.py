@@ -124,6 +124,11 @@ def test_without_references_scores_measure_agreement_with_dense_outputs(files: d
     below = sum(metrics.chrf([b], [r]).value < 80 for b, r in zip(BAD, REFS, strict=True))
     assert run["agreement"]["tail"]["chrf"]["losing"] == pytest.approx(below / 40)
     assert 0 < below < 40
+    shown = json.loads(written["examples.json"])
+    assert all(example["reference"] is None for example in shown), "dense outputs are no human references"
+    assert {example["baseline"] for example in shown} <= set(GOOD)
+    alone = json.loads(evaluate([bad], [], text, Judging(), {})[1]["examples.json"])
+    assert {example["baseline"] for example in alone} <= set(REFS)
     write(tmp_path / "out", found, written)
     assert (tmp_path / "out" / "dense.txt").read_text() == files["reference"].read_text()
     write(tmp_path / "out", *evaluate([bad], [], read_files(files["source"], files["reference"]), Judging(), {}))
