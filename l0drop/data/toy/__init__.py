@@ -1,4 +1,4 @@
-"""The project's own corpora, for demos and tests without a download: a translation and a summarization task."""
+"""Generated corpora for demos and tests, without a download: a translation and a summarization task."""
 
 from l0drop.data.toy.documents import documents, documents_split
 from l0drop.data.toy.pair import ToyPair

@@ -1,4 +1,4 @@
-"""Seeds, and lists from which a uniform draw is not uniform."""
+"""Seeds, and lists that turn a uniform draw into a weighted one."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -9,14 +9,14 @@ Split = Literal["train", "valid", "test"]
 
 
 def mixed(seed: int, index: int) -> int:
-    """Mix a seed and an index, so that neighbouring ones have nothing in common."""
+    """Mix a seed and an index into an unrelated seed."""
     state = (seed * 0x9E3779B97F4A7C15 + index * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019) & (1 << 64) - 1
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & (1 << 64) - 1
     return state ^ (state >> 31)
 
 
 def split_seed(split: Split, seed: int) -> int:
-    """Give a split a seed of its own."""
+    """Derive the seed of a split."""
     if split not in ("train", "valid", "test"):
         raise ValueError(f"split must be 'train', 'valid' or 'test', not {split!r}")
     return mixed(seed, zlib.crc32(split.encode()))

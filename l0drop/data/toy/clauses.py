@@ -1,4 +1,4 @@
-"""Clauses in both languages at once: a `Clause` holds its phrases, and `statement` and its kin put them in order."""
+"""Clauses in both languages at once: a `Clause` holds phrases; `statement`, `question` and others order them."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -10,9 +10,9 @@ from l0drop.data.toy.phrases import PRONOUNS, Nominal, Phrase
 
 
 class Adjunct(NamedTuple):
-    """A piece of a clause that is written alike wherever it stands.
+    """A part of a clause with the same form in every position.
 
-    `relative` can move behind the German verb; `denies` says that the German is negative by itself.
+    `relative` can move behind the German verb; `denies`: the German is negative already.
     """
 
     tokens: list[Token]
@@ -24,10 +24,10 @@ class Adjunct(NamedTuple):
 
 @dataclass(slots=True)
 class Clause:
-    """A verb with all that belongs to it, not yet put in order.
+    """A verb with its subject, objects and adjuncts, not yet ordered.
 
-    `predicate` is what stays next to the verb in English and at its end in German: a predicate adjective, the goal of
-    a motion, a prepositional object. `front` opens the sentence, `tail` is a clause that ends it.
+    `predicate` stays next to the verb in English and goes to the end of the clause in German: a predicate adjective,
+    the goal of a motion, a prepositional object. `front` opens the sentence, `tail` is a clause that ends it.
     """
 
     subject: Phrase
@@ -45,7 +45,7 @@ class Clause:
     to: bool = False  # "gave the key to the child" rather than "gave the child the key"
 
 
-Text = tuple[list[Token], str]  # the two sides of a piece of a sentence
+Text = tuple[list[Token], str]  # both sides of a part of a sentence
 
 _MODALS = {
     "can": "kann kannst kann können",
@@ -79,7 +79,7 @@ def _token(entry: str) -> Token:
 
 @cache
 def _english_verb(verb: Verb, tense: str, agreement: int, support: bool, passive: bool) -> tuple[Token, list[Token]]:
-    """Give the finite English verb and what follows it; `support` asks for "do" where a question or "not" needs it."""
+    """The finite English verb and the words after it; `support` adds "do" where a question or "not" needs it."""
     forms, be = verb.english, verb in (BE, EXIST)
     present = "VBZ" if agreement == THIRD else "VBP"
     rest = [("be", "VB"), (forms["VBN"], "VBN")] if passive else [(forms["VB"], "VB")]
@@ -106,9 +106,9 @@ def _english_verb(verb: Verb, tense: str, agreement: int, support: bool, passive
 
 @cache
 def _german_verb(verb: Verb, tense: str, agreement: int, asking: bool, passive: bool) -> tuple[str, str, str]:
-    """Give the finite German verb, its separable prefix, and what stands at the end of the clause.
+    """The finite German verb, its separable prefix, and the verb forms at the end of the clause.
 
-    The simple past becomes a perfect in questions and after "du", where nobody would say it.
+    In questions and after "du", the simple past is not idiomatic and becomes a perfect.
     """
     if tense in _MODALS:
         return _MODALS[tense].split()[agreement], "", f"{verb.participle} werden" if passive else verb.infinitive
@@ -123,7 +123,7 @@ def _german_verb(verb: Verb, tense: str, agreement: int, asking: bool, passive: 
 
 
 def _english(clause: Clause, asking: bool = False) -> tuple[list[Token], Token, list[Token]]:
-    """Give what stands before the finite English verb, the verb, and what follows."""
+    """The words before the finite English verb, the verb, and the words after it."""
     c, verb = clause, clause.verb
     finite, rest = _english_verb(verb, c.tense, c.subject.agreement, asking or c.negated, c.passive)
     before, after = list(c.subject.tokens), []
@@ -162,7 +162,7 @@ def _english(clause: Clause, asking: bool = False) -> tuple[list[Token], Token, 
 
 
 def _middle(clause: Clause) -> tuple[list[str], list[str], str]:
-    """Order what stands between the German verb's two places: pronouns, the rest, and what moves behind.
+    """Order the German words between the two verb positions: pronouns, the rest, and the part that moves behind.
 
     Pronouns come first, then time and the receiver; a definite object stands before the other adjuncts and an
     indefinite one after them; "nicht" follows the definite object and becomes "kein" on an indefinite one.
@@ -210,7 +210,7 @@ def _middle(clause: Clause) -> tuple[list[str], list[str], str]:
 
 
 def _after_verb(subject: Phrase, pronouns: list[str]) -> list[str]:
-    """Order a subject and pronouns that follow the German verb or conjunction: an indefinite subject lets them pass."""
+    """Order a subject and pronouns after the German verb or conjunction: pronouns precede an indefinite subject."""
     return [subject.full(NOM), *pronouns] if subject.definite else [*pronouns, subject.full(NOM)]
 
 
@@ -220,7 +220,7 @@ def _joined(parts: list[str], behind: str) -> str:
 
 
 def statement(clause: Clause, *, subject: bool = True) -> Text:
-    """Write a main clause, verb second in German; without its subject it can follow another by "and"."""
+    """Write a main clause, verb second in German; without its subject it can follow another clause after "and"."""
     before, finite, after = _english(clause)
     german, prefix, rest = _german_verb(clause.verb, clause.tense, clause.subject.agreement, False, clause.passive)
     pronouns, middle, behind = _middle(clause)
@@ -252,7 +252,7 @@ def question(clause: Clause) -> Text:
 
 
 def subordinate(conjunction: Adjunct, clause: Clause) -> Adjunct:
-    """Write a clause behind a conjunction, verb last in German."""
+    """Write a clause after a conjunction, verb last in German."""
     before, finite, after = _english(clause)
     german, prefix, rest = _german_verb(clause.verb, clause.tense, clause.subject.agreement, False, clause.passive)
     pronouns, middle, behind = _middle(clause)
@@ -271,7 +271,7 @@ def infinitive(clause: Clause, *, purpose: bool = False) -> Adjunct:
 
 
 def relative(head: Nominal, clause: Clause, role: Literal["subject", "accusative", "dative", "owner"]) -> Nominal:
-    """Hang a clause on a noun, whose place in the clause is a `GAP`, or for the owner the "whose" of its subject."""
+    """Attach a relative clause to a noun, which is a `GAP` in the clause, or, as owner, the "whose" of its subject."""
     human = head.kind == "P"
     case = {"subject": NOM, "accusative": ACC, "dative": DAT, "owner": GEN}[role]
     german = "" if role == "owner" else _RELATIVE[head.gender].split()[case]
@@ -299,7 +299,7 @@ def prepositional(english: str, german: str, case: int, phrase: Phrase, *, time:
 
 
 def pair(text: Text, end: str = ".") -> ToyPair:
-    """Finish a sentence: capitals, the final mark, and no comma beside another."""
+    """Finish a sentence: capital letters, the final mark, and no comma next to another."""
     tokens, german = text
     first, tag = tokens[0]
     words, tags = zip(*[(first[0].upper() + first[1:], tag), *tokens[1:], (end, ".")], strict=True)

@@ -1,4 +1,4 @@
-"""What somebody does or is."""
+"""Clauses: actions and states of a subject."""
 
 from l0drop.data.toy.chance import zipf
 from l0drop.data.toy.clauses import Adjunct, Clause, prepositional, relative
@@ -15,12 +15,12 @@ _NO_DEGREE = Adjunct([], "")
 
 
 def predicate(adjective: Adjective, degree: Adjunct = _NO_DEGREE) -> Adjunct:
-    """Say of something that it is so, or very so."""
+    """Write an adjective as a predicate, optionally with a degree such as "very"."""
     return Adjunct([*degree.tokens, adjective.token], degree.german + adjective.german)
 
 
 def is_universal(phrase: Phrase | None) -> bool:
-    """Tell whether the phrase is about every one of its kind."""
+    """Whether the phrase begins with "every" or "all"."""
     return isinstance(phrase, Nominal) and phrase.determiner in ("every", "all the")
 
 
@@ -38,12 +38,12 @@ class Narrator(Scene):
     def _object(self, verb: Verb, subject: Phrase, *, definite: bool = False) -> Phrase:
         kinds = verb.objects
         if kinds == "P" or (kinds[0] == "P" and self._r() < 0.35):
-            person = self.someone(beside=subject)
+            person = self.someone(subject=subject)
             return person if person.definite or not definite else self.nominal("P", definite=True)
         return self.nominal(kinds, definite=definite)
 
     def _relate(self, head: Nominal) -> None:
-        """Hang a relative clause on a noun."""
+        """Attach a relative clause to a noun."""
         if head.determiner == "every" or head.of:
             return
         u, gap, group = self._r(), GAP[head.gender], self._pick(("present", "past"))
@@ -74,8 +74,7 @@ class Narrator(Scene):
     def clause(self, group: str, *, subject: Phrase | None = None, short: bool = False, act: bool = False) -> Clause:
         """Draw a clause about the present or the past.
 
-        A short one has few adjuncts, a simple tense, and no relative clause at its end; an act is no state, and no
-        denial.
+        short: few adjuncts, a simple tense, and no relative clause at the end. act: neither a state nor negated.
         """
         r = self._r
         frame = self._pick(_FRAMES)
@@ -98,7 +97,7 @@ class Narrator(Scene):
             c.adverb = _ALREADY
         elif not closed and not verb.stative:
             if c.accusative is not None and c.accusative.kind in PLACES:
-                frame = "placement"  # a place needs no other place
+                frame = "placement"  # a place has no adjunct of place
             c.adjuncts = self._adjuncts_for(c.tense, 0.2 if short else 0.6, frame)
             if verb.benefits and r() < 0.12:
                 person = self.nominal("P", definite=True, simple=True)
@@ -106,7 +105,7 @@ class Narrator(Scene):
         return c
 
     def _complement(self, c: Clause, frame: str, *, extend: bool) -> bool:
-        """Draw what the verb asks for; tell whether it ends in a relative clause, which would take what follows."""
+        """Draw the verb's objects; return whether they end in a relative clause, to which later words would attach."""
         r, verb = self._r, c.verb
         last: Phrase | None = None
         if verb.german_preposition:
@@ -131,7 +130,7 @@ class Narrator(Scene):
         return last is not None and bool(last.relative)
 
     def _deny(self, c: Clause) -> bool:
-        """Negate a clause, unless "every" or "all" would make it unclear what is denied."""
+        """Negate a clause, unless "every" or "all" would make the scope of the negation unclear."""
         thing = c.accusative
         if any(is_universal(phrase) for phrase in (c.subject, c.dative, thing)):
             return False
@@ -142,7 +141,7 @@ class Narrator(Scene):
         return True
 
     def _copula(self, group: str, subject: Phrase | None) -> Clause:
-        """Draw what somebody or something is."""
+        """Draw a clause with "to be": a predicate adjective or noun."""
         r, style = self._r, self._style
         if subject is None:
             subject = self.someone() if r() < 0.45 else self.nominal("TRMVKCSDBNLYOHIEF", definite=True)

@@ -1,9 +1,9 @@
-"""Several reports of one event and a short summary, made from templates of the project's own: long inputs of any size.
+"""Several reports of one event and a short summary, generated from templates: inputs of any length.
 
-The reports repeat and paraphrase the same facts among filler that does not matter; some facts stand in one report
-only. Where reports disagree about a number, the police or the officials are right; witnesses are believed only where
-those say nothing. So the summary is a function of the source, and because names, places, dates and numbers are
-open-ended, it cannot be written without reading.
+The reports repeat and paraphrase the same facts among irrelevant filler; some facts occur in one report only. Where
+reports disagree about a number, the police or the officials are right; witnesses count only where those say nothing.
+So the summary is a function of the source. Names, places, dates and numbers are open-ended, so the summary cannot be
+written without reading the source.
 """
 
 import random
@@ -33,7 +33,7 @@ class _Reporter(Namer):
         return low + int(self._r() * (high - low + 1))
 
     def _value(self, kind: str, used: set[str]) -> str:
-        """Draw what a slot holds, other than what is in use, as the summary writes it."""
+        """Draw a slot's value that is not in use yet, in the form of the summary."""
         while True:
             if kind == "town":
                 value = self.town()
@@ -54,7 +54,7 @@ class _Reporter(Namer):
                 return value
 
     def _written(self, kind: str, value: str) -> list[Token]:
-        """Write a value as one of the reports may: small numbers also as words, dates in either order."""
+        """Write a value as in a report: small numbers sometimes as words, dates in either order."""
         if kind == "date" and self._r() < 0.4:
             return _value_tokens(kind, value)[::-1]
         if kind in _RANGES and int(value) in _NUMBER_WORDS and self._r() < 0.5:
@@ -62,7 +62,7 @@ class _Reporter(Namer):
         return _value_tokens(kind, value)
 
     def _noise(self, town: str, used: set[str]) -> Fill:
-        """Draw the slots of the filler, none of which is a fact."""
+        """Draw the slots of the filler sentences, which state no facts."""
         year, degrees, inhabitants = self._whole(1200, 1990), self._whole(1, 30), self._whole(2_000, 90_000)
         return {
             "town": [(town, "NNP")],
@@ -87,8 +87,8 @@ class _Reporter(Namer):
                 stated.append((ways, rumor))
             if u >= 0.85:
                 values = rumor
-        homes = [int(r() * reports) for _ in stated]  # the report that is sure to have the fact
-        turns = [int(r() * 12) for _ in stated]  # neighbouring reports say it in other words
+        homes = [int(r() * reports) for _ in stated]  # the report that always states the fact
+        turns = [int(r() * 12) for _ in stated]  # consecutive reports use different wordings
         opening, fillers = int(r() * 12), list[Template]()
         tokens: list[Token] = []
         for report in range(reports):

@@ -1,11 +1,11 @@
-"""The events that reports tell of, and the templates of all that is said about them."""
+"""The events of the reports, and the sentence templates for each."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from l0drop.data.toy.pair import Token
 
-# The tag of each template word, written word/TAG in a template where it has another one there.
+# The default tag of each template word; a template writes word/TAG for another tag.
 TAGS = {
     word: tag
     for tag, words in {
@@ -53,11 +53,11 @@ TAGS = {
     for word in words.split()
 }
 
-Fill = Mapping[str, list[Token]]  # what stands in the slots of a template
+Fill = Mapping[str, list[Token]]  # the words for each slot of a template
 
 
 def _tagged(text: str) -> list[Token | str]:
-    """Read words with their tags, and slots by their names."""
+    """Parse a template into tagged words and slot names."""
     parts: list[Token | str] = []
     for part in text.split():
         word, _, tag = part.partition("/")
@@ -66,13 +66,13 @@ def _tagged(text: str) -> list[Token | str]:
 
 
 class Template:
-    """A sentence with slots in braces, whose words are tagged once."""
+    """A sentence with slots in braces; its words are tagged once."""
 
     def __init__(self, text: str) -> None:
         self._parts = _tagged(text)
 
     def fill(self, slots: Fill) -> list[Token]:
-        """Write the sentence, which begins with a capital."""
+        """Write the sentence, beginning with a capital letter."""
         tokens: list[Token] = []
         for part in self._parts:
             tokens += slots[part] if isinstance(part, str) else [part]
@@ -83,10 +83,10 @@ class Template:
 
 
 class Event(NamedTuple):
-    """A kind of event: what its slots hold, how reports tell of it, and the summary.
+    """A kind of event: the kinds of its slots, the sentences of reports, and the summary.
 
-    `facts` has the ways to state each slot, by the police or the officials where witnesses state another number in
-    `rumors`. Every opening names the town.
+    `facts` has the wordings for each slot. If `rumors` has wordings of witnesses, who state another number, those of
+    `facts` are by the police or the officials. Every opening names the town.
     """
 
     slots: dict[str, str]

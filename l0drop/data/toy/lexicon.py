@@ -8,10 +8,10 @@ FIRST, SECOND, THIRD, MANY = range(4)  # agreement: I, you, he/she/it, any plura
 
 # --- the entries ------------------------------------------------------------------------------------------------------
 # Nouns by kind: English[/plural] German gender[w = weak masculine] plural. The plural is an ending, `-` for none, with
-# " for an umlaut, or = and the whole word; 0 marks a mass noun. The order within a kind is that of frequency.
+# " for an umlaut, or = and the whole word; 0 marks a mass noun. Within a kind, frequent nouns come first.
 # The kinds: P people, A animals, T things, R texts, F food, W drinks, M machines, V vehicles, K clothes, C containers,
 # S furniture, D doors, B buildings, N towns and woods, L built sites, Y waters, O open places, H heights, I ideas,
-# J tales, E events, U what befalls one.
+# J tales, E events, U misfortunes.
 _NOUNS = {
     "P": """woman/women Frau f en; man/men Mann m "er; child/children Kind n er; teacher Lehrer m -; friend Freund m e
         mother Mutter f "; father Vater m "; doctor Arzt m "e; boy Junge mw n; girl Mädchen n -; neighbor Nachbar mw n
@@ -82,7 +82,7 @@ _NOUNS = {
     "U": 'journey Reise f n; storm Sturm m "e; flight Flug m "e; war Krieg m e; strike Streik m s',
 }
 
-# Compounds: any modifier with any head of its group; an English modifier stands before its German stem.
+# Compounds: any modifier with any head of its group; each English modifier is followed by its German stem.
 _COMPOUNDS = [
     (
         """kitchen Küchen; garden Garten; school Schul; house Haus; hotel Hotel; office Büro; castle Schloss
@@ -123,7 +123,7 @@ _COMPOUNDS = [
     ("fishing Fischer; mountain Berg; forest Wald; wine Wein", "village"),
 ]
 
-# Adjectives: English German the kinds they fit [English comparative, German comparative].
+# Adjectives: English, German, kinds of nouns that they fit [English comparative, German comparative].
 _ADJECTIVES = """old alt PATRMVKCSDBNLOIJ older älter; new neu TRMVKCSDBLIJE newer neuer
         big groß ATFVKCSDBNLOHEY bigger größer; small klein PATFMVKCSDBNLOHY smaller kleiner
         good gut RFWMIJE better besser; young jung PA younger jünger; beautiful schön PATKVBNLOHEY; red rot TVKCSD
@@ -146,9 +146,9 @@ _ADJECTIVES = """old alt PATRMVKCSDBNLOIJ older älter; new neu TRMVKCSDBLIJE ne
         useless nutzlos TMIJ; uncomfortable unbequem SKV; wonderful wunderbar RFEBNIJ; terrible schrecklich RFEIJU"""
 
 # Verbs by frame: English, German, kinds of subject, kinds of object or place. English is the base and, where
-# irregular, past and participle; ~ binds a particle, + a preposition; = marks a state, ^ what one does for somebody,
-# - a receiver that needs "to". German is the infinitive and, where strong, the third person, past and participle; |
-# cuts off a separable prefix, * asks for "sein", + gives the preposition and case of the object.
+# irregular, past and participle; ~ binds a particle, + a preposition; = marks a state, ^ an action for somebody, - a
+# receiver that needs "to". German is the infinitive and, where strong, the third person, past and participle; |
+# marks a separable prefix, * the auxiliary "sein", + gives the preposition and case of the object.
 _VERBS = {
     "accusative": """see saw seen=, sehen sieht sah gesehen, P, PATVBLHNO; buy bought bought^, kaufen, P, TRFKVMCS
         find found found, finden findet fand gefunden, P, TRKCA
@@ -235,7 +235,7 @@ _VERBS = {
 
 
 def _vowel_groups(word: str) -> int:
-    """Count the syllables of a word, roughly: what endings in both languages depend on."""
+    """Count the syllables of a word, roughly; endings depend on it in both languages."""
     lower = word.lower()
     return sum(c in "aeiouyäöü" and (i == 0 or lower[i - 1] not in "aeiouyäöü") for i, c in enumerate(lower))
 
@@ -259,7 +259,7 @@ def _with_s(word: str) -> str:
 
 
 class Noun:
-    """A noun of both languages; `german` holds nominative to genitive, singular then plural."""
+    """A noun in both languages; `german` holds nominative to genitive, singular then plural."""
 
     __slots__ = ("english", "gender", "german", "kind", "mass")
 
@@ -298,7 +298,7 @@ def _noun(kind: str, entry: str) -> Noun:
 
 
 class Adjective:
-    """An adjective: its English token, its German form and stem, and its comparative where it has one."""
+    """An adjective: its English token, its German form and stem, and its comparative if it has one."""
 
     __slots__ = ("comparative", "german", "kinds", "stem", "token")
 
@@ -311,7 +311,7 @@ _PARTICLE_TAGS = {"asleep": "JJ", "part": "NN", "back": "RB", "away": "RB"}
 
 
 class Verb:
-    """A verb of both languages with all the forms that the grammar uses."""
+    """A verb in both languages, with all forms that the grammar uses."""
 
     __slots__ = (
         "auxiliary", "benefits", "english", "english_preposition", "german_preposition", "infinitive", "light",
@@ -331,7 +331,7 @@ class Verb:
         self.english = english_forms(base, *irregular)
         self._set_german(german.split())
         self.english_preposition = preposition
-        binds = preposition and not self.german_preposition  # otherwise it belongs to the German object too
+        binds = preposition and not self.german_preposition  # otherwise the German object has a preposition too
         self.preposition = [(preposition, "TO" if preposition == "to" else "IN")] if binds else []
 
     def _set_german(self, parts: list[str]) -> None:
@@ -358,7 +358,7 @@ class Verb:
         else:
             second = third if third[:-1].endswith(("s", "ß", "z")) else third[:-1] + "st"
         self.present = (first, second, third, base)
-        # Only "haben" and "sein" need a second person here; of other verbs the past of "du" is a perfect.
+        # Only "haben" and "sein" need a second person here; other verbs use the perfect for the past of "du".
         self.past = (past, past + "st", past, past + ("n" if past.endswith("e") else "en"))
 
 
@@ -381,7 +381,7 @@ def english_forms(base: str, past: str = "", participle: str = "") -> dict[str, 
 
 
 def listed(text: str) -> list[str]:
-    """Cut words at spaces."""
+    """Split text at spaces."""
     return text.split()
 
 

@@ -1,4 +1,4 @@
-"""Invented names of people and towns, of which there is no end, unless few are asked for."""
+"""Invented names of people and towns: an unlimited number, or a given one."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -22,7 +22,7 @@ _TOWN_ENDS = ("berg", "burg", "dorf", "feld", "bach", "au", "tal", "stein", "wal
 
 @lru_cache(maxsize=65536)
 def _invented(rank: int, ends: tuple[str, ...]) -> str:
-    """Compose the name of a given rank from syllables; frequent names are short, and there is no last one."""
+    """Compose the name of a given rank from syllables; frequent names are short."""
     state = (rank + 1) * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03
     state = (state ^ (state >> 29)) * 0xBF58476D1CE4E5B9 & (1 << 64) - 1
     state ^= state >> 32
@@ -43,24 +43,24 @@ class Namer:
     """Draws names from one source of random numbers."""
 
     def __init__(self, uniform: Callable[[], float], *, names: int | None = None) -> None:
-        """Draw from `uniform`; with `names`, only so many of each kind, all alike in frequency and without surnames."""
+        """Draw from `uniform`. names: the number of names of each kind, equally frequent and without surnames."""
         self._r, self._names = uniform, names
 
     def _pick(self, items: Sequence[T]) -> T:
         return items[int(self._r() * len(items))]
 
     def _rank(self) -> int:
-        """Draw the rank of a name: the first 50 are half of all, and there is no last."""
+        """Draw the rank of a name, without an upper bound: half of all draws are among the first 50."""
         if self._names is not None:
             return int(self._r() * self._names)
         return int(50 * ((self._r() + 1e-12) ** -1.3 - 1))
 
     def town(self) -> str:
-        """Draw the name of a town; no person is called so."""
+        """Draw the name of a town, which is never the name of a person."""
         return _invented(self._rank(), _TOWN_ENDS)
 
     def name(self, *, surname: float = 0.3) -> Name:
-        """Draw a person's name, with a surname at this chance."""
+        """Draw a person's name; `surname` is the probability of a surname."""
         gender = FEMININE if self._r() < 0.5 else MASCULINE
         given = _invented(self._rank(), _GIVEN_ENDS[gender])
         full = self._names is None and self._r() < surname

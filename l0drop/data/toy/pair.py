@@ -1,4 +1,4 @@
-"""An example of either corpus, with the tags of its words."""
+"""An example of a toy corpus, with the tags of its words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +17,6 @@ class ToyPair:
 
 
 def joined(words: Sequence[str]) -> str:
-    """Write words as text, with no space where punctuation has none."""
+    """Join words to text, without spaces next to punctuation where English has none."""
     text = " ".join(words).replace(" ,", ",").replace(" .", ".").replace(" ?", "?").replace(" 's", "'s")
     return text.replace(" :", ":").replace("“ ", "“").replace(" ”", "”")

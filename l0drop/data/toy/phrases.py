@@ -1,4 +1,4 @@
-"""What can fill a place in a clause, declined in both languages."""
+"""Phrases: the parts of a clause, declined in both languages."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def _determiners() -> dict[str, Determiner]:
 
 DETERMINERS = _determiners()
 _KEIN = DETERMINERS["no"].german
-_AN_EXCEPTIONS = ("univ", "use")  # a university, a useful key; all other words go by their first letter
+_AN_EXCEPTIONS = ("univ", "use")  # a university, a useful key; the first letter decides for all other words
 
 
 class Phrase:
-    """What can fill a place in a clause; `relative` is the German of a relative clause that hangs on it."""
+    """A part of a clause; `relative` is the German of a relative clause attached to it."""
 
     __slots__ = ("agreement", "definite", "gender", "kind", "objective", "pronoun", "relative", "tokens")
 
@@ -94,12 +94,12 @@ class Phrase:
         raise NotImplementedError
 
     def full(self, case: int) -> str:
-        """Write the phrase with its relative clause, whose last comma `pair` removes where it meets another."""
+        """Write the phrase with its relative clause; `pair` removes its last comma next to another."""
         return f"{self.german(case)}, {self.relative}," if self.relative else self.german(case)
 
 
 class Pronoun(Phrase):
-    """A word that the cases only pick a form of: a pronoun, or an empty place that a question or relative fills."""
+    """A word with one form per case: a pronoun, or a gap that a question or relative pronoun fills."""
 
     __slots__ = ("_forms",)
 
@@ -128,7 +128,7 @@ GAP = tuple(Pronoun("", "", gender, MANY if gender == PLURAL else THIRD) for gen
 
 
 class Name(Phrase):
-    """A proper name of one or more words, copied through."""
+    """A proper name of one or more words, copied to the German."""
 
     __slots__ = ("text",)
 
@@ -141,10 +141,10 @@ class Name(Phrase):
 
 
 class Nominal(Phrase):
-    """A noun with what stands around it.
+    """A noun with its determiner, adjectives and other modifiers.
 
-    `number` is digits or an English number word; `origin` a town ("the Lomberg station"); `owner` whoever has it
-    ("my mother's key"), `of` what it is part of ("the door of the house"): both become a German genitive.
+    `number` is digits or an English number word; `origin` is a town ("the Lomberg station"). `owner` ("my mother's
+    key") and `of`, a whole ("the door of the house"), become a German genitive.
     """
 
     __slots__ = (

@@ -1,4 +1,4 @@
-"""Who and what a sentence is about, and when, where and how."""
+"""The phrases of a sentence: people, things, times, places and manners."""
 
 from collections.abc import Callable
 
@@ -30,7 +30,7 @@ _PLACE_PREPOSITIONS = {
     **dict.fromkeys("LYD", ("at", "an")),
     **dict.fromkeys("OHS", ("on", "auf")),
 }
-_BESIDE = [("behind", "hinter"), ("next to", "neben"), ("in front of", "vor")]
+_NEXT_TO = [("behind", "hinter"), ("next to", "neben"), ("in front of", "vor")]
 
 
 class Scene(Namer):
@@ -46,7 +46,7 @@ class Scene(Namer):
         return str(int(13 + 10 ** (1 + 2.5 * self._r())))
 
     def nominal(self, kinds: str, *, definite: bool = False, simple: bool = False, singular: bool = False) -> Nominal:
-        """Draw a noun of one of these kinds with what goes before it, and unless it is to be simple, an owner."""
+        """Draw a noun of one of these kinds with determiner and adjectives, and, unless simple, an owner."""
         r, style = self._r, self._style
         kind = self._pick(style.known(kinds))
         table = style.compound_table[kind]
@@ -83,7 +83,7 @@ class Scene(Namer):
         return Nominal(style.determiners.get(determiner, determiner), noun, adjectives)
 
     def _extended(self, noun: Noun, adjectives: tuple[Adjective, ...]) -> Nominal:
-        """Give a definite noun a town, a whole that it is part of, or an owner."""
+        """Add to a definite noun a town, a whole that it is part of, or an owner."""
         if not self._style.genitives:
             return Nominal("the", noun, adjectives, owner=None if noun in UNOWNED else self.name())
         u = self._r()
@@ -97,12 +97,12 @@ class Scene(Namer):
         owner = Nominal("the" if person in UNOWNED else self._pick(self._style.owners), person)
         return Nominal("the", noun, adjectives, owner=owner)
 
-    def someone(self, *, beside: Phrase | None = None) -> Phrase:
-        """Draw a person: a pronoun, a name or a noun; beside a subject, no pronoun that would have to be reflexive."""
+    def someone(self, *, subject: Phrase | None = None) -> Phrase:
+        """Draw a person: a pronoun, a name or a noun. With a subject, no pronoun that would have to be reflexive."""
         u = self._r()
         if u < 0.25:
             pronouns = self._style.pronouns
-            return PRONOUNS[self._pick(pronouns[:6] if beside is not None and beside.pronoun else pronouns)]
+            return PRONOUNS[self._pick(pronouns[:6] if subject is not None and subject.pronoun else pronouns)]
         if u < 0.46:
             return self.name()
         if u < 0.5:
@@ -110,7 +110,7 @@ class Scene(Namer):
         return self.nominal("P")
 
     def _receiver(self, subject: Phrase) -> Phrase:
-        person = self.someone(beside=subject)
+        person = self.someone(subject=subject)
         bare = isinstance(person, Nominal) and person.determiner == "" and not person.number
         return self.nominal("P", definite=True) if bare else person
 
@@ -121,7 +121,7 @@ class Scene(Namer):
         return self.name() if u < 0.6 else self.nominal("P", definite=True, simple=True)
 
     def _time(self, tense: str) -> Adjunct | None:
-        """Draw a time that the tense allows."""
+        """Draw a time that fits the tense."""
         group = _TIME_GROUP.get(tense)
         if group is None:
             return None
@@ -144,16 +144,16 @@ class Scene(Namer):
         return self._pick(self._style.time_table[group])
 
     def _place(self, kinds: str = "BNLYO") -> Adjunct:
-        """Draw where something is: dative."""
+        """Draw the place where something is: dative."""
         u = self._r()
         if u < 0.16 and "N" in kinds:
             return Adjunct([("in", "IN"), (town := self.town(), "NNP")], f"in {town}")
         place = self.nominal(kinds, definite=u < 0.8, simple=True, singular=True)
-        beside = place.kind in "BL" and u > 0.8
-        return prepositional(*(self._pick(_BESIDE) if beside else _PLACE_PREPOSITIONS[place.kind]), DAT, place)
+        next_to = place.kind in "BL" and u > 0.8
+        return prepositional(*(self._pick(_NEXT_TO) if next_to else _PLACE_PREPOSITIONS[place.kind]), DAT, place)
 
     def _goal(self, verb: Verb) -> Adjunct:
-        """Draw where a motion goes: accusative, or dative after "zu"."""
+        """Draw the goal of a motion: accusative, or dative after "zu"."""
         if self._r() < (0.7 if verb.objects == "Y" else 0.15):
             return Adjunct([("to", "TO"), (town := self.town(), "NNP")], f"nach {town}")
         place = self.nominal(verb.objects, definite=True, simple=True, singular=True)
@@ -167,7 +167,7 @@ class Scene(Namer):
         return prepositional("to", "zu", DAT, place)
 
     def _target(self, verb: Verb) -> Adjunct:
-        """Draw where something is put: accusative after the prepositions that take a dative for where it is."""
+        """Draw the place where something is put: accusative, after prepositions that take the dative for a location."""
         base = verb.english["VB"]
         kinds = {"pack": "C", "carry": "BN"}.get(base, "CS")
         target = self.nominal(kinds, definite=True, simple=True, singular=True)

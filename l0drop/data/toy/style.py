@@ -1,4 +1,4 @@
-"""Which words and patterns a speaker uses: all that the grammar has, or few of them."""
+"""The words and sentence patterns of a corpus: all that the grammar has, or a few."""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -106,7 +106,7 @@ def _ranked(items: Sequence[T], size: int = 512) -> list[T]:
 
 
 def _words(text: str) -> frozenset[str]:
-    """Cut words at commas and the ends of lines."""
+    """Split text at commas and line ends."""
     return frozenset(word.strip() for line in text.splitlines() for word in line.split(",") if word.strip())
 
 
@@ -122,12 +122,12 @@ class Style:
     nouns: Set[str] = frozenset(NOUNS)  # compounds too
     adjectives: Set[str] = frozenset(ADJECTIVES)
     verbs: Mapping[str, Set[str]] = field(default_factory=_all_verbs)  # by frame
-    names: int | None = None  # how many of each kind, without surnames; None for no end
+    names: int | None = None  # number of names of each kind, without surnames; None: unlimited
     pronouns: Sequence[str] = ("he", "she", "they", "he", "she", "they", "I", "we", "you")  # six of the third person
     owners: Sequence[str] = ("my", "your", "his", "her", "our", "their")
-    determiners: Mapping[str, str] = field(default_factory=dict)  # what is said instead of a determiner
+    determiners: Mapping[str, str] = field(default_factory=dict)  # replacements of determiners
     numbers: Sequence[str] = tuple(GERMAN_NUMBERS)
-    number_words: float = 0.7  # their share beside digits
+    number_words: float = 0.7  # share of numbers written as words
     manners: Sequence[str] = tuple(_MANNERS)
     frequencies: Sequence[str] = tuple(_FREQUENCIES)
     openers: Sequence[str] = tuple(_OPENERS)
@@ -139,17 +139,17 @@ class Style:
     plain_tenses: Mapping[str, Mapping[str, int]] = field(default_factory=lambda: _PLAIN_TENSES)
     circumstances: Mapping[str, int] = field(default_factory=lambda: _CIRCUMSTANCES)
     ways: Mapping[str, int] = field(default_factory=lambda: _WAYS)
-    # patterns that can be left out
+    # optional patterns
     relatives: bool = True
     comparisons: bool = True
-    doubts: bool = True  # somebody does not know whether
-    genitives: bool = True  # beside those of names; and towns before nouns
+    doubts: bool = True  # clauses with "does not know whether"
+    genitives: bool = True  # other than those of names; and towns before nouns
     two_adjectives: bool = True
     interjections: bool = True
-    lengths: tuple[int, int] = (6, 26)  # the words of a sentence without its final mark
+    lengths: tuple[int, int] = (6, 26)  # words in a sentence, without its final mark
 
     def known(self, kinds: str) -> str:
-        """Leave out the kinds of nouns of which no word is in use."""
+        """The kinds among `kinds` that have a noun in use."""
         return kinds.translate(self._unknown)
 
     @cached_property
@@ -172,13 +172,13 @@ class Style:
 
     @cached_property
     def roles(self) -> list[Noun]:
-        """What one can be called."""
+        """Nouns for roles of people."""
         none = {*KIN, *UNOWNED, NOUNS["child"]}
         return _ranked([noun for _, noun in self._noun_list if noun.kind == "P" and noun not in none])
 
     @cached_property
     def owned(self) -> list[Noun]:
-        """What "whose" can stand before."""
+        """Nouns that "whose" can precede."""
         kin = sorted(KIN, key=lambda noun: noun.german)
         used = {noun for _, noun in self._noun_list}
         return [noun for noun in [*kin, *(NOUNS[word] for word in _OWNED)] if noun in used]
@@ -191,7 +191,7 @@ class Style:
 
     @cached_property
     def state_table(self) -> dict[str, list[Adjective]]:
-        """Adjectives that are no colors."""
+        """Adjectives other than colors."""
         return {k: [a for a in table if a.token[0] not in _COLORS] for k, table in self.adjective_table.items()}
 
     @cached_property
@@ -218,24 +218,24 @@ class Style:
 
     @cached_property
     def does_to(self) -> dict[str, list[Verb]]:
-        """What one does to a thing, by its kind."""
+        """Verbs for actions on a thing, by the kind of thing."""
         return {
             k: _ranked([v for v in self._verb_lists["accusative"] if k in v.objects and not v.light]) for k in KINDS
         }
 
     @cached_property
     def actions(self) -> dict[str, list[Verb]]:
-        """What one does to a thing, states left out."""
+        """The same without verbs of state."""
         return {k: [v for v in table if not v.stative] for k, table in self.does_to.items()}
 
     @cached_property
     def gives(self) -> dict[str, list[Verb]]:
-        """What one does with a thing for somebody."""
+        """Verbs for giving a thing to somebody, by the kind of thing."""
         return {k: _ranked([v for v in self._verb_lists["double"] if k in v.objects], 64) for k in "TRK"}
 
     @cached_property
     def helps(self) -> list[Verb]:
-        """What one does for a person."""
+        """Verbs for actions that benefit a person."""
         return [verb for verb in self._verb_lists["dative"] if verb.subjects[0] == "P"]
 
     @cached_property
@@ -245,37 +245,37 @@ class Style:
 
     @cached_property
     def manner_table(self) -> list[Adjunct]:
-        """How something is done."""
+        """Adjuncts of manner."""
         return [_MANNERS[word] for word in self.manners]
 
     @cached_property
     def frequency_table(self) -> list[Adjunct]:
-        """How often something is done."""
+        """Adjuncts of frequency."""
         return zipf([_FREQUENCIES[word] for word in self.frequencies], 64)
 
     @cached_property
     def opener_table(self) -> list[Adjunct]:
-        """What can stand before a sentence."""
+        """Adjuncts that can open a sentence."""
         return [_OPENERS[word] for word in self.openers]
 
     @cached_property
     def degree_table(self) -> list[Adjunct]:
-        """What can stand before a predicate adjective."""
+        """Adverbs of degree before a predicate adjective."""
         return [_DEGREES[word] for word in self.degrees]
 
     @cached_property
     def time_table(self) -> dict[str, list[Adjunct]]:
-        """Times by the tenses that allow them."""
+        """Adjuncts of time, by tense."""
         return {group: [_TIMES[group][words] for words in times] for group, times in self.times.items()}
 
     @cached_property
     def tense_table(self) -> dict[str, list[str]]:
-        """Tenses by what the sentence is about: the present or the past."""
+        """Tenses of sentences about the present and about the past."""
         return {group: weighted(tenses) for group, tenses in self.tenses.items()}
 
     @cached_property
     def plain_tense_table(self) -> dict[str, list[str]]:
-        """Tenses of clauses that stand beside another."""
+        """Tenses of clauses that accompany another clause."""
         return {group: weighted(tenses) for group, tenses in self.plain_tenses.items()}
 
     @cached_property
@@ -290,7 +290,7 @@ class Style:
 
 
 FULL = Style()
-# Every form of a word must be frequent enough for a model to learn it in a minute, so nobody says "I" or "you".
+# Every form of a word must be frequent enough for a model to learn it in a minute, so "I" and "you" are not used.
 _SMALL_TENSES = {"present": {"present": 8, "can": 1, "must": 1, "want": 1}, "past": {"past": 9, "could": 1}}
 SMALL = Style(
     nouns=_words("""man, teacher, friend, father, dog, key, letter, hat, coat, apple, cake, table, chair, garden
