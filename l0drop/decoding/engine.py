@@ -26,7 +26,7 @@ from l0drop.decoding.decoder import Decoder
 from l0drop.decoding.grouping import cheapest_groups, split_evenly
 from l0drop.decoding.half_attention import half_attention
 from l0drop.decoding.linear import HALF, Linears, chosen_kind, stamp_of
-from l0drop.decoding.search import Hypotheses, Search, beam_step, sample_step, start
+from l0drop.decoding.search import Hypotheses, Search, beam_step, broken, refuse_broken, sample_step, start
 from l0drop.decoding.settings import check_names, resolve
 from l0drop.models.controls import evaluating, real_tokens
 from l0drop.models.families import family_of, positions_of
@@ -265,6 +265,7 @@ class Engine:
         positions = positions_of(self.model, "decoder")
         vocabulary = getattr(config, "decoder_vocab_size", None) or config.vocab_size
         search = resolve(self.model.generation_config, generation, length_penalty_style, positions, vocabulary)
+        _check_memory(encoded.memory)
         if self.through_generate:
             return self._decode_through_generate(encoded, search, generation)
         self.memory_bytes = 0
@@ -304,8 +305,12 @@ class Engine:
             if length == 1:
                 self.memory_bytes = max(self.memory_bytes, cache.memory_bytes)
                 states = states[:, :1]  # from now on only the cached keys and values are read
+            were_open = hypotheses.open
             hypotheses, parents = step(logits, hypotheses, length, search)
-            running = int(hypotheses.open.sum())
+            # one transfer from the device for both numbers
+            running, not_finite = torch.stack([hypotheses.open.sum(), broken(hypotheses, were_open)]).tolist()
+            if not_finite:
+                refuse_broken(logits, length, search)
             if not search.sample:
                 cache.descend(parents)
             if running <= SHRINK_AT * len(present) or length + 1 == search.max_length:
@@ -349,6 +354,10 @@ class Engine:
             settings["attention_mask"] = seen_BK.long()
         with evaluating(self.model):
             output = self.model.generate(encoder_outputs=memory, **settings)
+        not_finite = torch.stack([~(scores < torch.inf).all() for scores in output.scores])
+        if bool(not_finite.any()):
+            first = int(not_finite.nonzero()[0])
+            refuse_broken(output.scores[first], first + 1, search)
         if search.beams > 1 and not search.sample:
             return Generation(output.sequences, output.sequences_scores, encoded.gates, encoded.kept)
         gains = self.model.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)
@@ -369,6 +378,18 @@ def _check_inputs(inputs: Any) -> None:
             "inputs: expected token ids, got text; tokenize it first, or use l0drop.load(folder).generate(texts)"
         )
     raise TypeError(f"inputs: expected a tensor of token ids [B, N], got {type(inputs).__name__}")
+
+
+def _check_memory(memory: Memory) -> None:
+    """Raise ValueError if a row that the decoder sees has a NaN or infinite value."""
+    seen_BK = memory.bias[:, 0, 0] > -torch.inf
+    bad_B = (~memory.states.isfinite().all(-1) & seen_BK).any(1)
+    if bool(bad_B.any()):
+        dtype = str(memory.states.dtype).removeprefix("torch.")
+        raise ValueError(
+            f"encodings: the encoder gives NaN or infinite values in {dtype} for {int(bad_B.sum())} of {len(bad_B)} "
+            "sentences; its weights are damaged, or its values too large for this dtype: try float32"
+        )
 
 
 def group_by_rows(rows: Sequence[int]) -> list[list[int]]:

@@ -15,7 +15,7 @@ from l0drop.data.tokenizer import TokenizerPair, load_tokenizers
 from l0drop.decoding.settings import SCORING
 from l0drop.extras import needed_for
 from l0drop.models import sparsify as sparsify  # registers the models, so that the Auto classes load them
-from l0drop.models.loading import check_weights
+from l0drop.models.loading import check_finite, check_weights
 
 if TYPE_CHECKING:
     from l0drop.recipe import Recipe
@@ -59,7 +59,7 @@ def _suggestion(path: Path) -> str:
 def load_model(name: str, folder: Path | None, dtype: torch.dtype | str) -> PreTrainedModel:
     """The model in eval mode, from its folder, or from the hub if `folder` is None.
 
-    Raises ValueError if weights are missing, unused or misshapen: such a model would decode with random weights.
+    Raises ValueError if weights are missing, unused, misshapen or not finite: the output would be garbage.
     """
     if folder is None:
         _ask_hub(name)
@@ -78,6 +78,7 @@ def load_model(name: str, folder: Path | None, dtype: torch.dtype | str) -> PreT
             raise
         raise ValueError(f"{name}: is not an encoder-decoder ({first_line(error)})") from error
     check_weights(name, model, info)
+    check_finite(name, model)
     return model.eval()
 
 

@@ -12,7 +12,7 @@ Shapes: B sentences, k beams, C candidates, R = B·k rows, T tokens including th
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -68,6 +68,21 @@ class Search:
     def normalizes_first(self) -> bool:
         """Beam search constrains log-probabilities, greedy search and sampling constrain logits: as `generate` does."""
         return self.beams > 1 and not self.sample
+
+    @property
+    def changing_scores(self) -> tuple[str, ...]:
+        """The settings in use that exclude tokens or change their scores, by generation_config's names."""
+        used = {
+            "repetition_penalty": self.repetition_penalty != 1.0,
+            "no_repeat_ngram_size": self.no_repeat_ngram > 0,
+            "suppress_tokens or bad_words_ids": bool(self.banned),
+            "begin_suppress_tokens": bool(self.banned_first),
+            "min_length": self.min_length > 0,
+            "forced_bos_token_id": self.forced_first is not None,
+            "forced_eos_token_id": bool(self.forced_last),
+            "temperature": self.sample and self.temperature != 1.0,
+        }
+        return tuple(name for name, is_used in used.items() if is_used)
 
 
 class Hypotheses(NamedTuple):
@@ -345,6 +360,25 @@ def beam_step(logits_RV: Tensor, hypotheses: Hypotheses, length: int, search: Se
     return still_open(running, length + 1, search), beam
 
 
+def broken(hypotheses: Hypotheses, open_B: Tensor) -> Tensor:
+    """The number of NaN or +inf scores in the sentences of `open_B`; -inf is the score of an excluded token."""
+    return (~(hypotheses.scores < torch.inf) & open_B[:, None]).sum()
+
+
+def refuse_broken(logits_RV: Tensor, length: int, search: Search) -> NoReturn:
+    """Raise ValueError that says whether the model or a setting gave the broken scores after `length` tokens."""
+    if not bool((logits_RV < torch.inf).all()):
+        raise ValueError(
+            f"scores: the decoder gives NaN or infinite scores for output token {length}, in "
+            f"{str(logits_RV.dtype).removeprefix('torch.')}; its weights are damaged, or its values too large for this "
+            "dtype: try float32"
+        )
+    used = search.changing_scores or ("the settings",)
+    raise ValueError(
+        f"{', '.join(used)}: allow no output token {length}, or make its score infinite; choose other values"
+    )
+
+
 def sample_step(
     logits_RV: Tensor, hypotheses: Hypotheses, length: int, search: Search, generator: torch.Generator | None = None
 ) -> tuple[Hypotheses, Tensor]:
@@ -353,7 +387,8 @@ def sample_step(
     if len(logits_RV) < sentences * count:  # the first step: one row per sentence
         logits_RV = logits_RV.repeat_interleave(count, 0)
     scores = next_scores(logits_RV, hypotheses.tokens.flatten(0, 1), length, search)
-    token_R1 = torch.multinomial(scores.exp(), 1, generator=generator)
+    # multinomial fails on NaN, on a GPU for the whole process; the scores stay NaN and are noticed after the step
+    token_R1 = torch.multinomial(torch.where(scores.isnan(), 1.0, scores.exp()), 1, generator=generator)
     gain = scores.gather(1, token_R1).view(sentences, count)
     token = torch.where(hypotheses.done, search.pad, token_R1.view(sentences, count))
     tokens = hypotheses.tokens.clone()

@@ -86,10 +86,15 @@ _INTEGERS = frozenset(
 )
 _REAL = frozenset({"temperature", "top_p", "repetition_penalty", "length_penalty"})
 _BOOLEANS = frozenset({"do_sample", "renormalize_logits"})
+_ONE_TOKEN = frozenset({"forced_bos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id"})
 _TOKENS = frozenset(name for name in _DEFAULTS if name.endswith(("_id", "_ids", "_tokens"))) - _INTEGERS
 
 SCORING: dict[str, Any] = {"do_sample": False, "early_stopping": False}
 """Search settings of every run, in addition to its recipe's; they override a checkpoint's generation_config."""
+STORED = "generation_config.json: "
+"""The beginning of an error about a setting that comes from the model."""
+MAX_LOG_PENALTY = 80.0
+"""Largest logarithm of the divisor of a score, so that scores stay finite in float32."""
 DEFAULT_NEW_TOKENS = 20
 """Longest output of `generate` if neither caller nor model sets one."""
 
@@ -108,39 +113,28 @@ def resolve(
     if style not in ("hf", "gnmt"):
         raise ValueError(f'length_penalty_style: expected "hf" or "gnmt", got {style!r}')
     check_names(given, model_settings)
-    for name, value in given.items():
-        if value is not None:
-            _check_kind(name, value, vocabulary)
     values = dict(_DEFAULTS)
-    for source in (model_settings.to_dict(), given):
+    chosen = {name: value for name, value in given.items() if value is not None}
+    stored = {name: value for name, value in model_settings.to_dict().items() if name not in chosen}
+    for source, where in ((stored, STORED), (chosen, "")):
         for name, value in source.items():
             if value is None:
                 continue
+            _check_kind(where, name, value, vocabulary)
             if name in _DEFAULTS:
-                values[name] = value
+                values[name] = int(value) if name in _INTEGERS else value
             elif name not in _WITHOUT_EFFECT and value is not False and value not in _NEUTRAL.get(name, ()):
-                raise ValueError(f"{name}: the engine does not support {value!r}; use model.generate")
+                raise ValueError(f"{where}{name}: the engine does not support {value!r}; use model.generate")
+    labels = {name: STORED if stored.get(name) is not None else "" for name in _DEFAULTS}
     eos = _ids(values["eos_token_id"])
     start = values["decoder_start_token_id"]
     start = values["bos_token_id"] if start is None else start
-    if not isinstance(start, int):
-        raise ValueError(f"decoder_start_token_id: expected one token id for all sentences, got {start!r}")
+    if start is None:
+        raise ValueError(f"{STORED}decoder_start_token_id: expected one token id, got None")
     pad = values["pad_token_id"] if values["pad_token_id"] is not None else (eos[0] if eos else -1)
     max_length, min_length = _lengths(values, positions, given)
+    _check_values(values, labels, max_length)
     sample, beams, returned = values["do_sample"], values["num_beams"], values["num_return_sequences"]
-    for name in ("num_beams", "num_return_sequences"):
-        if values[name] < 1 or values[name] != int(values[name]):
-            raise ValueError(f"{name}: expected a whole number, at least 1, got {values[name]}")
-    if sample and beams > 1:
-        raise ValueError("do_sample: the engine samples without beams; set num_beams=1 or use model.generate")
-    if not sample and returned > beams:
-        raise ValueError(f"num_return_sequences: {returned} is more than num_beams={beams}")
-    if sample and not values["temperature"] > 0:
-        raise ValueError(f"temperature: must be above 0, got {values['temperature']}")
-    if values["early_stopping"] not in (True, False, "never"):
-        raise ValueError(f'early_stopping: expected True, False or "never", got {values["early_stopping"]!r}')
-    if values["repetition_penalty"] <= 0:
-        raise ValueError(f"repetition_penalty: must be above 0, got {values['repetition_penalty']}")
     return Search(
         max_length=max_length,
         min_length=min_length,
@@ -166,6 +160,34 @@ def resolve(
     )
 
 
+def _check_values(values: Mapping[str, Any], labels: Mapping[str, str], max_length: int) -> None:
+    """Raise for values outside their range, and for settings that contradict each other."""
+
+    def require(name: str, fine: bool, message: str) -> None:
+        if not fine:
+            raise ValueError(f"{labels[name]}{name}: {message}")
+
+    sample, beams, returned = values["do_sample"], values["num_beams"], values["num_return_sequences"]
+    for name in ("num_beams", "num_return_sequences"):
+        require(name, values[name] >= 1, f"expected a whole number, at least 1, got {values[name]}")
+    require(
+        "do_sample",
+        not sample or beams == 1,
+        "the engine samples without beams; set num_beams=1 or use model.generate",
+    )
+    require("num_return_sequences", sample or returned <= beams, f"{returned} is more than num_beams={beams}")
+    temperature, early, repetition = values["temperature"], values["early_stopping"], values["repetition_penalty"]
+    require("temperature", not sample or temperature > 0, f"must be above 0, got {temperature}")
+    require("early_stopping", early in (True, False, "never"), f'expected True, False or "never", got {early!r}')
+    require("repetition_penalty", repetition > 0, f"must be above 0, got {repetition}")
+    penalty = values["length_penalty"]
+    require(
+        "length_penalty",
+        abs(penalty) * math.log(max_length) < MAX_LOG_PENALTY,
+        f"{penalty} is out of range for outputs of up to {max_length - 1} tokens; usual values are between -2 and 2",
+    )
+
+
 def check_names(given: Mapping[str, Any], model_settings: GenerationConfig, others: Iterable[str] = ()) -> None:
     """Raise for a name that is neither a generation setting nor one of `others`, with the most similar known name."""
     known = {*GenerationConfig().to_dict(), *model_settings.to_dict(), *_DEFAULTS, *others}
@@ -177,21 +199,23 @@ def check_names(given: Mapping[str, Any], model_settings: GenerationConfig, othe
             raise ValueError(f"{name}: not a generation setting{hint}")
 
 
-def _check_kind(name: str, value: Any, vocabulary: int | None) -> None:
-    """Raise for a value that this setting cannot have in any model."""
+def _check_kind(where: str, name: str, value: Any, vocabulary: int | None) -> None:
+    """Raise for a value that this setting cannot have in any model; `where` begins the error."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if name in _INTEGERS and not (is_number and math.isfinite(value) and value >= 0 and value == int(value)):
-        raise ValueError(f"{name}: expected a whole number, at least 0, got {value!r}")
+        raise ValueError(f"{where}{name}: expected a whole number, at least 0, got {value!r}")
     if name in _REAL and not (is_number and math.isfinite(value)):
-        raise ValueError(f"{name}: expected a finite number, got {value!r}")
+        raise ValueError(f"{where}{name}: expected a finite number, got {value!r}")
     if name in _BOOLEANS and not isinstance(value, bool):
-        raise ValueError(f"{name}: expected True or False, got {value!r}")
+        raise ValueError(f"{where}{name}: expected True or False, got {value!r}")
     if name in _TOKENS:
         if name == "bad_words_ids" and not (isinstance(value, (list, tuple)) and all(map(_is_list, value))):
-            raise ValueError(f"{name}: expected a list of lists of token ids, got {value!r}")
-        for token in _token_ids(name, value):
+            raise ValueError(f"{where}{name}: expected a list of lists of token ids, got {value!r}")
+        if name in _ONE_TOKEN and not isinstance(value, Integral):
+            raise ValueError(f"{where}{name}: expected one token id, got {value!r}")
+        for token in _token_ids(where + name, value):
             if token < 0 or (vocabulary is not None and token >= vocabulary):
-                raise ValueError(f"{name}: no token has the id {token}; the vocabulary has {vocabulary} tokens")
+                raise ValueError(f"{where}{name}: no token has the id {token}; the vocabulary has {vocabulary} tokens")
 
 
 def _is_list(value: Any) -> bool:

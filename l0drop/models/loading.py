@@ -1,9 +1,10 @@
-"""Check that a loaded model has the weights of its files: none missing, none unused, none of another shape."""
+"""Check that a loaded model has the weights of its files: none missing, unused or of another shape, all finite."""
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 NAMED = 4
@@ -43,6 +44,21 @@ def check_weights(name: str, model: PreTrainedModel, info: Mapping[str, Any], op
             f"{name}: the weights do not belong to config.json ({'; '.join(problems)}); one of the files was "
             "changed or is incomplete: save or copy the model again"
         )
+
+
+@torch.no_grad()
+def check_finite(name: str, model: PreTrainedModel) -> None:
+    """Raise ValueError if a weight is NaN or infinite; the output would be blank lines or garbage."""
+    for key, weight in model.state_dict().items():
+        # a bias on the logits may exclude tokens
+        fine = weight < torch.inf if key.endswith("final_logits_bias") else weight.isfinite()
+        if not bool(fine.all()):
+            kind = str(weight.dtype).removeprefix("torch.")
+            half = " or load it with dtype float32" if weight.dtype in (torch.float16, torch.bfloat16) else ""
+            raise ValueError(
+                f"{name}: the weight {key} has NaN or infinite values in {kind}; the training diverged or the file is "
+                f"damaged: save or copy the model again{half}"
+            )
 
 
 def _shapes(key: str, stored: Any, expected: Any) -> str:

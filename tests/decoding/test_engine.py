@@ -442,6 +442,83 @@ def test_errors_name_the_setting(changes, named):
         Engine(gated("marian")).generate(**_inputs(), **{"max_new_tokens": 5, **changes})
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_beams": 2.5}, "num_beams: expected a whole number, at least 0, got 2.5"),
+        ({"num_beams": 0}, "num_beams: expected a whole number, at least 1, got 0"),
+        ({"num_beams": "4"}, "num_beams: expected a whole number"),
+        ({"length_penalty": float("nan")}, "length_penalty: expected a finite number, got nan"),
+        ({"length_penalty": 1e6}, "length_penalty: 1000000.0 is out of range for outputs of up to 5 tokens"),
+        ({"temperature": [1]}, "temperature: expected a finite number"),
+        ({"eos_token_id": 500}, "eos_token_id: no token has the id 500"),
+        ({"decoder_start_token_id": [1]}, "decoder_start_token_id: expected one token id, got \\[1\\]"),
+        ({"do_sample": "yes"}, "do_sample: expected True or False"),
+        ({"repetition_penalty": 0}, "repetition_penalty: must be above 0"),
+        ({"bad_words_ids": [3]}, "bad_words_ids: expected a list of lists"),
+        ({"early_stopping": "maybe"}, "early_stopping: expected True"),
+        ({"num_beam_groups": 3}, "num_beam_groups: the engine does not support 3"),
+    ],
+    ids=str,
+)
+def test_settings_of_the_model_are_checked_like_arguments(changes, message):
+    model = gated("marian")
+    for name, value in changes.items():
+        setattr(model.generation_config, name, value)
+    with pytest.raises(ValueError, match=f"^generation_config.json: {message}"):
+        Engine(model).generate(**_inputs(), max_new_tokens=5)
+    # an argument replaces the broken value
+    assert Engine(model).generate(**_inputs(), max_new_tokens=5, **{name: _GOOD[name] for name in changes})
+
+
+_GOOD = {
+    "num_beams": 2, "length_penalty": 1.0, "temperature": 1.0, "eos_token_id": 2, "decoder_start_token_id": 1,
+    "do_sample": False, "repetition_penalty": 1.2, "bad_words_ids": [[3]], "early_stopping": True, "num_beam_groups": 1,
+}  # fmt: skip
+
+
+def test_whole_floats_count_as_whole_numbers():
+    model = gated("marian")
+    whole = Engine(model).generate(**_inputs(), num_beams=2, max_new_tokens=5, no_repeat_ngram_size=2)
+    floats = Engine(model).generate(**_inputs(), num_beams=2.0, max_new_tokens=5.0, no_repeat_ngram_size=2.0)
+    assert torch.equal(whole.sequences, floats.sequences)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        *(("marian", settings) for settings in ({"num_beams": 1}, {"num_beams": 3}, {"do_sample": True})),
+        *((family, {"num_beams": beams}) for family in ("t5", "led") for beams in (1, 3)),
+    ],
+    ids=str,
+)
+def test_scores_that_are_not_finite_stop_the_search(family, settings):
+    for value in (torch.nan, torch.inf):
+        model = gated(family, dtype=torch.float32)
+        norms = [weight for name, weight in model.get_decoder().named_parameters() if "final_layer_norm" in name]
+        with torch.no_grad():
+            norms[-1].fill_(value)
+        message = "^scores: the decoder gives NaN or infinite scores for output token 1, in float32; .* try float32"
+        with pytest.raises(ValueError, match=message):
+            Engine(model).generate(**_inputs(), max_new_tokens=5, **settings)
+
+
+@pytest.mark.parametrize("family", ["marian", "led"])
+def test_encodings_that_are_not_finite_are_refused(family):
+    model = gated(family, "mask")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[zoo.ragged_batch()["input_ids"][0, 0]] = torch.nan
+    with pytest.raises(ValueError, match="^encodings: the encoder gives NaN or infinite values in float64 for .* of 6"):
+        Engine(model).generate(**_inputs(), gates=zoo.ragged_batch()["attention_mask"].double(), max_new_tokens=5)
+
+
+@pytest.mark.parametrize("settings", [{"num_beams": 1}, {"do_sample": True}], ids=str)
+def test_settings_that_allow_no_token_are_named(settings):
+    everything = {"suppress_tokens": list(range(zoo.VOCABULARY))}
+    with pytest.raises(ValueError, match="^suppress_tokens or bad_words_ids: allow no output token 1, or make"):
+        Engine(gated("marian")).generate(**_inputs(), max_new_tokens=5, **settings, **everything)
+
+
 @pytest.mark.parametrize("family", ["led", "m2m100"])
 def test_an_output_longer_than_the_decoder_has_positions_is_refused(family):
     with pytest.raises(ValueError, match="max_new_tokens: 200 is more than the 64 positions"):

@@ -137,3 +137,24 @@ def test_the_caller_may_ask_for_another_gate_or_for_the_loading_info(tmp_path: P
     assert info["missing_keys"] == {"gate.weight"}
     with pytest.raises(ValueError, match=r"gate\.weight"):
         AutoModelForSeq2SeqLM.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf], ids=str)
+def test_weights_that_are_not_finite_are_refused(value: float, tmp_path: Path) -> None:
+    folder = saved("marian", tmp_path)
+    weights = weights_of(folder)
+    for name in ("model.decoder.layers.1.fc2.weight", "gate.bias"):
+        store(folder, {**weights, name: weights[name].clone().fill_(value)})
+        with pytest.raises(ValueError, match=rf"^{folder}: the weight {name} has NaN or infinite values in float32"):
+            load_model(str(folder), folder, "auto")
+
+
+def test_a_bias_that_excludes_tokens_is_accepted_and_overflow_names_the_dtype(tmp_path: Path) -> None:
+    folder = saved("marian", tmp_path)
+    weights = weights_of(folder)
+    weights["final_logits_bias"][0, 3] = -torch.inf
+    weights["model.decoder.layers.1.fc2.weight"][0, 0] = 1e6
+    store(folder, weights)
+    load_model(str(folder), folder, "auto")
+    with pytest.raises(ValueError, match=r"fc2\.weight has NaN or infinite values in float16; .* dtype float32$"):
+        load_model(str(folder), folder, torch.float16)
