@@ -1,4 +1,4 @@
-# Every target sets up .venv by itself; `make setup` does only that and is quick when nothing changed.
+# Every target sets up .venv if needed; `make setup` does only that, and nothing when nothing changed.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt $(TAGGER_FILES)
 demo: setup
 	$(BIN)/l0drop demo
 
-# Test processes, of one thread each.
+# Test processes, each with one thread.
 WORKERS ?= 2
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow and not gpu"
@@ -30,7 +30,7 @@ test: setup
 test-slow: setup
 	$(BIN)/python -m pytest -q -m slow
 
-# With the Python and the torch that are there, which know the GPU; installs nothing.
+# Uses the installed Python and torch, which support the GPU; installs nothing.
 GPU_PYTHON ?= python3
 test-gpu:
 	$(GPU_PYTHON) -m pytest -q -rs -p no:cacheprovider -m gpu tests/gpu

@@ -46,7 +46,7 @@ def sequence_of(steps: list[Step]) -> list[tuple[int, int, list[list[int]]]]:
     pool=st.sampled_from([8, 30, 1000]),
     epoch=st.integers(0, 3),
 )
-def test_every_sentence_once_and_every_promise_kept(
+def test_every_sentence_occurs_once_within_all_limits(
     lengths: Lengths,
     extra: int,
     processes: int,
@@ -57,7 +57,7 @@ def test_every_sentence_once_and_every_promise_kept(
 ) -> None:
     longer = np.maximum(*lengths)
     parts = processes * accumulation
-    budget = int(longer.max()) * (2 * parts - 1) + extra  # with extra = 0 the tightest that is accepted
+    budget = int(longer.max()) * (2 * parts - 1) + extra  # with extra = 0, the smallest that is accepted
     batches = TokenBatches(
         *lengths,
         budget,
@@ -85,7 +85,9 @@ def test_every_sentence_once_and_every_promise_kept(
 
 @settings(max_examples=60, deadline=None)
 @given(lengths=corpora(), extra=st.integers(0, 300), epoch=st.integers(0, 3))
-def test_a_step_learns_from_the_same_sentences_on_any_machines(lengths: Lengths, extra: int, epoch: int) -> None:
+def test_the_sentences_of_a_step_do_not_depend_on_the_number_of_processes(
+    lengths: Lengths, extra: int, epoch: int
+) -> None:
     budget = int(np.maximum(*lengths).max()) * 15 + extra
     alone = [sentences_of(step) for step in batches_of(lengths, budget).steps(epoch)]
     for processes, accumulation in [(1, 2), (2, 1), (1, 4), (2, 2), (4, 2), (8, 1)]:
@@ -95,7 +97,7 @@ def test_a_step_learns_from_the_same_sentences_on_any_machines(lengths: Lengths,
 
 @settings(max_examples=40, deadline=None)
 @given(lengths=corpora(), seed=st.integers(0, 99), start=st.integers(0, 40))
-def test_a_resumed_run_goes_on_as_if_nothing_had_happened(lengths: Lengths, seed: int, start: int) -> None:
+def test_resuming_gives_the_same_steps(lengths: Lengths, seed: int, start: int) -> None:
     budget = int(np.maximum(*lengths).max()) * 7
 
     def some(first: int, count: int) -> list[tuple[int, int, list[list[int]]]]:
@@ -112,7 +114,7 @@ def test_steps_from_zero_are_the_epochs_one_after_another() -> None:
     assert sequence_of(list(islice(batches.steps_from(0), len(epochs)))) == sequence_of(epochs)
 
 
-def test_each_process_gets_its_own_part() -> None:
+def test_each_process_gets_its_part() -> None:
     lengths = np.arange(1, 41), np.arange(1, 41)
     per_rank = [list(batches_of(lengths, 450, processes=3, rank=rank, accumulation=2).steps(0)) for rank in range(3)]
     for steps in zip(*per_rank, strict=True):
@@ -120,7 +122,9 @@ def test_each_process_gets_its_own_part() -> None:
             for mine, listed in zip(step.mine, steps[0].micro_batches[rank], strict=True):
                 np.testing.assert_array_equal(mine, listed)
         in_time = [rank[turn] for turn in range(2) for rank in steps[0].micro_batches]
-        assert (np.diff(lengths[0][np.concatenate(in_time)]) > 0).all()  # what runs at once is of similar length
+        assert (
+            np.diff(lengths[0][np.concatenate(in_time)]) > 0
+        ).all()  # micro-batches that run at the same time have similar lengths
 
 
 def test_epochs_and_seeds_shuffle() -> None:
@@ -131,7 +135,7 @@ def test_epochs_and_seeds_shuffle() -> None:
 
     one, two = first_epochs(1)
     assert one != two
-    assert sorted(one) != sorted(two)  # other neighbours, not only another order of steps
+    assert sorted(one) != sorted(two)  # steps have other sentences, not only another order
     assert first_epochs(1) == [one, two]
     assert first_epochs(2) != [one, two]
 
@@ -145,7 +149,7 @@ def test_steps_hold_sentences_of_similar_length_in_random_order() -> None:
     assert abs(np.corrcoef(longest, np.arange(len(steps)))[0, 1]) < 0.2
 
 
-def test_micro_batches_share_the_padded_tokens_as_evenly_as_can_be() -> None:
+def test_micro_batches_have_balanced_padded_tokens() -> None:
     lengths = np.array([1, 1, 1, 1, 2, 2, 4, 4])
     (step,) = batches_of((lengths, lengths), 1_000, processes=3).steps(0)
     areas = sorted(len(part) * lengths[part].max() for part in parts_of(step))
@@ -159,14 +163,14 @@ def test_small_pools_still_shuffle_across_the_corpus() -> None:
     assert min(spans) > 100
 
 
-def test_source_only_corpora_go_by_the_source() -> None:
+def test_source_only_corpora_use_source_lengths() -> None:
     lengths = np.arange(1, 30)
     steps = list(TokenBatches(lengths, None, 60, seed=0).steps(0))
     assert sum(step.source_tokens for step in steps) == lengths.sum()
     assert all(step.target_tokens == 0 and step.padded_tokens <= 60 for step in steps)
 
 
-def test_sentences_that_cannot_fit_are_named() -> None:
+def test_an_error_names_a_sentence_that_does_not_fit() -> None:
     lengths = np.full(50, 3), np.full(50, 4)
     lengths[1][17] = 30
     with pytest.raises(ValueError, match=r"sentence 17 has 30 tokens.* sentences of up to 29"):
@@ -187,12 +191,12 @@ def test_sentences_that_cannot_fit_are_named() -> None:
         ({"processes": 4, "pool": 3}, "pool=3"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(options: dict[str, int], complaint: str) -> None:
+def test_impossible_settings_are_refused(options: dict[str, int], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         batches_of((np.full(50, 3), np.full(50, 3)), 10_000, **options)
 
 
-def test_broken_lengths_are_refused() -> None:
+def test_invalid_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match="2 source lengths but 3"):
         batches_of((np.ones(2), np.ones(3)), 10)
     with pytest.raises(ValueError, match="sentence 1 has no source token"):
@@ -204,7 +208,7 @@ def example(index: int, source: list[int], target: list[int] | None, tags: list[
     return Example(np.array(source), None if target is None else np.array(target), hints, index)
 
 
-def test_collate_pads_each_side_on_its_own() -> None:
+def test_collate_pads_each_side_separately() -> None:
     batch = collate([example(7, [5, 6, 1], [8, 1], [2, 3, 0]), example(2, [9, 1], [4, 3, 2, 1], [1, 0])], pad_id=0)
     assert batch["input_ids"].tolist() == [[5, 6, 1], [9, 1, 0]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
@@ -235,7 +239,7 @@ def test_collate_without_targets_has_no_labels() -> None:
     multiple=st.sampled_from([1, 4, 8]),
     epoch=st.integers(0, 3),
 )
-def test_with_a_multiple_the_rows_of_a_step_follow_from_its_length(
+def test_with_a_multiple_the_length_of_a_step_determines_its_size(
     lengths: Lengths,
     extra: int,
     processes: int,

@@ -77,14 +77,14 @@ def files(tmp_path: Path) -> TextFiles:
 
 
 @pytest.mark.parametrize("ending", ["txt", "gz", "xz"])
-def test_two_files_give_every_line_in_order_and_again(tmp_path: Path, ending: str) -> None:
+def test_two_files_yield_every_line_in_order_repeatedly(tmp_path: Path, ending: str) -> None:
     text = TextFiles(write(tmp_path / f"a.{ending}", SOURCES), write(tmp_path / f"b.{ending}", TARGETS))
     expected = [Pair(*pair, line) for line, pair in enumerate(zip(SOURCES, TARGETS, strict=True), 1)]
     assert list(text) == expected
     assert list(text) == expected
 
 
-def test_source_alone_has_no_targets(tmp_path: Path) -> None:
+def test_source_only_text_has_no_targets(tmp_path: Path) -> None:
     text = TextFiles(write(tmp_path / "a", SOURCES))
     assert text.source_only
     assert [pair.source for pair in text] == SOURCES
@@ -98,14 +98,14 @@ def test_only_line_feeds_end_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("left", "right"), [(5, 3), (3, 5)])
-def test_unequal_files_are_named_with_both_counts(tmp_path: Path, left: int, right: int) -> None:
+def test_an_error_names_files_of_different_length_and_both_counts(tmp_path: Path, left: int, right: int) -> None:
     source, target = write(tmp_path / "s", ["x"] * left), write(tmp_path / "t", ["y"] * right)
     with pytest.raises(CorpusError, match=re.escape(f"{source} has {left} lines but {target} has {right}")):
         list(TextFiles(source, target))
 
 
 @pytest.mark.parametrize("ending", ["txt", "gz"])
-def test_invalid_utf8_is_named_with_line_and_byte(tmp_path: Path, ending: str) -> None:
+def test_an_error_names_line_and_byte_of_invalid_utf8(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"a.{ending}"
     with (gzip.open if ending == "gz" else open)(path, "wb") as file:
         file.write("Größe\n".encode() + b"ab\xff\n")
@@ -134,13 +134,13 @@ def test_tsv(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", ["no tab at all", "one\ttwo\tthree"])
-def test_tsv_with_another_number_of_columns(tmp_path: Path, bad: str) -> None:
+def test_tsv_lines_with_a_different_number_of_columns_are_refused(tmp_path: Path, bad: str) -> None:
     path = write(tmp_path / "a.tsv", ["a\tb", bad])
     with pytest.raises(CorpusError, match=rf"a\.tsv, line 2: {bad.count(chr(9)) + 1} tab-separated columns"):
         list(TsvFile(path))
 
 
-def test_tsv_without_the_column_asked_for(tmp_path: Path) -> None:
+def test_a_missing_tsv_column_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"line 1: 2 tab-separated columns, expected at least 4"):
         list(TsvFile(write(tmp_path / "a.tsv", ["a\tb"]), target=3))
 
@@ -164,7 +164,7 @@ def test_jsonl(tmp_path: Path) -> None:
         ("9" * 5_000, "not JSON"),
     ],
 )
-def test_bad_jsonl_lines_are_named(tmp_path: Path, line: str, complaint: str) -> None:
+def test_an_error_names_a_bad_jsonl_line(tmp_path: Path, line: str, complaint: str) -> None:
     path = write(tmp_path / "a.jsonl", ['{"source": "a", "target": "b"}', line])
     with pytest.raises(CorpusError, match=rf"a\.jsonl, line 2: {re.escape(complaint)}"):
         list(JsonlFile(path))
@@ -204,7 +204,7 @@ def test_without_datasets_the_error_says_what_to_install(monkeypatch: pytest.Mon
 # --- preparing a corpus -----------------------------------------------------------------------------------------------
 
 
-def test_corpus_holds_the_tokenizer_s_ids_and_counts_what_it_skips(
+def test_a_corpus_holds_the_tokenizer_s_ids_and_counts_skipped_lines(
     files: TextFiles, tokenizers: TokenizerPair, tmp_path: Path
 ) -> None:
     corpus = prepare_corpus(files, tokenizers, tmp_path / "corpus", max_source=50, max_target=50)
@@ -250,7 +250,7 @@ def test_more_pairs_than_a_chunk_stay_in_order(tokenizers: TokenizerPair, tmp_pa
     assert all(corpus[index].source[-1] == tokenizers.source.eos_token_id for index in range(0, 2500, 50))
 
 
-def test_unknown_words_before_eos_do_not_outlive_a_cut(tokenizers: TokenizerPair, tmp_path: Path) -> None:
+def test_truncation_removes_unknown_words_before_eos(tokenizers: TokenizerPair, tmp_path: Path) -> None:
     text = TextFiles(write(tmp_path / "s", ["The cat sleeps 漢 漢"]))
     ids = prepare_corpus(text, tokenizers, tmp_path / "c", max_source=4, max_target=4)[0].source.tolist()
     whole = tokenizers.source("The cat sleeps 漢 漢").input_ids
@@ -258,7 +258,7 @@ def test_unknown_words_before_eos_do_not_outlive_a_cut(tokenizers: TokenizerPair
     assert ids == [*whole[:3], tokenizers.source.eos_token_id]
 
 
-def test_a_cut_keeps_all_that_a_tokenizer_puts_around_the_text(tmp_path: Path) -> None:
+def test_truncation_keeps_special_tokens(tmp_path: Path) -> None:
     tokenizer = word_tokenizer(["<unk>", "<s>", "</s>", "<xx>", *"abcdefg"])
     tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>", "additional_special_tokens": ["<xx>"]})
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
@@ -271,7 +271,7 @@ def test_a_cut_keeps_all_that_a_tokenizer_puts_around_the_text(tmp_path: Path) -
     assert tokenizer.decode(corpus[1].source) == "<s> a b </s> <xx>"
 
 
-def test_a_line_that_gives_no_token_is_named(tmp_path: Path) -> None:
+def test_an_error_names_a_line_without_tokens(tmp_path: Path) -> None:
     tokenizer = word_tokenizer(["<unk>", "a"])
     tokenizer.backend_tokenizer.normalizer = Replace("!", " ")
     text = TextFiles(write(tmp_path / "s", ["a", "!"]))
@@ -302,7 +302,7 @@ def test_documents_are_joined_up_to_both_limits(tokenizers: TokenizerPair, tmp_p
         return len(tokenizers.source(line, add_special_tokens=False).input_ids)
 
     max_source = size("a b c d e f") + 1
-    max_target = size("x y z z z z z z")  # one short of room for the third line and EOS
+    max_target = size("x y z z z z z z")  # one token too few for the third line and EOS
     corpus = prepare_corpus(
         text, tokenizers, tmp_path / "c", max_source=max_source, max_target=max_target, documents=True
     )
@@ -314,9 +314,7 @@ def test_documents_are_joined_up_to_both_limits(tokenizers: TokenizerPair, tmp_p
     assert (corpus.summary.lines, corpus.summary.blank, corpus.summary.one_sided) == (8, 1, 1)
 
 
-def test_what_stands_before_every_source_stands_before_a_document_once(
-    tokenizers: TokenizerPair, tmp_path: Path
-) -> None:
+def test_a_joined_document_has_the_prefix_once(tokenizers: TokenizerPair, tmp_path: Path) -> None:
     lines = ["a b", "c d", "e f", "", "g h"]
     text = Prefixed(TextFiles(write(tmp_path / "s", lines), write(tmp_path / "t", lines)), "x y ")
     max_source = len(tokenizers.source("x y a b c d").input_ids)
@@ -344,27 +342,27 @@ def test_joined_documents_always_fit(tokenizers: TokenizerPair, tmp_path: Path) 
 
 @dataclass
 class Positions:
-    """Gives each token its place in the sequence, and its text's number of characters."""
+    """Hints: each token's position in the sequence, and the number of characters of its text."""
 
-    names: Sequence[str] = ("place", "characters")
+    names: Sequence[str] = ("position", "characters")
     fingerprint: str = "1"
 
     def __call__(self, texts: Sequence[str], encoding: BatchEncoding) -> Mapping[str, Sequence[Sequence[int]]]:
         sizes = [len(ids) for ids in encoding["input_ids"]]
         return {
-            "place": [list(range(size)) for size in sizes],
+            "position": [list(range(size)) for size in sizes],
             "characters": [[len(text)] * size for text, size in zip(texts, sizes, strict=True)],
         }
 
 
-def test_hints_are_cut_like_their_tokens(files: TextFiles, tokenizers: TokenizerPair, tmp_path: Path) -> None:
+def test_hints_are_truncated_like_their_tokens(files: TextFiles, tokenizers: TokenizerPair, tmp_path: Path) -> None:
     corpus = prepare_corpus(
         files, tokenizers, tmp_path / "c", max_source=4, max_target=50, annotator=Positions(fingerprint="2")
     )
-    assert set(corpus.hint_names) == {"place", "characters"}
+    assert set(corpus.hint_names) == {"position", "characters"}
     whole = len(tokenizers.source(SOURCES[2]).input_ids)
     assert whole > 4
-    assert corpus[1].hints["place"].tolist() == [0, 1, 2, whole - 1]
+    assert corpus[1].hints["position"].tolist() == [0, 1, 2, whole - 1]
     assert corpus[1].hints["characters"].tolist() == [len(SOURCES[2])] * 4
 
 
@@ -373,7 +371,7 @@ def test_hints_of_the_wrong_length_are_refused(files: TextFiles, tokenizers: Tok
         def __call__(self, texts: Sequence[str], encoding: BatchEncoding) -> Mapping[str, Sequence[Sequence[int]]]:
             return {name: [[0]] * len(texts) for name in self.names}
 
-    with pytest.raises(ValueError, match="hint 'place'"):
+    with pytest.raises(ValueError, match="hint 'position'"):
         prepare_corpus(files, tokenizers, tmp_path / "c", max_source=9, max_target=9, annotator=Wrong())
 
 
@@ -384,10 +382,12 @@ def test_large_vocabularies_keep_their_ids(tmp_path: Path) -> None:
     assert corpus[0].source.tolist() == [1, 69_999, 65_536]
 
 
-# --- what stands under the final name ---------------------------------------------------------------------------------
+# --- replacing a corpus -----------------------------------------------------------------------------------------------
 
 
-def test_equal_requests_reuse_and_others_replace(files: TextFiles, tokenizers: TokenizerPair, tmp_path: Path) -> None:
+def test_equal_requests_reuse_a_corpus_and_others_replace_it(
+    files: TextFiles, tokenizers: TokenizerPair, tmp_path: Path
+) -> None:
     out = tmp_path / "c"
 
     def prepare(text: TextFiles, **options: Any) -> int:
@@ -421,7 +421,7 @@ def test_a_failed_run_leaves_nothing(files: TextFiles, tokenizers: TokenizerPair
     assert {path.name for path in tmp_path.iterdir()} <= {"text.en", "text.de", ".c.lock"}
 
 
-def test_a_failed_run_leaves_the_corpus_before_it(files: TextFiles, tokenizers: TokenizerPair, tmp_path: Path) -> None:
+def test_a_failed_run_keeps_the_previous_corpus(files: TextFiles, tokenizers: TokenizerPair, tmp_path: Path) -> None:
     prepare_corpus(files, tokenizers, tmp_path / "c", max_source=9, max_target=9)
     write(tmp_path / "text.de", TARGETS[:-1])
     with pytest.raises(CorpusError):
@@ -436,7 +436,7 @@ def test_text_without_a_pair_is_refused(tokenizers: TokenizerPair, tmp_path: Pat
     assert not (tmp_path / "c").exists()
 
 
-def test_other_people_s_folders_are_not_replaced(files: TextFiles, tokenizers: TokenizerPair, tmp_path: Path) -> None:
+def test_folders_with_other_files_are_not_replaced(files: TextFiles, tokenizers: TokenizerPair, tmp_path: Path) -> None:
     thesis = tmp_path / "documents" / "thesis.txt"
     thesis.parent.mkdir()
     thesis.write_text("years of work")
@@ -471,7 +471,9 @@ def test_a_killed_run_is_cleaned_up_by_the_next(files: TextFiles, tokenizers: To
 # --- opening a corpus -------------------------------------------------------------------------------------------------
 
 
-def test_foreign_formats_and_cut_files_are_refused(files: TextFiles, tokenizers: TokenizerPair, tmp_path: Path) -> None:
+def test_unknown_formats_and_truncated_files_are_refused(
+    files: TextFiles, tokenizers: TokenizerPair, tmp_path: Path
+) -> None:
     out = tmp_path / "c"
     prepare_corpus(files, tokenizers, out, max_source=9, max_target=9)
     manifest = json.loads((out / "manifest.json").read_text())
@@ -492,7 +494,7 @@ def test_foreign_formats_and_cut_files_are_refused(files: TextFiles, tokenizers:
         TokenizedCorpus.open(tmp_path / "nowhere")
 
 
-def test_a_pickle_carries_the_place_not_the_data(tokenizers: TokenizerPair, tmp_path: Path) -> None:
+def test_a_pickle_holds_the_path_and_not_the_data(tokenizers: TokenizerPair, tmp_path: Path) -> None:
     text = TextFiles(write(tmp_path / "s", lines_of(2_000, seed=5)))
     corpus = prepare_corpus(text, tokenizers, tmp_path / "c", max_source=99, max_target=99)
     pickled = pickle.dumps(corpus)
@@ -518,9 +520,7 @@ def test_opening_needs_neither_datasets_nor_pyarrow(
     assert json.loads(result.stdout) == corpus[1].source.tolist(), result.stderr
 
 
-def test_the_manifest_says_what_the_corpus_was_made_from(
-    files: TextFiles, tokenizers: TokenizerPair, tmp_path: Path
-) -> None:
+def test_the_manifest_describes_the_inputs(files: TextFiles, tokenizers: TokenizerPair, tmp_path: Path) -> None:
     corpus = prepare_corpus(files, tokenizers, tmp_path / "c", max_source=9, max_target=8)
     request = corpus.manifest["request"]
     assert [item["path"] for item in request["inputs"]] == [str(files.source), str(files.target)]

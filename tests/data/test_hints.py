@@ -1,4 +1,4 @@
-"""Hints: labels and frequencies of tokens against slow, independent computations; stored, loaded, refused."""
+"""Hints: labels and frequencies of tokens compared with slow, independent computations; saving, loading, errors."""
 
 import json
 from collections import Counter
@@ -23,7 +23,7 @@ TOKENIZER = TOKENIZERS.source
 
 
 def slow_labels(tokenizer: PreTrainedTokenizerBase, text: str, tag_of: dict[int, str]) -> list[str]:
-    """Token by token, by the tokenizer's own words; `tag_of` has a tag for each character."""
+    """Labels token by token, with the tokenizer's own words; `tag_of` has a tag for each character."""
     encoding = tokenizer([text], return_offsets_mapping=True)
     expected = []
     for piece, (start, end) in zip(word_pieces(encoding, 0), encoding["offset_mapping"][0], strict=True):
@@ -52,19 +52,19 @@ def tagged_line(pair: ToyPair) -> str:
     return " ".join(f"{word}_{tag}" for word, tag in zip(pair.words, pair.tags, strict=True))
 
 
-def test_labels_of_the_shipped_tagger() -> None:
+def test_labels_of_the_english_tagger() -> None:
     annotator = TextAnnotator(("label",), TOKENIZER)
     hints = annotator(TEXTS, TOKENIZER(TEXTS))
     seen: Counter[str] = Counter()
     for text, labels in zip(TEXTS, hints["label"], strict=True):
-        tag_of = {place: word.tag for word in english_tagger()([text])[0] for place in range(word.start, word.end)}
+        tag_of = {i: word.tag for word in english_tagger()([text])[0] for i in range(word.start, word.end)}
         expected = slow_labels(TOKENIZER, text, tag_of)
         assert [LABELS[number] for number in labels] == expected
         seen.update(group_of(label) for label in expected)
     assert set(seen) == set(GROUPS)
 
 
-def test_labels_of_text_that_is_tagged_already() -> None:
+def test_labels_of_pretagged_text() -> None:
     annotator = TextAnnotator(("label",), TOKENIZER, tagger="pretagged", language="xx")
     for pair in PAIRS[:60]:
         text = annotator.read(tagged_line(pair))
@@ -75,7 +75,7 @@ def test_labels_of_text_that_is_tagged_already() -> None:
         assert [LABELS[number] for number in labels] == slow_labels(TOKENIZER, text, tags_by_character(spaced))
 
 
-def test_padded_encodings_have_hints_of_their_own_length() -> None:
+def test_hints_are_as_long_as_padded_encodings() -> None:
     annotator = TextAnnotator(("label",), TOKENIZER)
     texts = TEXTS[:5]
     padded = annotator(texts, TOKENIZER(texts, padding=True, return_tensors="pt"))["label"]
@@ -86,7 +86,7 @@ def test_padded_encodings_have_hints_of_their_own_length() -> None:
 
 
 def slow_shares(texts: list[str], word: str) -> tuple[int, int]:
-    """Cumulated over words sorted by how often they occur, counting every token of every text."""
+    """Cumulative counts over words sorted by frequency, counting every token of every text."""
     occurrences: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
     total = 0
@@ -99,14 +99,14 @@ def slow_shares(texts: list[str], word: str) -> tuple[int, int]:
             if piece.word is not None:
                 spans.setdefault(piece.word, []).extend(span)
                 sizes[piece.word] += 1
-        for number, places in spans.items():
-            found = text[min(places) : max(places)].strip()
+        for number, ends in spans.items():
+            found = text[min(ends) : max(ends)].strip()
             occurrences[found] += 1
             tokens[found] += sizes[number]
     ranked = sorted(occurrences, key=lambda w: (-occurrences[w], w))
-    place = ranked.index(word)
-    frequent = sum(tokens[w] for w in ranked[: place + 1])
-    rare = sum(tokens[w] for w in ranked[place:])
+    rank = ranked.index(word)
+    frequent = sum(tokens[w] for w in ranked[: rank + 1])
+    rare = sum(tokens[w] for w in ranked[rank:])
     return -(-frequent * WHOLE // total), -(-rare * WHOLE // total)
 
 
@@ -114,7 +114,7 @@ def fitted(texts: list[str], listed: int = 50_000) -> Frequencies:
     return Frequencies.count(counted_tokens(TOKENIZER, texts, TOKENIZER(texts)), listed)
 
 
-def test_shares_are_cumulated_counts() -> None:
+def test_shares_are_cumulative_counts() -> None:
     texts = TEXTS[:80]
     frequencies = fitted(texts)
     for word in (".", "the", "The", "was", "Klinnarkina", "is"):
@@ -129,7 +129,7 @@ def test_shares_are_cumulated_counts() -> None:
     assert frequencies.shares(ranks[0])[1] == pytest.approx(WHOLE * (1 - eos / frequencies.tokens), abs=1)
 
 
-def test_words_beyond_the_list_are_the_rarest_together() -> None:
+def test_unlisted_words_count_as_one_rarest_word() -> None:
     texts = TEXTS[:80]
     whole, short = fitted(texts), fitted(texts, listed=20)
     assert list(short.words) == list(whole.words)[:20]
@@ -150,8 +150,8 @@ def test_frequency_hints_of_tokens() -> None:
         encoding = TOKENIZER([text], return_offsets_mapping=True)
         pieces = word_pieces(encoding, 0)
         spans = encoding["offset_mapping"][0]
-        for place, piece in enumerate(pieces):
-            got = hints["frequent"][row][place], hints["rare"][row][place]
+        for i, piece in enumerate(pieces):
+            got = hints["frequent"][row][i], hints["rare"][row][i]
             if piece.word is None:
                 assert got == (WHOLE, WHOLE)
                 continue
@@ -168,8 +168,8 @@ def files(folder: Path, sources: list[str]) -> TextFiles:
 
 
 @pytest.mark.parametrize("documents", [False, True])
-def test_rows_are_those_of_the_prepared_corpus(tmp_path: Path, documents: bool) -> None:
-    """Counting words for the frequencies sees exactly the tokens that are trained on, cut ones left out."""
+def test_counted_tokens_are_those_of_the_prepared_corpus(tmp_path: Path, documents: bool) -> None:
+    """Frequencies count exactly the tokens of the corpus, without truncated ones."""
     text = files(tmp_path, [*TEXTS[:30], "", *TEXTS[30:40]])
     limits = {"max_source": 20, "max_target": 50, "documents": documents}
     corpus = prepare_corpus(text, TOKENIZERS, tmp_path / "corpus", **limits)
@@ -192,7 +192,7 @@ def test_prepared_corpora_carry_hints(tmp_path: Path) -> None:
     assert [example.hints["label"].tolist() for example in corpus] == expected
 
 
-def test_saved_and_found_again(tmp_path: Path) -> None:
+def test_a_saved_annotator_is_found_again(tmp_path: Path) -> None:
     for number, annotator in enumerate(
         [
             TextAnnotator(("label",), TOKENIZER),
@@ -215,7 +215,7 @@ def test_saved_and_found_again(tmp_path: Path) -> None:
         annotator_for(tmp_path / "0", TOKENIZER)
 
 
-def test_fingerprints_tell_annotators_apart() -> None:
+def test_different_annotators_have_different_fingerprints() -> None:
     annotators = [
         TextAnnotator(("label",), TOKENIZER),
         TextAnnotator(("label", "rare"), TOKENIZER, frequencies=fitted(TEXTS[:50])),
@@ -226,7 +226,7 @@ def test_fingerprints_tell_annotators_apart() -> None:
     assert len({annotator.fingerprint for annotator in annotators}) == len(annotators)
 
 
-def test_what_cannot_be_annotated() -> None:
+def test_invalid_annotators_are_refused() -> None:
     with pytest.raises(ValueError, match=r"hints: no hint is called 'tags' \(known: label"):
         TextAnnotator(("tags",), TOKENIZER)
     with pytest.raises(ValueError, match="frequencies: the hints frequent and rare"):

@@ -18,8 +18,8 @@ HYPS = ["The cat sat on the mat .", "There is a well-known, red house in the old
 REFS = ["The cat lay on the mat .", "There is a well-known red house in the old town."]
 
 
-def bleu_by_hand(hyps: list[list[str]], refs: list[list[str]]) -> float:
-    """Papineni et al. 2002, unsmoothed, from its definition."""
+def bleu_from_definition(hyps: list[list[str]], refs: list[list[str]]) -> float:
+    """Unsmoothed BLEU as defined by Papineni et al. 2002."""
     log_precision = 0.0
     for n in range(1, 5):
         hit = total = 0
@@ -32,27 +32,27 @@ def bleu_by_hand(hyps: list[list[str]], refs: list[list[str]]) -> float:
     return 100 * min(1.0, math.exp(1 - ref_length / hyp_length)) * math.exp(log_precision)
 
 
-def test_bleu_of_tokenized_text_is_papineni_s() -> None:
-    expected = bleu_by_hand([hyp.split() for hyp in HYPS], [ref.split() for ref in REFS])
+def test_bleu_of_tokenized_text_matches_its_definition() -> None:
+    expected = bleu_from_definition([hyp.split() for hyp in HYPS], [ref.split() for ref in REFS])
     score = bleu(HYPS, REFS, tokenize="none")
     assert score.value == pytest.approx(expected)
     assert "tok:none" in score.signature
 
 
-def test_bleu_tokenizes_punctuation_off() -> None:
+def test_bleu_separates_punctuation() -> None:
     tokens = [text.replace(",", " ,").replace("town.", "town .").split() for text in HYPS]
     refs = [text.replace("town.", "town .").split() for text in REFS]
-    assert bleu(HYPS, REFS).value == pytest.approx(bleu_by_hand(tokens, refs))
+    assert bleu(HYPS, REFS).value == pytest.approx(bleu_from_definition(tokens, refs))
 
 
-def test_bleu_options_are_in_the_signature_and_work() -> None:
+def test_bleu_options_work_and_are_in_the_signature() -> None:
     upper = [hyp.upper() for hyp in HYPS]
     assert bleu(upper, HYPS).value < 20
     lowered = bleu(upper, HYPS, lowercase=True)
     assert lowered.value == pytest.approx(100)
     assert "case:lc" in lowered.signature
     hyp, ref = "今天天气很好我们去公园", "今天天气很好我们去商场"
-    assert bleu([hyp], [ref], tokenize="zh").value == pytest.approx(bleu_by_hand([list(hyp)], [list(ref)]))
+    assert bleu([hyp], [ref], tokenize="zh").value == pytest.approx(bleu_from_definition([list(hyp)], [list(ref)]))
     quotes = ["„schön“"], ["„ schön “"]
     assert bleu(*quotes, tokenize="intl").details["precision1"] == pytest.approx(100)
     assert bleu(*quotes, tokenize="13a").details["precision1"] < 1
@@ -65,20 +65,20 @@ def test_bleu_paper_splits_compounds_after_13a() -> None:
     hyps = [HYPS[0].split(), f"There is a {split} , red house in the old town .".split()]
     refs = [REFS[0].split(), f"There is a {split} red house in the old town .".split()]
     score = bleu_paper(HYPS, REFS)
-    assert score.value == pytest.approx(bleu_by_hand(hyps, refs))
+    assert score.value == pytest.approx(bleu_from_definition(hyps, refs))
     assert score.value != pytest.approx(bleu(HYPS, REFS).value, abs=0.1)
     assert "tok:13a+compound-split" in score.signature
     assert bleu_paper(["a b c x"], ["a b c d"]).value == 0  # no 4-gram and no smoothing, as in multi-bleu.perl
 
 
-def test_chrf_is_its_definition() -> None:
+def test_chrf_matches_its_definition() -> None:
     # "abc" against "abd": of 1-grams 2 of 3 match, of 2-grams 1 of 2, of 3-grams 0 of 1; precision equals recall.
     assert chrf(["abc"], ["abd"]).value == pytest.approx(100 * (2 / 3 + 1 / 2 + 0) / 3)
     assert chrf(HYPS, HYPS).value == pytest.approx(100)
     assert "nc:6" in chrf(HYPS, REFS).signature
 
 
-def test_rouge_values_by_hand() -> None:
+def test_rouge_values_match_manual_computation() -> None:
     score = rouge(["the cat sat"], ["the cat ran away"])
     # Unigrams 2 of 3 and 2 of 4, bigrams 1 of 2 and 1 of 3, longest common subsequence 2.
     assert score.details["rouge1"] == pytest.approx(100 * 2 * (2 / 3) * (2 / 4) / (2 / 3 + 2 / 4))
@@ -88,7 +88,7 @@ def test_rouge_values_by_hand() -> None:
     assert rouge(["x", "a b"], ["y", "a b"]).details["rouge1"] == pytest.approx(50)  # mean over texts
 
 
-def test_rouge_lsum_compares_sentences_however_they_are_marked() -> None:
+def test_rouge_lsum_finds_sentences_by_line_or_punctuation() -> None:
     ordered, swapped = "The cat sat. A dog ran!", 'A dog ran! "The cat sat." '
     assert rouge([ordered], [swapped]).value == pytest.approx(100)
     assert rouge([ordered.replace(". ", ".\n")], [swapped]).value == pytest.approx(100)
@@ -130,7 +130,7 @@ def test_meter_counts_real_tokens_only(convert: Callable[[np.ndarray], np.ndarra
     assert meter.expected_open_rate == pytest.approx((0.1 + 0.9 + 0.6 + 0.2 + 0.7) / 5)
 
 
-def test_meter_weighs_tokens_not_batches() -> None:
+def test_meter_weights_tokens_equally_not_batches() -> None:
     meter = SparsityMeter()
     meter.add(np.zeros((1, 1)), np.ones((1, 1)))
     meter.add(np.ones((1, 9)), np.ones((1, 9)))
@@ -154,13 +154,13 @@ def test_meter_is_the_same_for_a_corpus_in_one_or_many_batches(values: np.ndarra
     assert whole.exactly_zero + whole.exactly_one + whole.between == pytest.approx(1)
 
 
-def test_meter_tells_almost_closed_from_closed() -> None:
+def test_meter_distinguishes_almost_closed_from_closed() -> None:
     meter = SparsityMeter()
     meter.add(np.array([1e-30, 1 - 1e-12, 0.0, 1.0]), np.ones(4))
     assert (meter.exactly_zero, meter.between, meter.exactly_one) == (0.25, 0.5, 0.25)
 
 
-def test_meter_refuses_what_makes_no_sense() -> None:
+def test_meter_refuses_invalid_input() -> None:
     meter = SparsityMeter()
     with pytest.raises(ValueError, match="no real token"):
         _ = meter.sparsity

@@ -1,4 +1,4 @@
-"""The tagger: the shipped weights on text whose tags are known, side by side against one by one, other backends."""
+"""The tagger: its weights on text with known tags, parallel against sequential tagging, training, other taggers."""
 
 import gzip
 import json
@@ -31,7 +31,7 @@ def written(text: str, words: list[TaggedWord]) -> str:
     return " ".join(f"{text[word.start : word.end]}_{word.tag}" for word in words)
 
 
-def test_the_shipped_tagger_knows_the_toy_grammar() -> None:
+def test_the_english_tagger_is_accurate_on_the_toy_grammar() -> None:
     right, right_group, words = 0, 0, 0
     for pair in translation(400, 31):
         tagged = english_tagger()([pair.source])[0]
@@ -41,7 +41,7 @@ def test_the_shipped_tagger_knows_the_toy_grammar() -> None:
         right += sum(word.tag == tag for word, tag in zip(tagged, pair.tags, strict=True))
         right_group += sum(group_of(word.tag) == group_of(tag) for word, tag in zip(tagged, pair.tags, strict=True))
     assert words > 3_500
-    assert right / words > 0.94  # the treebank calls every "to" before a noun IN, the grammar TO
+    assert right / words > 0.94  # the treebank tags "to" before a noun as IN, the grammar as TO
     assert right_group / words > 0.99
 
 
@@ -54,14 +54,14 @@ def test_a_sentence() -> None:
 
 
 def slow_tags(words: list[str]) -> list[str]:
-    """What the tagger should say, feature by feature from the file."""
+    """The expected tags, computed feature by feature from the file."""
     stored = json.loads(gzip.decompress(WEIGHTS.read_bytes()))
     names: list[str] = stored["tags"]
     before = second = "-"
     tags = []
     around = [None, None, *words, None, None]
-    for place in range(len(words)):
-        features = [f for offset in (-2, -1, 0, 1, 2) for f in word_features(around[place + 2 + offset], offset)]
+    for i in range(len(words)):
+        features = [f for offset in (-2, -1, 0, 1, 2) for f in word_features(around[i + 2 + offset], offset)]
         scores = [0] * len(names)
         for feature in features + tag_features(before, second):
             flat = stored["weights"].get(feature, [])
@@ -73,7 +73,7 @@ def slow_tags(words: list[str]) -> list[str]:
     return tags
 
 
-def test_side_by_side_is_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parallel_tagging_equals_sequential_tagging(monkeypatch: pytest.MonkeyPatch) -> None:
     sentences = [list(pair.words) for pair in translation(12, 5)]
     sentences += [["Hm"], [], [word for pair in documents(1, 5) for word in pair.words][:70]]
     expected = [slow_tags(sentence) for sentence in sentences]
@@ -103,7 +103,7 @@ def test_texts_of_several_sentences_are_tagged_sentence_by_sentence() -> None:
         ("„Über“ 日本", "„ Über “ 日本"),
     ],
 )
-def test_words_are_cut_as_in_penn(text: str, words: str) -> None:
+def test_words_are_split_as_in_the_penn_treebank(text: str, words: str) -> None:
     spans = split_words(text)
     assert [text[start:end] for start, end in spans] == words.split()
 
@@ -114,7 +114,7 @@ def test_no_visible_character_is_lost() -> None:
             assert "".join(text[a:b] for a, b in split_words(text)) == "".join(text.split())
 
 
-def test_the_weights_are_small_and_carry_their_licence() -> None:
+def test_the_weights_are_small_and_name_their_licence() -> None:
     assert WEIGHTS.stat().st_size < 3e6
     assert "CC BY-SA 4.0" in (WEIGHTS.parents[1] / "LICENSE").read_text()
     stored = json.loads(gzip.decompress(WEIGHTS.read_bytes()))
@@ -133,7 +133,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def test_training_writes_weights_and_says_how_good_they_are(
+def test_training_writes_weights_and_reports_their_accuracy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, seed in ("train", 3), ("test", 4):
@@ -156,8 +156,8 @@ def test_training_writes_weights_and_says_how_good_they_are(
     assert out.read_bytes() == first, "the same seed gives the same file"
 
 
-def test_the_average_is_that_of_all_steps() -> None:
-    """Against a perceptron that adds up all its weights at every step; one sentence, so its order is known."""
+def test_the_average_is_over_all_steps() -> None:
+    """Compare with a perceptron that sums all weights at every step; one sentence, so the order is known."""
     sentence = [("runs", "NNS"), ("a", "DT"), ("man", "NN"), ("runs", "VBZ"), ("a", "DT"), ("run", "NN")]
     trainer = train_tagger.Trainer([sentence], seed=3)
     weights: Counter[tuple[str, str]] = Counter()
@@ -167,10 +167,10 @@ def test_the_average_is_that_of_all_steps() -> None:
     for _ in range(4):
         trainer.epoch()
         before = second = "-"
-        for place, (_, tag) in enumerate(sentence):
+        for i, (_, tag) in enumerate(sentence):
             steps += 1
             total.update(weights)
-            features = {f for offset in range(-2, 3) for f in word_features(around[place + 2 + offset], offset)}
+            features = {f for offset in range(-2, 3) for f in word_features(around[i + 2 + offset], offset)}
             features |= set(tag_features(before, second))
             chosen = max(trainer.tags, key=lambda name: sum(weights[f, name] for f in features))
             if chosen != tag:
@@ -235,7 +235,7 @@ def test_nltk_tags_our_words(monkeypatch: pytest.MonkeyPatch) -> None:
         open_tagger("nltk")
 
 
-def test_spacy_brings_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spacy_splits_words_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     def token(idx: int, text: str, tag: str) -> types.SimpleNamespace:
         return types.SimpleNamespace(idx=idx, text=text, tag_=tag, is_space=text.isspace())
 
@@ -255,7 +255,7 @@ def test_spacy_brings_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
         open_tagger("spacy:de_x", "de")
 
 
-def test_text_that_is_tagged_already() -> None:
+def test_pretagged_text() -> None:
     text = TaggedText.read("Der_DT  Hund_NN bellt_a_b_VBZ ._.")
     assert text == "Der Hund bellt_a_b ."
     assert open_tagger("pretagged", "de")([text])[0] == [

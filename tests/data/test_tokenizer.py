@@ -58,7 +58,7 @@ def shared() -> TokenizerPair:
 
 
 @pytest.mark.parametrize("sentence", ENGLISH + GERMAN)
-def test_decoding_gives_the_sentence_back(shared: TokenizerPair, sentence: str) -> None:
+def test_decoding_restores_the_sentence(shared: TokenizerPair, sentence: str) -> None:
     ids = shared.source(sentence).input_ids
     assert shared.source.decode(ids, skip_special_tokens=True) == sentence
     assert shared.source.unk_token_id not in ids
@@ -66,7 +66,7 @@ def test_decoding_gives_the_sentence_back(shared: TokenizerPair, sentence: str) 
 
 @settings(max_examples=150, deadline=None)
 @given(text=st.text(st.sampled_from([*ALPHABET, " ", " "]), max_size=60))
-def test_decoding_gives_any_text_back_with_single_spaces(shared: TokenizerPair, text: str) -> None:
+def test_decoding_restores_any_text_with_single_spaces(shared: TokenizerPair, text: str) -> None:
     expected = unicodedata.normalize("NFC", " ".join(text.split()))
     assert shared.source.decode(shared.source(text).input_ids, skip_special_tokens=True) == expected
 
@@ -92,13 +92,13 @@ def test_special_tokens_come_first(shared: TokenizerPair) -> None:
     )
 
 
-def test_a_space_before_punctuation_costs_no_token_of_its_own() -> None:
+def test_a_space_before_punctuation_is_not_a_separate_token() -> None:
     tokenizer = train_tokenizer(["one , two ( three ) four - five . one, two."] * 3, vocab_size=100).source
     tokens = tokenizer.tokenize("one , two ( three ) four - five .")
     assert tokens == ["▁one", "▁,", "▁two", "▁(", "▁three", "▁)", "▁four", "▁-", "▁five", "▁."]
 
 
-def test_pieces_of_words_are_told_apart(shared: TokenizerPair) -> None:
+def test_first_and_later_pieces_of_words(shared: TokenizerPair) -> None:
     encoding = shared.source(["world, xylophonez!", "world"])
     tokens, pieces = encoding.tokens(0), word_pieces(encoding, 0)
     assert len(tokens) == len(pieces)
@@ -118,7 +118,7 @@ def test_pieces_of_words_are_told_apart(shared: TokenizerPair) -> None:
     assert word_pieces(encoding, 1)[-1].word is None
 
 
-def test_a_slow_tokenizer_cannot_tell_words() -> None:
+def test_a_slow_tokenizer_has_no_words() -> None:
     with pytest.raises(ValueError, match="slow"):
         word_pieces(BatchEncoding({"input_ids": [1, 2, 3]}))
 
@@ -133,7 +133,7 @@ def test_separate_vocabularies() -> None:
         train_tokenizer(["aaa"], vocab_size=40, shared=False)
 
 
-def test_training_reads_its_text_once_as_it_comes() -> None:
+def test_training_reads_its_text_once_as_a_stream() -> None:
     drawn: list[int] = []
 
     def lines() -> Iterator[str]:
@@ -145,7 +145,7 @@ def test_training_reads_its_text_once_as_it_comes() -> None:
     assert drawn == list(range(50))
 
 
-def test_text_that_cannot_be_trained_on() -> None:
+def test_unusable_training_text_is_refused() -> None:
     with pytest.raises(ValueError, match="no text"):
         train_tokenizer(["", " "], vocab_size=60)
     with pytest.raises(ValueError, match="vocab_size=8 is too small: the text has 10 different characters"):
@@ -154,7 +154,7 @@ def test_text_that_cannot_be_trained_on() -> None:
 
 def test_saving_both_kinds_and_loading_them(shared: TokenizerPair, tmp_path: Path) -> None:
     separate = train_tokenizer(ENGLISH, GERMAN, vocab_size=150, shared=False)
-    for pair in (separate, shared):  # in this order, so that a stale target would be noticed
+    for pair in (separate, shared):  # in this order, so that a stale target tokenizer would be detected
         pair.save(tmp_path)
         loaded = load_tokenizers(tmp_path)
         assert loaded.shared == pair.shared
@@ -166,7 +166,7 @@ def test_saving_both_kinds_and_loading_them(shared: TokenizerPair, tmp_path: Pat
         load_tokenizers(tmp_path / "tokenizer")
 
 
-def test_what_was_saved_in_part_is_no_pair(
+def test_a_partly_saved_pair_is_not_loaded(
     shared: TokenizerPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     separate = train_tokenizer(ENGLISH, GERMAN, vocab_size=150, shared=False)
@@ -190,7 +190,7 @@ def test_what_was_saved_in_part_is_no_pair(
         patch.setattr(tokenizer_module, "whole_folder", killed_before_the_second)
         with pytest.raises(KeyboardInterrupt):
             shared.save(tmp_path)
-    assert not left.exists(), "beside one for both sides it would make a pair that nobody trained"
+    assert not left.exists(), "with a tokenizer for both sides it would form a pair that was never trained"
     separate.save(tmp_path)
     assert load_tokenizers(tmp_path).fingerprints == separate.fingerprints
     assert not (left / "leftover").exists()
@@ -210,7 +210,7 @@ print(json.dumps({
 """
 
 
-def test_a_fresh_process_loads_it_with_auto_tokenizer(shared: TokenizerPair, tmp_path: Path) -> None:
+def test_auto_tokenizer_loads_it_in_a_new_process(shared: TokenizerPair, tmp_path: Path) -> None:
     shared.save(tmp_path)
     result = subprocess.run(
         [sys.executable, "-c", FRESH, str(tmp_path / "tokenizer")],
@@ -233,7 +233,7 @@ def test_the_same_text_gives_the_same_file(tmp_path: Path) -> None:
     assert one.read_bytes() == two.read_bytes()
 
 
-def test_fingerprints_follow_the_vocabulary_and_not_the_calls(shared: TokenizerPair) -> None:
+def test_fingerprints_depend_on_the_vocabulary_and_not_on_calls(shared: TokenizerPair) -> None:
     before = fingerprint(shared.source)
     shared.source(ENGLISH, truncation=True, max_length=4, padding="max_length")
     assert fingerprint(shared.source) == before

@@ -1,4 +1,4 @@
-"""Which word a token belongs to: against the tokenizer's own word, and for tokenizers that know no words."""
+"""The words of tokens: compared with the tokenizer's own words, and for tokenizers without words."""
 
 import io
 import json
@@ -60,7 +60,7 @@ def test_words_are_those_of_the_projects_tokenizer_in_any_text(text: str) -> Non
 
 
 def byte_level() -> PreTrainedTokenizerFast:
-    """As BART's: spaces and contractions stay with the piece after them."""
+    """A tokenizer like BART's: spaces and contractions stay with the piece after them."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -85,8 +85,8 @@ def test_byte_level_pieces() -> None:
     assert words_of(tokenizer, text)[-1] is None
 
 
-def test_a_mark_is_its_own_word_where_the_tokenizer_has_none() -> None:
-    """As T5's and NLLB's: words reach from space to space."""
+def test_a_punctuation_mark_is_a_word_if_the_tokenizer_has_no_words() -> None:
+    """A tokenizer like those of T5 and NLLB, whose words are separated by spaces only."""
     pieces = [("<unk>", 0.0), ("▁house", -1.0), ("▁", -2.0), (".", -1.0), ("s", -3.0)]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -132,7 +132,7 @@ def test_bytes() -> None:
     assert words == ["an", "an", "öx", "öx", "öx", "öx", ".", None]
 
 
-def test_scripts_without_spaces_have_pieces_as_words() -> None:
+def test_in_scripts_without_spaces_every_piece_is_a_word() -> None:
     tokenizer = train_tokenizer(["中国人说中国话。", "中国", "中国人"] * 20, vocab_size=20).source
     text = "中国人说中国话。"
     pieces = [token.replace("▁", "") for token in tokenizer([text]).tokens(0)]
@@ -140,7 +140,7 @@ def test_scripts_without_spaces_have_pieces_as_words() -> None:
     assert words_of(tokenizer, text) == [*pieces[:-1], None]
 
 
-def test_a_slow_tokenizer_that_cannot_be_matched(tmp_path: Path) -> None:
+def test_a_slow_tokenizer_that_does_not_match_is_refused(tmp_path: Path) -> None:
     tokenizer = ByT5Tokenizer()
     encoding = tokenizer(["abc"])
     with pytest.raises(ValueError, match=r"ByT5Tokenizer: 'abcd' has 4 pieces but 3 tokens"):

@@ -1,4 +1,4 @@
-"""Short ways to build sentences from words of the lexicon."""
+"""Helpers that build sentences from words of the lexicon."""
 
 from typing import Any
 

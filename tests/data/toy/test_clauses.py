@@ -1,4 +1,4 @@
-"""The order of words in both languages, in sentences that are known to be right."""
+"""Word order in both languages, in sentences that are known to be correct."""
 
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +39,7 @@ def tried(subject: str, deed: Clause) -> Text:
 
 
 GOLDEN: list[tuple[Callable[[], Text], str, str]] = [
-    # the verb's two places
+    # the two positions of the verb
     (
         lambda: statement(does("she", "pick~up", np("the", "child"))),
         "She picks up the child.",

@@ -1,4 +1,4 @@
-"""The documents: summaries that the source decides, and shards."""
+"""The documents: summaries that the source determines, and shards."""
 
 import re
 from itertools import pairwise
@@ -17,7 +17,7 @@ def in_digits(text: str) -> str:
     return re.sub(r"\b(\w+)\b", lambda m: NUMBERS.get(m[1].lower(), m[1]), text)
 
 
-def test_documents_come_in_shards_too() -> None:
+def test_documents_can_be_generated_in_shards() -> None:
     whole = list(documents(20, seed=5))
     assert whole == list(documents(20, seed=5))
     assert whole[:5] == list(documents(5, seed=5))
@@ -46,7 +46,7 @@ def test_the_number_of_reports_can_vary() -> None:
     assert varying.inputs()[0]["toy"]["min_reports"] == 1
 
 
-def test_splits_are_drawn_alike_from_seeds_of_their_own() -> None:
+def test_each_split_has_its_own_seed() -> None:
     train = {document.target for document in documents_split("train", 400, seed=1)}
     for split in ("valid", "test"):
         assert not train & {document.target for document in documents_split(split, 100, seed=1)}
@@ -62,7 +62,7 @@ def test_a_recipe_names_a_split() -> None:
 
 
 def facts_of(summary: str) -> set[str]:
-    """Pick the names, dates and numbers of a summary."""
+    """The names, dates and numbers of a summary."""
     words = re.findall(r"[\wäöüß]+", summary)
     return {w for w in words if w[0].isdigit() or (w[0].isupper() and w not in {"A", "The", "Mayor", "Inspector"})}
 
@@ -74,7 +74,7 @@ def test_facts_of_the_summary_are_in_the_source() -> None:
         assert facts_of(document.target) <= words, document
 
 
-def test_another_source_does_not_give_the_summary() -> None:
+def test_another_source_does_not_contain_the_facts_of_the_summary() -> None:
     batch = list(documents(200, seed=4))
     assert len({document.target for document in batch}) == len(batch)
     for document, other in pairwise(batch):
@@ -83,7 +83,7 @@ def test_another_source_does_not_give_the_summary() -> None:
         assert len(facts & words) < 0.7 * len(facts), (document.target, other.source)
 
 
-def test_police_is_believed_before_witnesses() -> None:
+def test_the_summary_prefers_the_police_to_witnesses() -> None:
     seen = {"agree": 0, "disagree": 0, "witnesses alone": 0}
     for document in documents(600, seed=9):
         if "storm hit" not in document.target:
@@ -114,7 +114,7 @@ def test_length_grows_with_reports() -> None:
     assert 800 < mean(14) < 1_200
 
 
-def test_some_facts_stand_in_one_report_only() -> None:
+def test_some_facts_occur_in_one_report_only() -> None:
     once = 0
     for document in documents(100, seed=6):
         text = in_digits(document.source)

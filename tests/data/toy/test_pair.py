@@ -8,7 +8,7 @@ from l0drop.data.toy import ToyPair, documents, translation
 
 
 def rejoins(pair: ToyPair) -> bool:
-    """Tell whether the words are the source, cut at spaces and beside punctuation."""
+    """Whether the words are the source, split at spaces and punctuation."""
     rest = pair.source
     for word in pair.words:
         if not rest.startswith(word):

@@ -1,4 +1,4 @@
-"""Articles, adjectives, nouns and prepositions in sentences that are known to be right."""
+"""Articles, adjectives, nouns and prepositions in sentences that are known to be correct."""
 
 from collections.abc import Callable
 

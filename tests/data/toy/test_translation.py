@@ -1,4 +1,4 @@
-"""The translation corpus: German that a checker of its own agrees with, and shards."""
+"""The translation corpus: its German checked by independent rules, and shards."""
 
 import hashlib
 import re
@@ -11,8 +11,8 @@ from l0drop.data.toy.lexicon import ADJECTIVES, NOUNS, VERBS
 from l0drop.data.toy.style import SMALL
 from l0drop.recipe import ToyCorpus
 
-# --- a checker of its own ---------------------------------------------------------------------------------------------
-# Nouns whose singular is no plural form, and the only endings that an article and an adjective may have before them.
+# --- independent rules ------------------------------------------------------------------------------------------------
+# Nouns whose singular is not a plural form, and the endings that articles and adjectives may have before them.
 
 GENDERS = {
     "m": "Mann Tisch Hund Mantel Garten Arzt Brief Bahnhof Vater Plan Hut Wald",
@@ -25,7 +25,7 @@ SINGULAR = {
     "n": "das e|dem en|ein es|einem en|kein es|keinem en",
 }
 ARTICLES = "der die das den dem ein eine einen einem einer kein keine keinen keinem keiner"
-CASES = {  # the articles that may follow a preposition that has one case
+CASES = {  # the articles that may follow a preposition with one case
     "mit": "dem der den einem einer",
     "zu": "dem der den einem einer",
     "für": "den die das einen eine ein",
@@ -36,7 +36,7 @@ FINITE = """ist sind bin bist war waren warst hat haben habe hast hatte hatten h
 
 
 def noun_phrases(text: str) -> list[tuple[str, bool]]:
-    """Find articles with adjective and noun, and tell of each whether they agree; a relative pronoun is no article."""
+    """Articles with adjective and noun, and whether they agree; relative pronouns are not articles."""
     nouns = {noun: gender for gender, words in GENDERS.items() for noun in words.split()}
     articles = "|".join(ARTICLES.split())
     pattern = rf"(?<!, )\b(?i:{articles}) [a-zäöüß]+?(?:e|en|er|es|em) (?:{'|'.join(nouns)})\b"
@@ -79,7 +79,7 @@ def test_subordinate_clauses_have_a_comma_and_end_in_their_verb() -> None:
     found = 0
     for example in translation(10_000, seed=13):
         for clause_ in re.findall(r"(?:^|, )(?:dass|weil|obwohl|ob|bevor|nachdem) ([^,.?]+)(?=[,.?])", example.target):
-            if ", d" not in example.target:  # a relative clause may cut the clause in two
+            if ", d" not in example.target:  # a relative clause may split the clause
                 found += 1
                 assert clause_.split()[-1] in finite, example.target
         assert not re.search(r"[^,] (dass|weil|obwohl|bevor|nachdem) ", example.target), example.target
@@ -89,7 +89,7 @@ def test_subordinate_clauses_have_a_comma_and_end_in_their_verb() -> None:
 # --- the corpus -------------------------------------------------------------------------------------------------------
 
 
-def test_every_shard_is_a_piece_of_the_whole() -> None:
+def test_shards_are_parts_of_the_whole_corpus() -> None:
     whole = list(translation(60, seed=5))
     assert whole == list(translation(60, seed=5))
     assert whole[:10] == list(translation(10, seed=5))
@@ -138,15 +138,15 @@ def test_vocabulary_is_open() -> None:
     assert len(ADJECTIVES) >= 50
 
 
-def test_the_full_language_stays_as_it_is() -> None:
-    """What is trained on these corpora is only comparable while they stay the same."""
+def test_the_full_corpus_never_changes() -> None:
+    """Results on these corpora are comparable only while the corpora stay the same."""
     text = "\n".join(f"{example.source} {example.target}" for example in translation(500, seed=1))
     assert (
         hashlib.sha256(text.encode()).hexdigest() == "9aa2e917e21e6f53bddbb5f32cabd5baceaf4c4645195800a56ba0078b2df568"
     )
 
 
-# --- the small one ----------------------------------------------------------------------------------------------------
+# --- the small corpus -------------------------------------------------------------------------------------------------
 
 
 def test_small_is_a_function_of_seed_and_source() -> None:
