@@ -16,7 +16,7 @@ SENTENCES = ("The woman said that their father went to his new kitchen yesterday
 
 
 def example(model: TextModel, sentence: str) -> Example:
-    """The sentence with its dropped pieces, and the model's outputs on the full and on the short memory."""
+    """The sentence with its dropped pieces, and the model's outputs on the dense and on the short memory."""
     explained = model.explain(sentence)
     pieces: list[Piece] = []
     end = 0
@@ -32,7 +32,7 @@ def example(model: TextModel, sentence: str) -> Example:
     return Example(
         pieces,
         {
-            f"output on the full memory, {count} encodings": dense.text,
+            f"output on the dense memory, {count} encodings": dense.text,
             f"output on the short memory, {len(explained.kept)} encodings": short.text,
         },
         "source, dropped encodings struck out",

@@ -119,7 +119,7 @@ TASKS = {
     "translation": Task(
         name="translation",
         about="translate English sentences of about 15 tokens to German",
-        minutes=1.75,
+        minutes=1.9,
         metric="bleu",
         languages=("en", "de"),
         train={"pairs": 40_000, "small": True},
@@ -127,7 +127,7 @@ TASKS = {
         longest=(48, 48),
         vocabulary=500,
         layers=(2, 1),
-        steps=(700, 750),
+        steps=(800, 850),
         warmup=150,
         batch_tokens=1_500,
         target=0.4,
@@ -390,7 +390,10 @@ def pictured(example: dict[str, Any]) -> Example:
         for index, (piece, dropped) in enumerate(word["pieces"])
     ]
     sizes = example["encodings"]
-    labels = {"dense": f"full memory, {sizes['dense']} encodings", "short": f"short memory, {sizes['short']} encodings"}
+    labels = {
+        "dense": f"dense memory, {sizes['dense']} encodings",
+        "short": f"short memory, {sizes['short']} encodings",
+    }
     first = "" if example["words"] <= SHOWN_WORDS else f"its first {SHOWN_WORDS} words, "
     outputs = {labels[memory]: example["outputs"][memory] for memory in labels}
     return Example(pieces, outputs, f"source, {first}dropped encodings struck out")

@@ -149,7 +149,7 @@ def test_the_demo_keeps_its_promise(gating: str, seed: int, tmp_path: Path) -> N
     result = subprocess.run(command.split(), capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     tasks = json.loads((tmp_path / "metrics.json").read_text())["tasks"]
-    for task, least, loss in (("documents", 0.6, 1.0), ("translation", 0.38, 2.0)):
+    for task, least, loss in (("documents", 0.6, 1.5), ("translation", 0.38, 2.5)):
         assert tasks[task]["sparsity"] >= least
         assert tasks[task]["difference_to_continued"] >= -loss
     assert tasks["documents"]["dense_by_short_cpu"] > 1.15
