@@ -214,11 +214,14 @@ def test_gating_and_decoding_need_no_extra(installed: Path) -> None:
     done = python(installed, "-m", "l0drop", "translate", "model", "-i", "in.txt", "-o", "out.txt", "--beams", "1")
     assert done.returncode == 0, done.stderr
     assert (installed / "out.txt").read_text().count("\n") == 3
+    done = python(installed, "-m", "l0drop", "explain", "model", "the dog sees a cat .")
+    assert done.returncode == 0, done.stderr
+    assert "dog" in done.stdout
 
 
 def test_version_and_help_need_no_extra(installed: Path) -> None:
     assert python(installed, "-m", "l0drop", "--version").stdout == f"l0drop {l0drop.__version__}\n"
-    for command in ([], ["translate"], ["train"]):
+    for command in ([], ["translate"], ["explain"], ["train"]):
         done = python(installed, "-m", "l0drop", *command, "--help")
         assert done.returncode == 0, done.stderr
         assert "Usage" in done.stdout
