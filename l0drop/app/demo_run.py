@@ -203,7 +203,7 @@ def run_task(folder: Path, task: str, settings: Settings, console: Console) -> d
     train_both([recipes["continued"], recipes["sparse"]], folder, console)
     results = {name: train(recipe, folder, Console(quiet=True)) for name, recipe in recipes.items()}
     number.heading("decode on the short and on the full memory")
-    with waiting(f"decoding, {ROUNDS} rounds each", console), one_thread():
+    with waiting(f"decoding, {ROUNDS} rounds each", console):
         metrics = measured(folder, task, settings, recipes["sparse"], results)
     number.heading("analyse and report")
     with waiting("writing the report", console):
@@ -244,7 +244,7 @@ def waiting(text: str, console: Console) -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute with one thread, so that CPU time does not include threads that wait."""
+    """Compute with one thread, so that CPU time does not include waiting threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -283,11 +283,13 @@ def measured(
                 **decoding(recipe),
             ).texts  # fmt: skip
 
-    timings = interleaved(
-        {"short": lambda: decode("short"), "dense": lambda: decode("dense")},
-        ROUNDS,
-        warm_up=lambda: decode("short", min(20, len(corpus))),
-    )
+    with one_thread():
+        timings = interleaved(
+            {"short": lambda: decode("short"), "dense": lambda: decode("dense")},
+            ROUNDS,
+            warm_up=lambda: decode("short", min(20, len(corpus))),
+        )
+        made_by = provenance()
     words = split_words(model, corpus, tokenizers.source, pairs)
     sparsity = results["sparse"]["test"]["sparsity"]
     shown = representative(words, sparsity)
@@ -318,7 +320,7 @@ def measured(
         "dense_by_short_cpu": ratio(timings, "dense", "short"),
         **dropped_words(words),
         "sentences": examples,
-        **provenance(),
+        **made_by,
     }
 
 

@@ -63,6 +63,7 @@ def test_the_demo_ends_with_one_table_and_a_report_per_task(tmp_path: Path, run:
         assert (found["task"], found["gating"], found["target_sparsity"]) == (task, "weight", 0.45)
         assert set(found["dropped_by_class"]) <= set(demo.CLASSES)
         assert len(found["decoding_cpu_seconds"]["short"]) == demo.ROUNDS
+        assert found["threads"] == 1
         assert (tmp_path / task / "sentences.svg").read_text().startswith("<svg")
         report = (tmp_path / task / "report.html").read_text(encoding="utf-8")
         assert "continued" in report
