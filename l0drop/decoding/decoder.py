@@ -43,9 +43,8 @@ class Decoder:
             packed: Stack | Linears = Stack(layers, kind)
             decoder.layers = nn.ModuleList([packed])  # type: ignore[list-item]
         else:
-            packed = Linears(kind)
-            packed.prepare(decoder)
-            packed.install()
+            packed = Linears(decoder, kind)
+            packed.install(decoder)
         self.copied_bytes = packed.copied_bytes + getattr(self.head, "copied_bytes", 0)
         """Size of the packed copies of weights."""
 

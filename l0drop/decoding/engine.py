@@ -11,8 +11,7 @@ Shapes: B sentences, N source positions, K memory rows, k beams, R = B·k rows, 
 """
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,14 +23,15 @@ from l0drop.core.memory import Memory, compress, full, keep_one
 from l0drop.decoding.caches import DecoderCache
 from l0drop.decoding.decoder import Decoder
 from l0drop.decoding.grouping import cheapest_groups, split_evenly
-from l0drop.decoding.half_attention import half_attention
-from l0drop.decoding.linear import HALF, Linears, chosen_kind, stamp_of
+from l0drop.decoding.half_attention import use_half_attention
+from l0drop.decoding.linear import HALF, Linears, MadeFrom, chosen_kind
 from l0drop.decoding.search import Hypotheses, Search, beam_step, broken, refuse_broken, sample_step, start
 from l0drop.decoding.settings import check_names, resolve
-from l0drop.models.controls import evaluating, real_tokens
+from l0drop.models.controls import real_tokens
 from l0drop.models.families import family_of, positions_of
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.outputs import L0DropEncoderOutput
+from l0drop.models.view import eval_view
 
 SHRINK_AT = 0.75
 """Finished sentences are removed from the batch when at most this share of it is still running."""
@@ -85,8 +85,12 @@ class Engine:
 
     dtype: "int8" rounds the weights of linear layers to 8 bits; None leaves them as they are. linears, for float32 on a
     CPU: "packed" stores weights in the machine's layout, "plain" does not, "auto" measures which is faster. Packed and
-    rounded weights are copies; they are made again when the model's weights change. The attribute `linears` holds the
-    choice.
+    rounded weights are copies; they are made again when the model's weights change (`refresh`). The attribute `linears`
+    holds the choice.
+
+    Any number of threads may share one engine, each with its own settings. Decoding does not change the model, not even
+    its training mode: each call works on a private view in eval mode. Threads share the copies of weights; one thread
+    makes them while the others wait. Nothing else is locked.
 
     LED has a custom attention that cannot share memories between beams. It decodes with `model.generate`, and
     `through_generate` is True.
@@ -102,9 +106,9 @@ class Engine:
         if dtype is not None and self.through_generate:
             raise ValueError(f"dtype: {type(model).__name__} decodes through generate, which has no int8")
         self.memory_bytes = 0
-        """Peak size of the keys and values of the last decoded memory."""
-        self._cached_decoder: tuple[Any, Decoder] | None = None
-        self._encoder: Linears | None = None
+        """Peak size of the keys and values of the last decoded memory, of any thread."""
+        self._made_decoder: MadeFrom[Decoder] = MadeFrom()
+        self._made_encoder: MadeFrom[Linears] = MadeFrom()
 
     def generate(
         self,
@@ -146,8 +150,16 @@ class Engine:
     @property
     def copied_bytes(self) -> int:
         """Size of the packed or rounded copies of weights made so far."""
-        decoder = 0 if self._cached_decoder is None else self._cached_decoder[1].copied_bytes
-        return decoder + (0 if self._encoder is None else self._encoder.copied_bytes)
+        made = (self._made_decoder.latest, self._made_encoder.latest)
+        return sum(part.copied_bytes for part in made if part is not None)
+
+    def refresh(self) -> None:
+        """Make the copies of weights again at the next call.
+
+        Changed weights are noticed without it, except for writes to a few elements through `.data`.
+        """
+        self._made_decoder.discard()
+        self._made_encoder.discard()
 
     # --- encoding ------------------------------------------------------------------------------------------------
 
@@ -187,35 +199,37 @@ class Engine:
         if gated and gates is None:
             batch["hints"] = None if hints is None else {name: hint.to(device) for name, hint in hints.items()}
         groups = self._groups_to_encode(mask_BN)
-        with evaluating(self.model), self._packed_encoder():
-            if len(groups) == 1:
-                return self._encode(batch, mask_BN, gates, dial, dense)
-            parts = []
-            for group in groups:
-                chosen = torch.tensor(group, device=device)
-                longest = int(_lengths(mask_BN[chosen]).max())
-                group_batch, group_mask, group_gates, group_dial = (
-                    _part(value, chosen, longest) for value in (batch, mask_BN, gates, dial)
-                )
-                parts.append(self._encode(group_batch, group_mask, group_gates, group_dial, dense))
+        view = self._view()
+        if len(groups) == 1:
+            return self._encode(view, batch, mask_BN, gates, dial, dense)
+        parts = []
+        for group in groups:
+            chosen = torch.tensor(group, device=device)
+            longest = int(_lengths(mask_BN[chosen]).max())
+            group_batch, group_mask, group_gates, group_dial = (
+                _part(value, chosen, longest) for value in (batch, mask_BN, gates, dial)
+            )
+            parts.append(self._encode(view, group_batch, group_mask, group_gates, group_dial, dense))
         return _joined(parts, groups, mask_BN.shape[1])
 
     def _encode(
-        self, batch: dict[str, Any], mask_BN: Tensor, gates: Gates | None, dial: dict[str, Any], dense: bool
+        self, view: Any, batch: dict[str, Any], mask_BN: Tensor, gates: Gates | None, dial: dict[str, Any], dense: bool
     ) -> Encoded:
         if gates is not None or "hints" not in batch:
-            return self._encode_without_gate(batch, mask_BN, gates, dense)
+            return self._encode_without_gate(view, batch, mask_BN, gates, dense)
         if dense or any(value is not None for value in dial.values()):
-            with self.model.dial(dense=dense, **dial):
-                output = self.model.get_encoder()(**batch)
+            with view.dial(dense=dense, **dial):
+                output = view.get_encoder()(**batch)
         else:  # a dial that the caller has set stays in effect
-            output = self.model.get_encoder()(**batch)
+            output = view.get_encoder()(**batch)
         memory = Memory(output.last_hidden_state, output.memory_bias, output.memory_index, output.dropped)
         return Encoded(memory, output.gates, output.gates.values != 0)
 
-    def _encode_without_gate(self, batch: dict[str, Any], mask_BN: Tensor, gates: Gates | None, dense: bool) -> Encoded:
+    def _encode_without_gate(
+        self, view: Any, batch: dict[str, Any], mask_BN: Tensor, gates: Gates | None, dense: bool
+    ) -> Encoded:
         """Encode with the caller's gates, or with none, instead of the model's own."""
-        encodings = self._base_encoder()(**batch, return_dict=True).last_hidden_state
+        encodings = self._base_encoder(view)(**batch, return_dict=True).last_hidden_state
         if gates is None:
             everything = Gates(mask_BN.to(encodings.dtype))
             return Encoded(full(encodings, everything, mask_BN, "mask"), None, mask_BN)
@@ -229,17 +243,20 @@ class Engine:
         gates = keep_one(gates, mask_BN, l0drop.gating)
         return Encoded(memory, gates, gates.values != 0)
 
-    def _base_encoder(self) -> Any:
-        return getattr(self.model, "base_class", type(self.model)).get_encoder(self.model)
+    def _base_encoder(self, model: Any) -> Any:
+        return getattr(model, "base_class", type(model)).get_encoder(model)
 
-    @contextmanager
-    def _packed_encoder(self) -> Iterator[None]:
-        """Run the encoder with this engine's linear layers and, in int8, its attention."""
-        if self._encoder is None or self._encoder.kind != self.linears:
-            self._encoder = Linears(self.linears)
-        self._encoder.prepare(self._base_encoder())
-        with self._encoder.installed(), half_attention(self.model) if self.linears.endswith(HALF) else nullcontext():
-            yield
+    def _view(self) -> Any:
+        """The model for one call, whose encoder has this engine's linear layers and, in int8, its attention.
+
+        The decoder is the model's own and is not called.
+        """
+        kind, encoder, decoder = self.linears, self._base_encoder(self.model), self.model.get_decoder()
+        packed = self._made_encoder(encoder, kind, lambda: Linears(encoder, kind))
+        view = eval_view(self.model, {**packed.layers, decoder: decoder})
+        if kind.endswith(HALF):
+            use_half_attention(self._base_encoder(view))
+        return view
 
     def _groups_to_encode(self, mask_BN: Tensor) -> list[list[int]]:
         """Sentences to encode together: similar lengths, to avoid padding, and groups that fit the CPU's caches.
@@ -250,7 +267,7 @@ class Engine:
         dial = getattr(self.model, "_dial", None)
         if mask_BN.device.type != "cpu" or self.through_generate or torch.is_tensor(getattr(dial, "keep", None)):
             return everything
-        weights = sum(parameter.numel() for parameter in self._base_encoder().parameters())
+        weights = sum(parameter.numel() for parameter in self._base_encoder(self.model).parameters())
         overhead = ENCODE_COST / max(1, weights)
         lengths = _lengths(mask_BN).tolist()
         groups = cheapest_groups(lengths, lambda members, longest: overhead + members * longest)
@@ -275,18 +292,20 @@ class Engine:
         scores = torch.empty(sentences, search.returned, device=rows.device)
         lengths = torch.empty_like(scores, dtype=torch.long)
         with torch.inference_mode():
+            decoder = self._decoder()
             for group in group_by_rows(rows.tolist()):
                 chosen = torch.tensor(group, device=rows.device)
-                done = self._search(encoded.memory, chosen, rows[chosen], search)
+                done = self._search(decoder, encoded.memory, chosen, rows[chosen], search)
                 tokens[chosen] = done.done_tokens[:, : search.returned]
                 scores[chosen] = done.done_scores[:, : search.returned]
                 lengths[chosen] = done.done_length[:, : search.returned]
         sequences = tokens.flatten(0, 1)[:, : int(lengths.max())]
         return Generation(sequences, scores.flatten(), encoded.gates, encoded.kept)
 
-    def _search(self, memory: Memory, sentences: Tensor, rows_B: Tensor, search: Search) -> Hypotheses:
+    def _search(
+        self, decoder: Decoder, memory: Memory, sentences: Tensor, rows_B: Tensor, search: Search
+    ) -> Hypotheses:
         """The finished hypotheses of these sentences of a batch."""
-        decoder = self._decoder()
         longest = int(rows_B.max())
         states = memory.states[sentences, :longest]
         bias = memory.bias[sentences, :, :, :longest]
@@ -327,10 +346,8 @@ class Engine:
 
     def _decoder(self) -> Decoder:
         """The engine's version of the model's decoder; made again when weights, dtype or device of the model change."""
-        stamp = (self.linears, *stamp_of(self.model))
-        if self._cached_decoder is None or self._cached_decoder[0] != stamp:
-            self._cached_decoder = (stamp, Decoder(self.model, self.linears))
-        return self._cached_decoder[1]
+        kind = self.linears
+        return self._made_decoder(self.model, kind, lambda: Decoder(self.model, kind))
 
     @torch.no_grad()
     def _decode_through_generate(self, encoded: Encoded, search: Search, generation: dict[str, Any]) -> Generation:
@@ -352,15 +369,15 @@ class Engine:
             seen_BK = encoded.memory.bias[:, 0, 0] > -torch.inf
             memory = self.family.encoder_output(last_hidden_state=encoded.memory.states)
             settings["attention_mask"] = seen_BK.long()
-        with evaluating(self.model):
-            output = self.model.generate(encoder_outputs=memory, **settings)
+        view = eval_view(self.model)
+        output = view.generate(encoder_outputs=memory, **settings)
         not_finite = torch.stack([~(scores < torch.inf).all() for scores in output.scores])
         if bool(not_finite.any()):
             first = int(not_finite.nonzero()[0])
             refuse_broken(output.scores[first], first + 1, search)
         if search.beams > 1 and not search.sample:
             return Generation(output.sequences, output.sequences_scores, encoded.gates, encoded.kept)
-        gains = self.model.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)
+        gains = view.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)
         new = output.sequences[:, 1:]
         counted = torch.isin(new, torch.tensor(search.eos, device=new.device)).cumsum(1).cumsum(1) <= 1
         scores = (gains * counted).sum(1) / counted.sum(1) ** search.length_penalty

@@ -7,10 +7,9 @@ A measurement decides. Scores, weights and outputs are rounded to bfloat16; sums
 Shapes: B sentences, H heads, T queries, S keys, D width of a head.
 """
 
+import copy
 import functools
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,17 +30,16 @@ MAX_TIME_RATIO = 0.7
 """Used if a product in bfloat16 takes at most this share of the time in float32."""
 
 
-@contextmanager
-def half_attention(model: Any) -> Iterator[None]:
-    """Let a model with `sdpa` attention encode long sources with the attention of this module."""
-    if model.config._attn_implementation != "sdpa":
-        yield
-        return
-    model.set_attn_implementation(NAME)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation("sdpa")
+def use_half_attention(encoder: Any) -> None:
+    """Switch an encoder's `sdpa` attention to this one. It sets attributes of the encoder's modules: pass a view."""
+    configs: dict[int, Any] = {}
+    for module in encoder.modules():
+        config = vars(module).get("config")
+        if getattr(config, "_attn_implementation", None) == "sdpa":
+            if id(config) not in configs:
+                configs[id(config)] = copy.copy(config)
+                configs[id(config)]._attn_implementation = NAME
+            module.__dict__["config"] = configs[id(config)]
 
 
 @functools.lru_cache

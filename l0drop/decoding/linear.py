@@ -2,7 +2,8 @@
 
 `torch.nn.functional.linear` rearranges the weights in every call, which is expensive for the few rows of a decoding
 step. oneDNN packs them once. The faster of the two depends on the machine and the layer, so it is measured once for all
-layers of a model. Packed weights are copies: `Linears` packs them again when the model's weights change.
+layers of a model. Packed weights are copies: `MadeFrom` makes them again when the model's weights change. They belong
+to the engine; the model's modules are never changed.
 """
 
 import functools
@@ -11,13 +12,16 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from l0drop.decoding import half_attention
+from l0drop.models.adopt import BUILDING
+
+Made = TypeVar("Made")
 
 Kind = str
 """A kind of linear layer: `plain`, `packed`, or `int8-FEW-MANY` with torch's engines for few and for many outputs;
@@ -43,6 +47,9 @@ machine should get the same kind under any load, because kinds round differently
 
 PACKED_ROWS = 128
 """The row count that oneDNN packs for; other counts work too."""
+
+SAMPLED = 16
+"""Elements of each weight that are compared to notice a write."""
 
 
 class PackedLinear(nn.Module):
@@ -136,7 +143,8 @@ def make_linear(kind: Kind, weight_OI: Tensor, bias_O: Tensor | None) -> PackedL
     """A layer of this kind for these weights; None for a plain layer."""
     if kind.startswith("int8-"):
         _check_int8(kind, weight_OI)  # the model may have moved since the kind was chosen
-        return Int8Linear(weight_OI, bias_O, *int8_parts(kind))
+        with BUILDING:
+            return Int8Linear(weight_OI, bias_O, *int8_parts(kind))
     if kind == "packed" and can_pack(weight_OI):
         return PackedLinear(weight_OI, bias_O)
     return None
@@ -232,55 +240,58 @@ def _seconds(layer: Callable[[Tensor], Tensor], into: int, row_counts: Sequence[
 
 
 class Linears:
-    """Replacements for the linear layers of a module.
+    """Replacements for the linear layers of a module, by layer: `layers[child]` replaces `child`."""
 
-    The module has them only inside `installed`, or after `install`.
-    """
+    def __init__(self, module: nn.Module, kind: Kind) -> None:
+        self.layers: dict[nn.Module, PackedLinear | Int8Linear] = {}
+        for child in module.modules():
+            made = make_linear(kind, child.weight, child.bias) if type(child) is nn.Linear else None
+            if made is not None:
+                self.layers[child] = made
 
-    def __init__(self, kind: Kind) -> None:
-        self.kind = kind
-        self._replacements: list[tuple[nn.Module, str, nn.Linear, PackedLinear | Int8Linear]] = []
-        self._stamp: Any = None
-
-    def prepare(self, module: nn.Module) -> None:
-        """Pack the linear layers of a module, unless they are packed and its weights have not changed."""
-        stamp = stamp_of(module)
-        if stamp == self._stamp:
-            return
-        self._replacements = []
-        for parent in module.modules():
+    def install(self, module: nn.Module) -> None:
+        """Replace the layers in the module itself."""
+        for parent in list(module.modules()):
             for name, child in parent.named_children():
-                if type(child) is nn.Linear:
-                    made = make_linear(self.kind, child.weight, child.bias)
-                    if made is not None:
-                        self._replacements.append((parent, name, child, made))
-        self._stamp = stamp
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Replace the layers of the module inside the block."""
-        try:
-            for parent, name, _, made in self._replacements:
-                parent._modules[name] = made
-            yield
-        finally:
-            for parent, name, child, _ in self._replacements:
-                parent._modules[name] = child
-
-    def install(self) -> None:
-        """Replace the layers of the module for good."""
-        for parent, name, _, made in self._replacements:
-            parent._modules[name] = made
-
-    @property
-    def count(self) -> int:
-        """The number of replaced layers."""
-        return len(self._replacements)
+                if child in self.layers:
+                    parent._modules[name] = self.layers[child]
 
     @property
     def copied_bytes(self) -> int:
         """Size of the packed copies of weights."""
-        return sum(made.copied_bytes for _, _, _, made in self._replacements)
+        return sum(made.copied_bytes for made in self.layers.values())
+
+
+class MadeFrom(Generic[Made]):
+    """Something made from a module's weights; made again when they change. One thread makes it, the others wait."""
+
+    def __init__(self) -> None:
+        self._current: tuple[Any, _Sample, Made] | None = None
+
+    def __call__(self, module: nn.Module, kind: Kind, make: Callable[[], Made]) -> Made:
+        made = self._if_current(module, kind)
+        if made is None:
+            with BUILDING:
+                made = self._if_current(module, kind)
+                if made is None:
+                    stamp, sample = (kind, stamp_of(module)), _Sample(module if kind != "plain" else None)
+                    made = make()
+                    self._current = (stamp, sample, made)
+        return made
+
+    def _if_current(self, module: nn.Module, kind: Kind) -> Made | None:
+        current = self._current
+        if current is None or current[0] != (kind, stamp_of(module)) or current[1].has_changed():
+            return None
+        return current[2]
+
+    def discard(self) -> None:
+        """Make it again at the next call."""
+        self._current = None
+
+    @property
+    def latest(self) -> Made | None:
+        return None if self._current is None else self._current[2]
 
 
 def stamp_of(module: nn.Module) -> tuple[Any, ...]:
@@ -290,3 +301,34 @@ def stamp_of(module: nn.Module) -> tuple[Any, ...]:
         for tensors in (module.parameters(), module.buffers())
         for tensor in tensors
     )
+
+
+class _Sample:
+    """A few values of every weight on the CPU, to notice writes through `.data`, which `stamp_of` does not see.
+
+    A write to a few single elements may miss them all.
+    """
+
+    def __init__(self, module: nn.Module | None) -> None:
+        tensors = () if module is None else (*module.parameters(), *module.buffers())
+        self._views = [
+            _spread(tensor.detach())
+            for tensor in tensors
+            if tensor.device.type == "cpu" and tensor.dtype == torch.float32 and tensor.numel()
+        ]
+        self._values = self._read()
+
+    def _read(self) -> Tensor | None:
+        return torch.cat(self._views).view(torch.int32) if self._views else None  # as integers, NaN equals itself
+
+    def has_changed(self) -> bool:
+        now = self._read()
+        return now is not None and self._values is not None and not torch.equal(now, self._values)
+
+
+def _spread(tensor: Tensor) -> Tensor:
+    """About `SAMPLED` elements of a tensor, sharing its memory."""
+    while tensor.dim() > 1 and not tensor.is_contiguous():
+        tensor = tensor[..., 0]
+    flat = tensor.view(-1) if tensor.dim() != 1 else tensor
+    return flat[:: max(1, len(flat) // SAMPLED)]

@@ -8,6 +8,7 @@ Shapes: N source positions, K memory rows, T output tokens, L decoder layers, H 
 """
 
 import copy
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,6 +46,10 @@ MAX_NEW_TOKENS = 256
 """Longest output if neither caller nor model sets one; generate's own default of 20 would cut sentences short."""
 
 
+_TOKENIZING = threading.Lock()
+"""Held while a tokenizer works: its source language is a setting of the tokenizer, which several models may share."""
+
+
 @dataclass(frozen=True, eq=False)
 class Source:
     """A tokenized text; `name` identifies it in messages. A blank text has no ids."""
@@ -75,6 +80,9 @@ class TextModel:
 
     defaults: generation settings of the model's run. prefix: text put before every source. limit: maximum source length
     of the run. annotator: computes the hints that a rule needs. int8: whether linear layers have 8-bit weights.
+
+    Any number of threads may share it, each with its own settings. One thread at a time uses a tokenizer; for the rest
+    see `Engine`.
     """
 
     def __init__(
@@ -230,12 +238,14 @@ class TextModel:
         if not filled:
             return sources
         tokenizer = self.tokenizers.source
-        self._set_source_language(source_lang)
-        inputs = [self._model_input(texts[index], prefix, names(index)) for index in filled]
-        encoding = tokenizer(inputs, return_attention_mask=False, verbose=False)
-        hints = {} if self.annotator is None else self.annotator(inputs, encoding)
+        with _TOKENIZING:
+            self._set_source_language(source_lang)
+            inputs = [self._model_input(texts[index], prefix, names(index)) for index in filled]
+            encoding = tokenizer(inputs, return_attention_mask=False, verbose=False)
+            hints = {} if self.annotator is None else self.annotator(inputs, encoding)
+            all_spans = spans(tokenizer, inputs, encoding)
         special = frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-        for number, (index, text_spans) in enumerate(zip(filled, spans(tokenizer, inputs, encoding), strict=True)):
+        for number, (index, text_spans) in enumerate(zip(filled, all_spans, strict=True)):
             ids = encoding["input_ids"][number]
             truncate = _truncation(ids, limit, special)
             sources[index] = Source(
@@ -337,7 +347,8 @@ class TextModel:
             raise ValueError(f"{name}: {error}") from error
 
     def _texts(self, sequences: Tensor) -> list[str]:
-        return self.tokenizers.target.batch_decode(sequences, skip_special_tokens=True)
+        with _TOKENIZING:
+            return self.tokenizers.target.batch_decode(sequences, skip_special_tokens=True)
 
     def _tokens(self, source: Source, positions: Sequence[int]) -> tuple[SourceToken, ...]:
         tokens = self.tokenizers.source.convert_ids_to_tokens([source.ids[i] for i in positions])
@@ -374,7 +385,8 @@ class TextModel:
         most = positions_of(self.model, "encoder")
         if most is not None and max_source > most:
             raise ValueError(f"max_source: {max_source} is more than the {most} positions of the encoder")
-        fewest = len(self.tokenizers.source("")["input_ids"]) + 1
+        with _TOKENIZING:
+            fewest = len(self.tokenizers.source("")["input_ids"]) + 1
         if max_source < fewest:
             raise ValueError(
                 f"max_source: {max_source} leaves no room for text next to special tokens; use at least {fewest}"

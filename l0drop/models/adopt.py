@@ -1,16 +1,21 @@
 """Put one model's parameters into another model's modules, to add or remove a gate without copying weights."""
 
 import copy
+import threading
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+BUILDING = threading.RLock()
+"""Held while modules are built or weights packed: Hugging Face's constructors patch `torch.nn.init`, and torch has one
+setting for the engine that packs int8 weights. So in a process one thread builds at a time."""
+
 
 def adopt_parameters(source: PreTrainedModel, model_class: type[Any], config: Any) -> Any:
     """A model of `model_class` that shares the parameter and buffer objects of `source`."""
-    with torch.device("meta"):
+    with BUILDING, torch.device("meta"):
         model = model_class(config)
     others = dict(source.named_modules(remove_duplicate=False))
     for name, module in model.named_modules(remove_duplicate=False):

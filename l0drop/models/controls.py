@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from l0drop.core.memory import check_mask
 from l0drop.core.penalty import TOLERANCE, Calibration, LambdaSchedule, Sentences, SteeredLambda, calibrate
 from l0drop.core.values import number, share
 from l0drop.models.outputs import Explanation
+from l0drop.models.view import eval_view
 
 UNSTEERED = 100
 """Training steps with a target but without `steer` after which the model warns: a third of the default ramp."""
@@ -29,7 +31,7 @@ class Controls(nn.Module):
     schedule: LambdaSchedule
     get_encoder: Any
     calibration: Calibration | None = None
-    _dial: Dial
+    _dial_key: object  # identifies the model and its views, not its copies
     _steps_unsteered: int = 0
     _seen: tuple[Tensor, Tensor] | None  # dropped and real tokens in training since λ was last moved
 
@@ -54,6 +56,11 @@ class Controls(nn.Module):
             raise ValueError("always_keep: token ids are needed to know which tokens to keep; pass input_ids")
         return torch.isin(input_ids, torch.tensor(always_keep, device=input_ids.device)) & mask_BN
 
+    @property
+    def _dial(self) -> Dial:
+        """The innermost dial that this thread or task has set for the model."""
+        return next((dial for key, dial in reversed(_DIALS.get()) if key is self._dial_key), _NO_DIAL)
+
     def dial(
         self,
         keep: float | Tensor | None = None,
@@ -66,7 +73,8 @@ class Controls(nn.Module):
             with model.dial(keep=0.3):
                 tokens = model.generate(**inputs)
 
-        Of nested dials the innermost counts. In training, half of the sentences keep the rows that `keep` selects; in
+        It acts in the thread or asyncio task that entered the block; others set their own. Of nested dials the
+        innermost counts. In training, half of the sentences keep the rows that `keep` selects; in
         the others, gates are sampled around the border between kept and dropped rows, so that the gate learns the order
         of rows. `shift` works in decoding only.
         """
@@ -139,8 +147,8 @@ class Controls(nn.Module):
         """
         self._require_enabled()
         _require_ids(input_ids)
-        with evaluating(self):
-            output = self.get_encoder()(input_ids=input_ids, attention_mask=attention_mask, hints=hints, **kwargs)
+        encoder = eval_view(self).get_encoder()
+        output = encoder(input_ids=input_ids, attention_mask=attention_mask, hints=hints, **kwargs)
         gates, mask_BN = output.gates, real_tokens(attention_mask, input_ids)
         explanations = []
         for sentence, real in enumerate(mask_BN):
@@ -232,21 +240,27 @@ _LARGEST_STEP = 64.0
 _BISECTIONS = 6
 
 
+_DIALS: ContextVar[tuple[tuple[object, Dial], ...]] = ContextVar("dials", default=())
+"""The dials that are set in this thread or task, outermost first, each with the key of its model."""
+_NO_DIAL = Dial()
+
+
 class DialContext:
     """The dial of one `with` block. Dropping it without entering it warns, because then it has changed nothing."""
 
     def __init__(self, model: Controls, dial: Dial) -> None:
         self._model, self._setting = model, dial
-        self._outer: list[Dial] = []
         self._entered = False
 
     def __enter__(self) -> None:
         self._entered = True
-        self._outer.append(self._model._dial)
-        self._model._dial = self._setting
+        _DIALS.set((*_DIALS.get(), (self._model._dial_key, self._setting)))
 
     def __exit__(self, *exception: object) -> None:
-        self._model._dial = self._outer.pop()
+        dials = _DIALS.get()
+        # found by identity, because a generator may leave its dial after a later one was set
+        own = max((i for i, (_, dial) in enumerate(dials) if dial is self._setting), default=len(dials))
+        _DIALS.set(dials[:own] + dials[own + 1 :])
 
     def __del__(self) -> None:
         if not getattr(self, "_entered", True):

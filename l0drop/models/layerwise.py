@@ -9,6 +9,7 @@ Shapes: B sentences, N source positions, K rows still in the batch, D model widt
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
@@ -32,17 +33,23 @@ class GatedLayers(nn.ModuleList):
     """
 
     def __iter__(self) -> Iterator[Any]:
-        run: LayerRun | None = self.__dict__.get("_run")
+        owner, run = _RUNNING.get() or (None, None)
         layers = list(super().__iter__())
-        return iter(layers) if run is None else iter([_Step(run, i, layer) for i, layer in enumerate(layers)])
+        if run is None or owner is not self:
+            return iter(layers)
+        return iter([_Step(run, i, layer) for i, layer in enumerate(layers)])
 
     @contextmanager
     def running(self, run: "LayerRun") -> Iterator[None]:
-        self.__dict__["_run"] = run
+        token = _RUNNING.set((self, run))
         try:
             yield
         finally:
-            del self.__dict__["_run"]
+            _RUNNING.reset(token)
+
+
+_RUNNING: ContextVar[tuple[GatedLayers, "LayerRun"] | None] = ContextVar("running", default=None)
+"""The pass that this thread is in, and the layers that it goes through."""
 
 
 class _Step:

@@ -95,7 +95,7 @@ class L0DropModel(Controls, PreTrainedModel):
             if l0drop.target_sparsity is None
             else SteeredLambda(l0drop.target_sparsity)
         )
-        self._dial = Dial()
+        self._dial_key = object()
         self._seen: tuple[Tensor, Tensor] | None = None
         self.post_init()
 
@@ -208,7 +208,7 @@ class L0DropModel(Controls, PreTrainedModel):
     ) -> L0DropEncoderOutput:
         """Run the encoder, with the gates between its layers if there are any, then the gate."""
         implementation = self._attention_implementation
-        if implementation not in ("sdpa", "eager", "ragged", "half"):  # the last two: l0drop.training
+        if implementation not in ("sdpa", "eager", "ragged"):  # the last one: l0drop.training
             raise ValueError(
                 f"attn_implementation: {implementation!r} cannot add a bias to cross-attention; load the model with "
                 'attn_implementation="sdpa" or "eager"'
@@ -216,21 +216,22 @@ class L0DropModel(Controls, PreTrainedModel):
         kwargs.update(attention_mask=attention_mask, return_dict=True)
         if input_ids is not None:
             kwargs["input_ids"] = input_ids
-        run = None
+        run, dial = None, self._dial
         if self.config.l0drop.layerwise:
             mask_BN = real_tokens(attention_mask, kwargs["inputs_embeds"] if input_ids is None else input_ids)
             decide = functools.partial(
                 self._call_gate, input_ids=input_ids, hints=None, noise_key=noise_key, real_BN=mask_BN
             )
-            run = LayerRun(self.inner_gates, decide, mask_BN, self.config.l0drop.gating, remove_rows=self._short)
+            run = LayerRun(
+                self.inner_gates, decide, mask_BN, self.config.l0drop.gating, remove_rows=self._is_short(dial)
+            )
         with encoder.layers.running(run) if run is not None else nullcontext():
             outputs = encoder(**kwargs)
         assert run is None or len(run.layer_gates) == len(self.inner_gates), "the encoder did not iterate its layers"
-        return self._gate(outputs, input_ids, attention_mask, hints, noise_key, run)
+        return self._gate(outputs, input_ids, attention_mask, hints, noise_key, dial, run)
 
-    @property
-    def _short(self) -> bool:
-        return not self.training and not self._dial.dense
+    def _is_short(self, dial: Dial) -> bool:
+        return not self.training and not dial.dense
 
     def _gate(
         self,
@@ -239,9 +240,13 @@ class L0DropModel(Controls, PreTrainedModel):
         attention_mask: Tensor | None,
         hints: Mapping[str, Tensor] | None,
         noise_key: Tensor | None,
+        dial: Dial,
         run: LayerRun | None,
     ) -> L0DropEncoderOutput:
-        """The memory for the decoder, from encodings."""
+        """The memory for the decoder, from encodings.
+
+        The dial is an argument because torch cannot compile the reading of a context variable.
+        """
         l0drop: L0DropConfig = self.config.l0drop
         encodings = outputs.last_hidden_state if run is None else run.restore(outputs.last_hidden_state)
         mask_BN = real_tokens(attention_mask, encodings)
@@ -261,12 +266,12 @@ class L0DropModel(Controls, PreTrainedModel):
             if one.open_probability is not None:
                 penalty_B = penalty_B + penalty(one.open_probability, penalised_BN, l0drop.penalty)
         dropped_B = self._dropped(gates, mask_BN, always_BN, run) if self.training else None
-        draw = self._draw(gates, mask_BN, noise_key) if self.training and self._dial.keep is not None else None
-        gates = self._dial.turn(gates, mask_BN, l0drop.gating, self.gate.at, always_BN, draw)
+        draw = self._draw(gates, mask_BN, noise_key) if self.training and dial.keep is not None else None
+        gates = dial.turn(gates, mask_BN, l0drop.gating, self.gate.at, always_BN, draw)
         gates = keep_one(gates, mask_BN, l0drop.gating)
         if dropped_B is None:
             dropped_B = ((gates.values == 0) & mask_BN).sum(1)
-        memory = (compress if self._short else full)(encodings, gates, mask_BN, l0drop.gating)
+        memory = (compress if self._is_short(dial) else full)(encodings, gates, mask_BN, l0drop.gating)
         return L0DropEncoderOutput(
             last_hidden_state=memory.states,  # type: ignore[arg-type]
             hidden_states=outputs.hidden_states,
@@ -445,7 +450,7 @@ class L0DropModel(Controls, PreTrainedModel):
             raise ValueError("encoder_outputs: with layerwise gates they must come from this model's get_encoder()")
         if not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = self.family.encoder_output(*encoder_outputs[:3])
-        return self._gate(encoder_outputs, input_ids, mask, hints, noise_key, None)
+        return self._gate(encoder_outputs, input_ids, mask, hints, noise_key, self._dial, None)
 
     def _attention_bias(
         self, memory: L0DropEncoderOutput, lengths_from: tuple[Tensor | None, ...], kwargs: dict[str, Any]

@@ -7,7 +7,7 @@ from torch import nn
 
 from l0drop import Engine, L0DropConfig, sparsify
 from l0drop.decoding import linear as linear_module
-from l0drop.decoding.linear import Int8Linear, Linears, PackedLinear, chosen_kind, int8_engines, make_linear, stamp_of
+from l0drop.decoding.linear import Int8Linear, PackedLinear, chosen_kind, int8_engines, make_linear, stamp_of
 from tests.models import zoo
 
 ON_CPU = [family for family in zoo.FAMILIES if family != "led"]
@@ -140,7 +140,7 @@ def test_packed_engine_gives_the_same_output(family):
     linears = [m for m in model.modules() if type(m) is nn.Linear and m is not model.get_output_embeddings()]
     sizes = {m.weight.data_ptr(): m.weight.nbytes for m in linears if "gate" not in str(type(m))}
     head = model.get_output_embeddings().weight.nbytes
-    assert engine._encoder.count > 0
+    assert engine._made_encoder.latest.layers
     assert isinstance(engine._decoder().head, PackedLinear)
     assert engine.copied_bytes >= 0.9 * (sum(sizes.values()) + head), "all layers must be packed"
     assert torch.equal(packed.sequences, plain.sequences)
@@ -189,19 +189,51 @@ def test_changed_weights_are_packed_again(kind):
     assert not torch.equal(after.scores, before.scores)
 
 
-def test_the_model_keeps_its_own_layers():
-    model = model_of("bart")
-    types = {name: type(module) for name, module in model.named_modules()}
-    batch = zoo.ragged_batch()
-    Engine(model, linears="packed").generate(batch["input_ids"], batch["attention_mask"], max_new_tokens=3)
-    assert {name: type(module) for name, module in model.named_modules()} == types
+@pytest.mark.parametrize("kind", ["packed", "int8"])
+@pytest.mark.parametrize("part", ["encoder", "decoder"])
+def test_writes_through_data_are_noticed(kind, part):
+    model, batch = model_of("marian"), zoo.ragged_batch()
+    made = {"dtype": "int8"} if kind == "int8" else {"linears": "packed"}
+    engine = Engine(model, **made)
+    inputs = (batch["input_ids"], batch["attention_mask"])
+    before = engine.generate(*inputs, max_new_tokens=8)
+    weight = getattr(model.model, part).layers[1].fc1.weight
+    version = weight._version
+    weight.data.mul_(1.5)
+    assert weight._version == version, "otherwise the test shows nothing"
+    after = engine.generate(*inputs, max_new_tokens=8)
+    fresh = Engine(model, **made).generate(*inputs, max_new_tokens=8)
+    assert torch.equal(after.sequences, fresh.sequences)
+    assert torch.equal(after.scores, fresh.scores)
+    assert not torch.equal(after.scores, before.scores)
 
 
-def test_layers_are_restored_after_an_error():
-    linears = Linears("packed")
-    module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
-    before = list(module)
-    linears.prepare(module)
-    with pytest.raises(RuntimeError, match="inner product"), linears.installed():
-        module[1](module[0](torch.zeros(2, 9)))
-    assert list(module) == before
+def test_refresh_makes_the_copies_again():
+    model, batch = model_of("marian"), zoo.ragged_batch()
+    engine = Engine(model, linears="packed")
+    inputs = (batch["input_ids"], batch["attention_mask"])
+    before = engine.generate(*inputs, max_new_tokens=8)
+    made = [engine._made_encoder.latest, engine._made_decoder.latest]
+    for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
+        layer.fc1.weight.data[:, 1] += 1.0  # an element that no sample reads
+    unnoticed = engine.generate(*inputs, max_new_tokens=8)
+    assert torch.equal(unnoticed.scores, before.scores)
+    assert [engine._made_encoder.latest, engine._made_decoder.latest] == made, "copies are made once"
+    engine.refresh()
+    after = engine.generate(*inputs, max_new_tokens=8)
+    assert torch.equal(after.scores, Engine(model, linears="packed").generate(*inputs, max_new_tokens=8).scores)
+    assert not torch.equal(after.scores, before.scores)
+
+
+def test_samples_share_the_memory_of_any_layout():
+    for tensor in (torch.zeros(()), torch.zeros(3), torch.zeros(40, 50), torch.zeros(6, 8).T, torch.zeros(4, 5, 6).mT):
+        sample = linear_module._spread(tensor)
+        assert 1 <= len(sample) < 2 * linear_module.SAMPLED
+        tensor.add_(1)
+        assert bool((sample == 1).all())
+
+
+def test_a_weight_that_is_nan_counts_as_unchanged():
+    layer = nn.Linear(4, 4)
+    layer.weight.data.fill_(torch.nan)
+    assert not linear_module._Sample(layer).has_changed()

@@ -1,0 +1,35 @@
+"""A model in eval mode for one call, while the model itself stays as it is."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+_CONTAINERS = tuple(name for name, value in vars(nn.Module()).items() if isinstance(value, (dict, set)))
+"""The containers of every module: parameters, buffers, submodules, hooks."""
+
+
+def eval_view(module: Any, replaced: Mapping[nn.Module, nn.Module] | None = None) -> Any:
+    """New module objects in eval mode with the parameters, buffers, hooks and other attributes of `module`.
+
+    Making one takes a few microseconds per module, so every call makes its own. Threads never share one, and it is
+    never older than the model. Changing it, such as adding a buffer, does not change the model. `replaced` maps
+    submodules to modules that are used instead, unchanged.
+    """
+    views = {id(old): new for old, new in (replaced or {}).items()}
+
+    def view(old: nn.Module) -> nn.Module:
+        if id(old) not in views:
+            state = vars(old).copy()
+            state.pop("_compiled_call_impl", None)  # it would call the original module
+            for name in _CONTAINERS:
+                state[name] = state[name].copy()
+            state["training"] = False
+            new = views[id(old)] = object.__new__(type(old))
+            vars(new).update(state)
+            children = new._modules
+            for name, child in children.items():
+                children[name] = None if child is None else view(child)
+        return views[id(old)]
+
+    return view(module)
