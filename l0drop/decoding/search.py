@@ -34,7 +34,8 @@ class Search:
     returned: hypotheses to return per sentence, best first.
     penalty_style: `hf` divides a score by len^α, `gnmt` by ((5+len)/6)^α; len counts new tokens, including the last.
     early_stopping: as in `generate`; with `gnmt` and False, a sentence stops when no running hypothesis can still win.
-    banned, banned_first: tokens that are never generated, or never as the first new token.
+    banned, suppressed: tokens that are never generated, not even if forced in the case of `suppressed`.
+    banned_first: tokens that are never the first new token.
     """
 
     max_length: int
@@ -52,6 +53,7 @@ class Search:
     forced_first: int | None = None
     forced_last: tuple[int, ...] = ()
     banned: tuple[int, ...] = ()
+    suppressed: tuple[int, ...] = ()
     banned_first: tuple[int, ...] = ()
     renormalize: bool = False
     sample: bool = False
@@ -75,7 +77,8 @@ class Search:
         used = {
             "repetition_penalty": self.repetition_penalty != 1.0,
             "no_repeat_ngram_size": self.no_repeat_ngram > 0,
-            "suppress_tokens or bad_words_ids": bool(self.banned),
+            "bad_words_ids": bool(self.banned),
+            "suppress_tokens": bool(self.suppressed),
             "begin_suppress_tokens": bool(self.banned_first),
             "min_length": self.min_length > 0,
             "forced_bos_token_id": self.forced_first is not None,
@@ -130,7 +133,7 @@ def start(search: Search, sentences: int, device: torch.device | str) -> Hypothe
         scores,
         tokens.clone(),
         torch.full(shape, NEVER, device=device),
-        torch.zeros(shape, dtype=torch.long, device=device),
+        torch.ones(shape, dtype=torch.long, device=device),  # the start token
         torch.zeros(shape, dtype=torch.bool, device=device),
         torch.ones(sentences, dtype=torch.bool, device=device),
     )
@@ -169,6 +172,8 @@ def constrain(scores_RV: Tensor, tokens_RT: Tensor, search: Search) -> Tensor:
         scores_RV = force(scores_RV, (search.forced_first,))
     if search.forced_last and length == search.max_length - 1:
         scores_RV = force(scores_RV, search.forced_last)
+    if search.suppressed:
+        scores_RV = ban(scores_RV, search.suppressed)
     if search.banned_first and length == (1 if search.forced_first is None else 2):
         scores_RV = ban(scores_RV, search.banned_first)
     return scores_RV

@@ -150,7 +150,8 @@ def resolve(
         no_repeat_ngram=values["no_repeat_ngram_size"],
         forced_first=values["forced_bos_token_id"],
         forced_last=_ids(values["forced_eos_token_id"]),
-        banned=_single_tokens(values["bad_words_ids"], eos) + _ids(values["suppress_tokens"]),
+        banned=_single_tokens(values["bad_words_ids"], eos),
+        suppressed=_ids(values["suppress_tokens"]),
         banned_first=_ids(values["begin_suppress_tokens"]),
         renormalize=bool(values["renormalize_logits"]),
         sample=sample,
@@ -180,6 +181,10 @@ def _check_values(values: Mapping[str, Any], labels: Mapping[str, str], max_leng
     require("temperature", not sample or temperature > 0, f"must be above 0, got {temperature}")
     require("early_stopping", early in (True, False, "never"), f'expected True, False or "never", got {early!r}')
     require("repetition_penalty", repetition > 0, f"must be above 0, got {repetition}")
+    suppressed = set(_ids(values["suppress_tokens"]))
+    for name in ("forced_bos_token_id", "forced_eos_token_id"):
+        forced = set(_ids(values[name]))
+        require(name, not forced or not forced <= suppressed, f"{values[name]} is also in suppress_tokens")
     penalty = values["length_penalty"]
     require(
         "length_penalty",

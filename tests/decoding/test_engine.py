@@ -434,6 +434,10 @@ def test_gnmt_scores_differ_only_by_the_divisor():
         ({"bad_words_ids": [[]]}, "bad_words_ids: expected a list of lists"),
         ({"suppress_tokens": "a"}, "suppress_tokens: expected token ids"),
         ({"forced_bos_token_id": 100_000}, "forced_bos_token_id: no token has the id 100000"),
+        (
+            {"forced_eos_token_id": [2, 9], "suppress_tokens": [9, 5, 2]},
+            "^forced_eos_token_id: .* also in suppress_tokens",
+        ),
         ({"eos_token_id": [2, -1]}, "eos_token_id: no token has the id -1"),
     ],
 )
@@ -515,7 +519,7 @@ def test_encodings_that_are_not_finite_are_refused(family):
 @pytest.mark.parametrize("settings", [{"num_beams": 1}, {"do_sample": True}], ids=str)
 def test_settings_that_allow_no_token_are_named(settings):
     everything = {"suppress_tokens": list(range(zoo.VOCABULARY))}
-    with pytest.raises(ValueError, match="^suppress_tokens or bad_words_ids: allow no output token 1, or make"):
+    with pytest.raises(ValueError, match="^suppress_tokens: allow no output token 1, or make"):
         Engine(gated("marian")).generate(**_inputs(), max_new_tokens=5, **settings, **everything)
 
 

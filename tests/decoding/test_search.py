@@ -109,6 +109,12 @@ def test_constraints_apply_at_their_lengths():
     assert allowed(8) == {2}
 
 
+def test_a_suppressed_token_is_excluded_even_if_it_is_forced():
+    search = a_search(forced_last=(2, 7), suppressed=(7,))
+    constrained = s.constrain(scores(1), torch.ones(1, 8, dtype=torch.long), search)
+    assert set(np.flatnonzero(np.isfinite(constrained[0].numpy()))) == {2}
+
+
 def test_beam_search_constrains_log_probabilities_and_greedy_search_logits():
     logits = torch.randn(2, V, generator=torch.Generator().manual_seed(2)) * 3
     seen = tokens(2, 4)
@@ -209,7 +215,7 @@ def test_finish_takes_only_the_best_beams_and_keeps_the_best():
     assert got.done.all()
     assert got.done_tokens[0, 0, 0] == 0
     assert got.done_tokens[0, 2, 0] == 2
-    assert got.done_length[0].tolist() == [5, 0, 5]
+    assert got.done_length[0].tolist() == [5, 1, 5]
 
 
 def test_finish_adds_nothing_to_a_closed_sentence():
