@@ -10,7 +10,7 @@ from dataclasses import asdict
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -145,7 +145,9 @@ def translate(
     as_json = _has_suffix(output, ".jsonl") if as_json is None else as_json
     jsonl = _has_suffix(input_, ".jsonl") if jsonl is None else jsonl
     if output is not None and output.is_symlink() and (output.is_file() or not output.exists()):
-        output = output.resolve()  # write the link's target and keep the link
+        output = Path(os.path.realpath(output))  # write the link's target and keep the link
+    if summary is None and output is not None and as_json:
+        summary = output.with_name(f"{output.name}.summary.json")
     _check(input_, output, summary, nbest=nbest, as_json=as_json, resume=resume, restart=restart)
     generation = {
         "num_beams": beams, "length_penalty": length_penalty, "max_new_tokens": max_new_tokens, "keep": keep,
@@ -226,8 +228,6 @@ def _translate(
                     lines.skip(start.lines, start.digest)
                     totals = decode(file, start=start)
         seconds = time.perf_counter() - began
-    if summary is None and output is not None and job.as_json:
-        summary = output.with_name(f"{output.name}.summary.json")
     if summary is not None:
         _write_summary(summary, totals, facts, seconds, processes.count)
     for line in summary_lines(totals, Totals(**start.totals), seconds, loaded.is_gated):
@@ -255,11 +255,25 @@ def _check(
         raise ValueError(
             f"--output: {output} would not be compressed; omit --output and pipe standard output to gzip or xz"
         )
-    if input_ is not None and output is not None and output.exists() and input_.exists() and output.samefile(input_):
-        raise ValueError(f"--output: {output} is the input file, which would be overwritten")
-    for option, other in (("--output", output), ("--input", input_)):
-        if summary is not None and other is not None and summary.resolve() == other.resolve():
-            raise ValueError(f"--summary: {summary} is also {option} and would be overwritten")
+    from l0drop.decoding.partial import refuse_clashes
+
+    refuse_clashes(_descriptor(sys.stdin) if input_ is None else input_, output, summary)
+    if output is None and input_ is not None and _is_open_as(input_, sys.stdout):
+        raise ValueError(f"--input: {input_} is also standard output, which would be appended to it")
+
+
+def _descriptor(stream: IO[str]) -> int | None:
+    """The file descriptor of a standard stream; None if it is closed or replaced."""
+    try:
+        return stream.fileno()
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _is_open_as(path: Path, stream: IO[str]) -> bool:
+    """Whether a regular file is open as this stream."""
+    descriptor = _descriptor(stream)
+    return descriptor is not None and path.is_file() and os.path.samestat(path.stat(), os.fstat(descriptor))
 
 
 def _settings(pairs: list[str]) -> dict[str, Any]:

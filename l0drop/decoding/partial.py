@@ -1,9 +1,10 @@
 """Output that survives an interruption: it is written to OUTPUT.partial and renamed when it is complete.
 
-OUTPUT.partial.json records the length of the valid part and the settings. The next run cuts off anything after the
-valid part, so the two files always agree.
+OUTPUT.partial.json records the length and the digest of the valid part, and the settings. The next run cuts off
+anything after the valid part, so the two files always agree.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,11 @@ from filelock import FileLock, Timeout
 
 from l0drop.data.whole import write_whole
 
-FORMAT = 1
+FORMAT = 2
+ENDINGS = (".partial", ".partial.json", ".partial.lock")
+"""Endings of the names of the files that an interrupted run leaves."""
+BLOCK = 1 << 20
+"""Bytes read at a time for a digest."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +54,16 @@ class Stream:
 class PartialFile:
     """A file that a later run can resume; opened by `partial_file`."""
 
-    def __init__(self, output: Path, file: IO[bytes], facts: Mapping[str, Any], progress: Progress) -> None:
+    def __init__(
+        self, output: Path, file: IO[bytes], facts: Mapping[str, Any], progress: Progress, digest: "hashlib._Hash"
+    ) -> None:
         self.output, self.progress = output, progress
-        self._file, self._facts = file, facts
+        self._file, self._facts, self._digest = file, facts, digest
 
     def append(self, text: str, progress: Progress) -> None:
-        self._file.write(text.encode())
+        data = text.encode()
+        self._file.write(data)
+        self._digest.update(data)
         self._file.flush()
         os.fsync(self._file.fileno())  # the lines must be on disk before the record, even if the power fails
         record = {
@@ -62,6 +71,7 @@ class PartialFile:
             "lines": progress.lines,
             "input_sha256": progress.digest,
             "output_bytes": self._file.tell(),
+            "output_sha256": self._digest.hexdigest(),
             "totals": progress.totals,
             "made_from": self._facts,
         }
@@ -79,7 +89,7 @@ def locked_output(output: Path, *, resume: bool = False, restart: bool = False) 
         raise ValueError(f"{output}: is not a regular file; omit --output and redirect standard output instead")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(output.with_name(f"{output.name}.partial.lock"), timeout=0)
+        lock = FileLock(_lock_of(output), timeout=0)
         lock.acquire()
     except Timeout:
         raise ValueError(f"{output}: another process is writing this file") from None
@@ -108,12 +118,13 @@ def partial_file(output: Path, facts: Mapping[str, Any], *, resume: bool = False
     partial, record = _partial_of(output), _record_of(output)
     before = _same(output, facts) if resume else None
     progress = Progress(before["lines"], before["input_sha256"], before["totals"]) if before else Progress()
+    digest = _written(partial, before) if before else hashlib.sha256()
     if not before:
         record.unlink(missing_ok=True)
     with partial.open("r+b" if before else "wb") as file:
         file.truncate(before["output_bytes"] if before else 0)
         file.seek(0, os.SEEK_END)
-        opened = PartialFile(output, file, facts, progress)
+        opened = PartialFile(output, file, facts, progress, digest)
         try:
             yield opened
         except BaseException:
@@ -128,6 +139,54 @@ def recorded_facts(output: Path) -> dict[str, Any]:
     """The facts of an interrupted run: model, settings and input format; empty without one."""
     record = _read(output)
     return {} if record is None else dict(record["made_from"])
+
+
+def refuse_clashes(input_: Path | int | None, output: Path | None, summary: Path | None) -> None:
+    """Raise ValueError if one file has two roles in a run, also through links; call it before any file is opened.
+
+    input_: a path, or a file descriptor for standard input.
+    """
+    name = "standard input" if isinstance(input_, int) else input_
+    sides = [] if output is None else [_partial_of(output), _record_of(output), _lock_of(output)]
+    for option, path in (("--output", output), ("--summary", summary)):
+        if path is not None and path.name.endswith(ENDINGS):
+            raise ValueError(f"{option}: {path} has the name of an interrupted run's file; choose another name")
+    if _same_file(input_, output):
+        raise ValueError(f"--output: {output} is the input file, which would be overwritten")
+    for side in sides:
+        if _same_file(input_, side):
+            raise ValueError(
+                f"--input: {name} is the file {side}, which --output {output} overwrites; rename one of them"
+            )
+    for option, other in (("--output", output), ("--input", input_), *(("a file of --output", side) for side in sides)):
+        if _same_file(summary, other):
+            raise ValueError(f"--summary: {summary} is also {option} and would be overwritten")
+
+
+def _same_file(one: Path | int | None, other: Path | int | None) -> bool:
+    """Whether two paths lead to one file, existing or not."""
+    if one is None or other is None:
+        return False
+    try:
+        if os.path.samestat(os.stat(one), os.stat(other)):
+            return True
+    except OSError:  # one of them does not exist
+        pass
+    return not isinstance(one, int) and not isinstance(other, int) and os.path.realpath(one) == os.path.realpath(other)
+
+
+def _written(partial: Path, record: Mapping[str, Any]) -> "hashlib._Hash":
+    """The running digest of the valid part, after a check that it is what the interrupted run wrote."""
+    digest, left = hashlib.sha256(), record["output_bytes"]
+    with partial.open("rb") as file:
+        while left and (block := file.read(min(left, BLOCK))):
+            digest.update(block)
+            left -= len(block)
+    if digest.hexdigest() != record["output_sha256"]:
+        raise ValueError(
+            f"{partial}: was changed after the interrupted run wrote it; restore the file, or use --restart"
+        )
+    return digest
 
 
 def _same(output: Path, facts: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -152,7 +211,9 @@ def _read(output: Path) -> dict[str, Any] | None:
         return None
     try:
         read = json.loads(record.read_text(encoding="utf-8"))
-        valid = read["format"] == FORMAT and partial.stat().st_size >= read["output_bytes"]
+        if read["format"] != FORMAT:
+            raise ValueError("another version of l0drop wrote it")
+        valid = isinstance(read["output_sha256"], str) and partial.stat().st_size >= read["output_bytes"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{record}: damaged ({error}); start again with --restart") from error
     if not valid:
@@ -162,6 +223,10 @@ def _read(output: Path) -> dict[str, Any] | None:
 
 def _partial_of(output: Path) -> Path:
     return output.with_name(f"{output.name}.partial")
+
+
+def _lock_of(output: Path) -> Path:
+    return output.with_name(f"{output.name}.partial.lock")
 
 
 def _record_of(output: Path) -> Path:

@@ -1,5 +1,6 @@
 """Output that survives an interruption at any moment."""
 
+import json
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from l0drop.decoding import partial as partial_module
-from l0drop.decoding.partial import Progress, locked_output, partial_file
+from l0drop.decoding.partial import Progress, locked_output, partial_file, refuse_clashes
 
 MADE = {"model": "m", "settings": {"beams": 4}}
 
@@ -121,3 +122,82 @@ def test_two_writers_and_unwritable_paths(tmp_path: Path) -> None:
     output.write_text("x")
     with pytest.raises(ValueError, match="cannot be written \\("), locked_output(output / "inside.txt"):
         pass
+
+
+def test_changed_partial_output_is_not_resumed(tmp_path: Path) -> None:
+    output, partial = tmp_path / "out.txt", tmp_path / "out.txt.partial"
+    interrupt(output)
+    partial.write_text("b\n")
+    with pytest.raises(
+        ValueError,
+        match=r"out\.txt\.partial: was changed after the interrupted run wrote it; restore the file, or use --restart",
+    ):
+        write(output, ["a\n", "c\n"], resume=True)
+    assert partial.read_text() == "b\n"
+    partial.write_text("a\nunfinished")
+    with suppress(Killed), locked_output(output, resume=True), partial_file(output, MADE, resume=True) as file:
+        file.append("c\n", Progress(2, "d", {}))
+        raise Killed
+    write(output, ["a\n", "c\n", "e\n"], resume=True)  # the digest continues over an interruption
+    assert output.read_text() == "a\nc\ne\n"
+
+
+def test_a_record_of_another_version_is_not_resumed(tmp_path: Path) -> None:
+    output, record = tmp_path / "out.txt", tmp_path / "out.txt.partial.json"
+    interrupt(output)
+    values = json.loads(record.read_text())
+    record.write_text(json.dumps({**values, "format": 1}))
+    with pytest.raises(ValueError, match="another version of l0drop wrote it.*--restart"):
+        write(output, ["a\n"], resume=True)
+    del values["output_sha256"]
+    record.write_text(json.dumps(values))
+    with pytest.raises(ValueError, match=r"damaged \('output_sha256'\)"):
+        write(output, ["a\n"], resume=True)
+
+
+SIDE_FILES = ("out.txt.partial", "out.txt.partial.json", "out.txt.partial.lock")
+
+
+@pytest.mark.parametrize("link", ["same name", "symbolic link", "hard link", "linked folder", "descriptor"])
+@pytest.mark.parametrize("name", ["out.txt", *SIDE_FILES])
+def test_an_input_that_the_output_would_overwrite_is_refused(tmp_path: Path, name: str, link: str) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / name).write_text("mine")
+    (tmp_path / "linked").symlink_to(folder)
+    other = tmp_path / "in.txt"
+    given: Path | int = folder / "." / name
+    if link == "symbolic link":
+        other.symlink_to(folder / name)
+        given = other
+    elif link == "hard link":
+        os.link(folder / name, other)
+        given = other
+    elif link == "linked folder":
+        given = tmp_path / "linked" / name
+    with (folder / name).open("rb") as opened:
+        given = opened.fileno() if link == "descriptor" else given
+        with pytest.raises(ValueError, match=r"^--(output: .* is the input file|input: .* is the file .*out\.txt)"):
+            refuse_clashes(given, folder / "out.txt", None)
+        refuse_clashes(given, folder / "other.txt", None)
+
+
+@pytest.mark.parametrize("name", ["out.txt", "in.txt"])
+def test_a_summary_that_would_overwrite_another_file_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="^--summary: .* is also --.*put and would be overwritten"):
+        refuse_clashes(tmp_path / "in.txt", tmp_path / "out.txt", tmp_path / "x" / ".." / name)
+    (tmp_path / name).write_text("mine")
+    os.link(tmp_path / name, tmp_path / "linked.json")
+    with pytest.raises(ValueError, match="^--summary: .* is also --.*put and would be overwritten"):
+        refuse_clashes(tmp_path / "in.txt", tmp_path / "out.txt", tmp_path / "linked.json")
+
+
+@pytest.mark.parametrize("name", SIDE_FILES)
+def test_files_of_an_interrupted_run_are_not_overwritten(tmp_path: Path, name: str) -> None:
+    for output, summary in ((tmp_path / name, None), (tmp_path / "other.txt", tmp_path / name)):
+        with pytest.raises(ValueError, match="has the name of an interrupted run's file; choose another name"):
+            refuse_clashes(None, output, summary)
+    (tmp_path / name).write_text("mine")
+    (tmp_path / "totals.json").symlink_to(tmp_path / name)
+    with pytest.raises(ValueError, match="is also a file of --output"):
+        refuse_clashes(None, tmp_path / "out.txt", tmp_path / "totals.json")

@@ -89,6 +89,17 @@ def test_the_target_of_a_link_is_written(l0drop: Any, folder: Path, tmp_path: Pa
     assert len(there.read_text().splitlines()) == 2
 
 
+@pytest.mark.parametrize("name", ["out.txt", "out.txt.partial", "out.txt.partial.json", "out.txt.partial.lock"])
+def test_the_input_survives_a_clash_of_names(l0drop: Any, folder: Path, tmp_path: Path, name: str) -> None:
+    text = tmp_path / name
+    text.write_text("a road\n")
+    ran = l0drop("translate", folder, *QUICK, "-i", text, "-o", tmp_path / "out.txt")
+    assert (ran.code, ran.out) == (2, b"")
+    assert name in ran.errors
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert text.read_text() == "a road\n"
+
+
 def test_settings_reach_the_engine(l0drop: Any, folder: Path) -> None:
     stdin = b"the dog sees a cat .\n"
     arguments = ["--beams", "3", "--nbest", "3", "--json", "--max-new-tokens", "6", "--keep", "0.3"]
