@@ -119,12 +119,15 @@ def _publish(result: dict[str, Any], folder: Path, some_parts: bool = False) -> 
     """Write an analysis, or some parts of one; draw the figures of all parts, and print the new tables."""
     from l0drop.report.figures import draw_all
     from l0drop.study.analysis.parts import RESULT, write, write_parts
+    from l0drop.study.source_need import warning_of_analysis
 
     folder.mkdir(parents=True, exist_ok=True)
     (write_parts if some_parts else write)(result, folder / RESULT)
     drawn = draw_all(folder)
     for table in tables(result):
         console.print(table)
+    if warning := warning_of_analysis(result):
+        log.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)
     for part, why in _omitted(result).items():
         log.print(f"[yellow]omitted: {part}[/] ({escape(why)})", highlight=False, soft_wrap=True)
     if why := result.get("missing", {}).get("baseline"):
@@ -154,6 +157,8 @@ def bars() -> Iterator[Callable[[str, int], Any]]:
 
 def tables(result: dict[str, Any]) -> Iterator[RichTable]:
     """The most important numbers."""
+    from l0drop.study.source_need import NAMES, QUESTION
+
     if "points" in result:
         yield from _of_points(result)
         return
@@ -203,10 +208,10 @@ def tables(result: dict[str, Any]) -> Iterator[RichTable]:
         head = ["model", "closed gates", "share", "sparsity", "cross-entropy", name]
         yield _table("gates closed manually", head, rows, _meaning(text))
     if "source" in result:
-        found = {kind: result["source"][kind] for kind in ("own_source", "shuffled_source", "no_source")}
-        rows = [[kind.replace("_", " "), f"{one['cross_entropy']:.3f}", _score(one)] for kind, one in found.items()]
+        found = {label: result["source"][kind] for kind, label in NAMES.items()}
+        rows = [[label, f"{one['cross_entropy']:.3f}", _score(one)] for label, one in found.items()]
         head = ["source", "cross-entropy", _score_name(list(found.values()), text)]
-        yield _table("does the task need its source?", head, rows, _meaning(text))
+        yield _table(QUESTION, head, rows, _meaning(text))
 
 
 def _score(entry: dict[str, Any]) -> str:

@@ -146,6 +146,7 @@ def evaluate(
     from l0drop.models.quiet import quiet_libraries
     from l0drop.study.evaluate import Judged, Judging, has_documents, with_dense_outputs, write
     from l0drop.study.evaluate import evaluate as run_evaluation
+    from l0drop.study.source_need import warning_of_evaluation
     from l0drop.study.sweep import SUMMARY, continued_run
     from l0drop.study.systems import System
 
@@ -204,6 +205,9 @@ def evaluate(
             if side.get("sources_cut"):
                 warning = f"{side['name']}: {side['sources_cut']} sources were too long for the model and were cut"
                 log.print(warning, style="yellow", markup=False, soft_wrap=True)
+        if source_warning := warning_of_evaluation(metrics):
+            name = metrics["runs"][0]["system"]["name"]
+            log.print(f"{name}: {source_warning}", style="yellow", markup=False, soft_wrap=True)
         if not is_sweep:
             show(metrics)
         log.print(f"done: {folder / 'metrics.json'}", markup=False, soft_wrap=True)

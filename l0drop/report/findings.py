@@ -23,6 +23,7 @@ from l0drop.report.table import Table
 from l0drop.study.analysis import tables
 from l0drop.study.evaluate import score_name
 from l0drop.study.significance import check_margin
+from l0drop.study.source_need import warning_of_analysis, warning_of_evaluation
 from l0drop.study.sweep import LEARNED
 from l0drop.study.verdict import Verdict, verdict
 
@@ -89,8 +90,8 @@ class Findings:
     shown: the model that the page shows in detail (evaluation, examples, analysis). analysed: the folders whose figures
     are shown: those of a sweep as a whole and those of the model shown. measured: tables of the analysis by title.
     text: the text that was scored. compared_with: the label of the dense model that differences refer to.
-    evaluations: of all gated models that have one, by run. missing: notes on missing parts, each with the command that
-    adds it.
+    evaluations: of all gated models that have one, by run. warning: that the model shown hardly uses its source.
+    missing: notes on missing parts, each with the command that adds it.
     """
 
     analysed: list[Path]
@@ -108,6 +109,7 @@ class Findings:
     signatures: dict[str, str]
     recipe: str
     provenance: dict[str, dict[str, Any]]
+    warning: str | None
     missing: list[str]
 
     @property
@@ -289,6 +291,7 @@ def _complete(
         signatures={score["name"]: score["signature"] for score in scores},
         recipe=recipe,
         provenance=_provenance(metrics, evaluation),
+        warning=_warning(analysed, evaluation),
         missing=[*notes, *_missing(analysed, runs, judged, command)],
     )
 
@@ -308,6 +311,13 @@ def _measured(analysed: list[Path]) -> dict[str, Table]:
         for title, (head, rows), note in tables.tables(_read(folder / "analysis.json") or {}):
             found.setdefault(title, Table(head, rows, note, prose=frozenset({tables.CLOSED_GATES})))
     return found
+
+
+def _warning(analysed: list[Path], evaluation: dict[str, Any] | None) -> str | None:
+    """That the model shown hardly uses its source: from an analysis, else from the controls of its evaluation."""
+    found = (warning_of_analysis(_read(folder / "analysis.json") or {}) for folder in analysed)
+    of_analysis = next(filter(None, found), None)
+    return of_analysis or (None if evaluation is None else warning_of_evaluation(evaluation))
 
 
 def _missing(analysed: list[Path], runs: list[Row], judged: list[Row], command: str) -> list[str]:

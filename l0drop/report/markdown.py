@@ -7,6 +7,7 @@ from l0drop.report import escape, evaluation
 from l0drop.report.findings import Findings
 from l0drop.report.summary import summary
 from l0drop.report.table import as_markdown
+from l0drop.study.source_need import QUESTION
 
 EXAMPLES = 5
 
@@ -15,12 +16,14 @@ def markdown(findings: Findings) -> str:
     """Summary, tables, some examples, signatures."""
     parts = [
         f"# {escape.markdown(findings.name)}",
+        *([] if findings.warning is None else [f"**{escape.markdown(findings.warning)}**"]),
         escape.markdown(" ".join(summary(findings))),
         as_markdown(evaluation.points_table(findings)),
     ]
     tables = {
         "Tail risk": evaluation.tail_overview(findings),
         "Rules and the learned gate": evaluation.rules_table(findings) if findings.has_rules else None,
+        QUESTION: evaluation.controls_table(findings),
         **findings.measured,
     }
     if findings.examples:

@@ -16,6 +16,7 @@ from l0drop.report.findings import Findings
 from l0drop.report.summary import summary
 from l0drop.report.table import Table, as_html
 from l0drop.study.analysis.tables import NOT_DRAWN
+from l0drop.study.source_need import QUESTION
 
 TEMPLATE = Path(__file__).with_name("page.html")
 _KINDS = {"run": "A run", "sweep": "A sweep", "demo": "The demo"}
@@ -67,7 +68,8 @@ def _verdict(findings: Findings) -> str:
     model = ""
     if findings.shown is not None and len(findings.points) > 1:
         model = f"<p>Examples, comparison and analysis below are of <strong>{html(findings.shown.label)}</strong>.</p>"
-    return f'<p class="summary">{html(sentences)}</p>{as_html(evaluation.points_table(findings))}{model}'
+    warning = "" if findings.warning is None else f'<p class="warning">{html(findings.warning)}</p>'
+    return f'{warning}<p class="summary">{html(sentences)}</p>{as_html(evaluation.points_table(findings))}{model}'
 
 
 def _comparison(findings: Findings) -> str:
@@ -79,8 +81,8 @@ def _comparison(findings: Findings) -> str:
         as_html(evaluation.differences_table(findings.evaluation)),
     ]
     controls = evaluation.controls_table(findings)
-    if controls is not None:
-        parts.append("<h3>Does the task need the source?</h3>" + as_html(controls))
+    if controls is not None and QUESTION not in findings.measured:
+        parts.append(f"<h3>{QUESTION}</h3>{as_html(controls)}")
     return "\n".join(parts)
 
 

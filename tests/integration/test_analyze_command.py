@@ -27,7 +27,7 @@ def test_a_run(runs, tmp_path) -> None:
     assert [sentence["sentence"] for sentence in result["maps"]] == [2]
     files = {file.name for file in (tmp_path / "figures").iterdir()}
     assert {"attention-mass.svg", "attention-maps.svg", "groups.svg", "entropy.svg", "positions.svg"} <= files
-    for words in ("attention mass", "sparsity by group", "gates closed manually", "does the task need its source?"):
+    for words in ("attention mass", "sparsity by group", "gates closed manually", "Does the task need the source?"):
         assert words in done.output
 
 

@@ -12,6 +12,7 @@ from l0drop.report.findings import gather
 from l0drop.report.page import page
 from tests.report import folders
 from tests.report.folders import HOSTILE
+from tests.study.test_significance import GOOD
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 
@@ -140,3 +141,34 @@ def test_analysis_parts_without_a_figure_are_tables(tmp_path: Path) -> None:
     assert HOSTILE in shown
     layers = shown.index("gates after layer")
     assert shown.index("Sparsity by layer") < layers < shown.index("40.0%", layers)
+
+
+def source_use(own: float, empty: float) -> dict[str, object]:
+    """The analysis of a run that scores `own` with the right sources and `empty` with an empty one."""
+    scores = {"own_source": own, "shuffled_source": 0.1, "no_source": empty}
+    measured = {
+        name: {"score": {**folders.SCORE, "value": value}, "cross_entropy": 3.0} for name, value in scores.items()
+    }
+    return {"sparsity": 0.4, "source": {"what": "scores with other sources", **measured}}
+
+
+def test_a_model_that_ignores_its_source_is_warned_about_at_the_top(tmp_path: Path) -> None:
+    folders.finished(tmp_path, 0.4)
+    folders.put(tmp_path / "analysis.json", source_use(own=0.46, empty=0.58))
+    pages = [file.read_text(encoding="utf-8") for file in write_report(tmp_path)]
+    for shown in pages:
+        warning = shown.index("the model hardly uses its source: it scores 0.46 BLEU")
+        assert warning < shown.index("drops 40.0% of its encodings")
+        assert warning < shown.index("Does the task need the source?") < shown.index("Scores with other sources.")
+    folders.put(tmp_path / "analysis.json", source_use(own=30.0, empty=0.58))
+    for file in write_report(tmp_path):
+        shown = file.read_text(encoding="utf-8")
+        assert "hardly uses" not in shown
+        assert shown.count("Does the task need the source?") == 1
+
+
+def test_controls_of_an_evaluation_are_in_both_reports(tmp_path: Path) -> None:
+    folders.finished(tmp_path / "run", 0.4)
+    folders.evaluated(tmp_path / "run", GOOD, GOOD, 0.4, controls=True)
+    for file in write_report(tmp_path / "run"):
+        assert "Does the task need the source?" in file.read_text(encoding="utf-8")

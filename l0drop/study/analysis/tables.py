@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from l0drop.study.source_need import NAMES, QUESTION
 from l0drop.study.sweep import LEARNED
 
 Analysis = Mapping[str, Any]
@@ -19,7 +20,7 @@ CLOSED_GATES = "closed gates"
 CLOSED, BY_LAYER = "Gates closed manually", "Sparsity by layer"
 EARLIER_NAMES = {"what the model closes": "the model's choice", "nothing": "none"}
 """Names of closed gates in older files."""
-NOT_DRAWN = (CLOSED, BY_LAYER)
+NOT_DRAWN = (CLOSED, BY_LAYER, QUESTION)
 """Titles of tables that have no figure."""
 GROUPS = {"BPEH": "first pieces (BPEH)", "BPEO": "later pieces (BPEO)", "rest": "other words", "EOS": "EOS"}
 """Pieces belong to split words; the other groups have whole words."""
@@ -41,6 +42,8 @@ def tables(analysis: Analysis) -> Iterator[tuple[str, Table, str]]:
         yield BY_LAYER, layers_table(layered), "Sparsity after each layer of the encoder."
     if "interventions" in analysis:
         yield CLOSED, interventions_table(analysis), _note(analysis["interventions"])
+    if "source" in analysis:
+        yield QUESTION, source_table(analysis), _note(analysis["source"])
 
 
 def _note(part: Mapping[str, Any]) -> str:
@@ -111,6 +114,17 @@ def interventions_table(analysis: Analysis) -> Table:
             line = [model, closed, share, _percent(row["sparsity"]), f"{row['cross_entropy']:.3f}"]
             lines.append(line + ([f"{row['score']['value']:.2f}" if row.get("score") else ""] if scores else []))
     return head, lines
+
+
+def source_table(analysis: Analysis) -> Table:
+    """Cross-entropy and score with the right sources and with wrong ones."""
+    found = {label: analysis["source"][name] for name, label in NAMES.items()}
+    scores = [one["score"]["name"] for one in found.values() if one["score"]]
+    rows = []
+    for label, one in found.items():
+        score = [f"{one['score']['value']:.2f}" if one["score"] else ""] if scores else []
+        rows.append([label, f"{one['cross_entropy']:.3f}", *score])
+    return ["source", "cross-entropy", *scores[:1]], rows
 
 
 def _name(point: Analysis) -> str:

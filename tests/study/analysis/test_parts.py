@@ -29,6 +29,7 @@ from l0drop.study.analysis.parts import (
 from l0drop.study.analysis.subject import Reading, impossible, opened
 from l0drop.study.analysis.tables import BY_LAYER, CLOSED, tables
 from l0drop.study.analysis.timing import decoder_time, timed
+from l0drop.study.source_need import QUESTION
 from tests.models import zoo
 from tests.study.analysis.conftest import write_run
 
@@ -129,6 +130,7 @@ def test_tables_have_the_same_numbers(whole) -> None:
     found = {title: content for title, content, _ in tables(result)}
     assert [*found] == [
         "Sparsity by group of tokens", "Attention mass per word", "Entropy of the encoder's attention", CLOSED,
+        QUESTION,
     ]  # fmt: skip
     for head, rows in found.values():
         assert rows
@@ -141,6 +143,8 @@ def test_tables_have_the_same_numbers(whole) -> None:
     assert mass[0][:4] == ["", "dense, all words", *_cells(result["mass"]["systems"]["baseline"])]
     assert mass[-1][0] in ("", group[2])
     closed = result["interventions"]["systems"]["sparse"][0]
+    own = result["source"]["own_source"]
+    assert found[QUESTION][1][0] == ["own source", f"{own['cross_entropy']:.3f}", f"{own['score']['value']:.2f}"]
     assert found[CLOSED][1][0][:4] == ["sparse", closed["closed"], "", f"{closed['sparsity']:.1%}"]
 
 
