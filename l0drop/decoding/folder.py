@@ -82,13 +82,20 @@ def load_model(name: str, folder: Path | None, dtype: torch.dtype | str) -> PreT
     return model.eval()
 
 
-def _ask_hub(name: str) -> None:
+def check_exists(name: str, file: str = "config.json") -> None:
+    """Raise ValueError unless `name` is a folder, or a repository on the hub."""
+    if not Path(name).is_dir():
+        locate_model(name)  # reports names that can only be paths
+        _ask_hub(name, file)
+
+
+def _ask_hub(name: str, file: str = "config.json") -> None:
     """Ask the hub once for a model that is not in the local cache; `from_pretrained` would retry for half a minute."""
     missing = f"{name}: there is no such folder, and"
     try:
-        if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
+        if isinstance(huggingface_hub.try_to_load_from_cache(name, file), str):
             return
-        huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(name, "config.json"))
+        huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(name, file))
     except HFValidationError as error:
         raise ValueError(f"{missing} this is not a valid name on the Hugging Face hub") from error
     except EntryNotFoundError:

@@ -28,6 +28,7 @@ from l0drop.recipe import Recipe, RecipeError, load_recipe, override_recipe
 from l0drop.runs.processes import joined_processes
 from l0drop.runs.provenance import provenance
 from l0drop.study.parallel import train_in_parallel
+from l0drop.training.inputs import check_inputs
 from l0drop.training.run import open_run, prepare, train
 
 MOST = 1000
@@ -146,6 +147,8 @@ def sweep(
     folder = runs / f"{recipe.name}-sweep"
     baseline, tuning = plan(recipe, folder, fine_tune)
     continued = derived(tuning, continued_run(folder), UNGATED)
+    first = baseline or continued
+    check_inputs(first, folder / first.name)
     wanted = [derived(tuning, point.name, point.overrides) for point in points]
     with processes.main_process_first():  # report errors in recipes before the first step
         for run, parent in ((tuning, runs), *((run, folder) for run in (baseline, continued, *wanted) if run)):

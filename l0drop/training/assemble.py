@@ -19,7 +19,7 @@ from l0drop.data.prepare import prepare_corpus, source_rows, usable_pairs
 from l0drop.data.tagger import PRETAGGED
 from l0drop.data.text import ParallelText
 from l0drop.data.tokenizer import TokenizerPair, fingerprint, load_tokenizers, train_tokenizer
-from l0drop.decoding.folder import load_tokenizer
+from l0drop.decoding.folder import check_exists, load_tokenizer
 from l0drop.decoding.languages import is_multilingual, language_id
 from l0drop.models.config import L0DropConfig
 from l0drop.models.families import positions_of
@@ -221,6 +221,7 @@ def load_dense(name: str) -> PreTrainedModel:
     folder = _model_folder(name)
     if folder.is_dir() and not (folder / "config.json").exists():
         raise ValueError(f"{name}: no trained model here (expected {name}/model); train that recipe first")
+    check_exists(name)
     model = AutoModelForSeq2SeqLM.from_pretrained(str(folder) if folder.is_dir() else name)
     if isinstance(model, L0DropModel):
         raise ValueError(f"{name}: this model has gates already; start from its baseline")

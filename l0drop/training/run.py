@@ -35,6 +35,7 @@ from l0drop.training.averaging import averaged
 from l0drop.training.bars import Bars
 from l0drop.training.callbacks import Interruption, LogFile
 from l0drop.training.checkpoints import checkpoints, clear_staging, is_resumable, step_of
+from l0drop.training.inputs import check_inputs
 from l0drop.training.settings import decoding
 from l0drop.training.step_lines import StepLines
 from l0drop.training.teacher import TeacherText
@@ -48,19 +49,30 @@ class Interrupted(Exception):  # noqa: N818
 
 
 def open_run(recipe: Recipe, runs: Path = RUNS) -> Path:
-    """The run's folder, with its recipe; raises RecipeError if the folder belongs to another recipe."""
+    """The run's folder, with its recipe; raises RecipeError if the folder belongs to another recipe.
+
+    The recipe of a run that failed before it wrote anything else is replaced.
+    """
     folder = runs / recipe.name
     file = folder / "recipe.yaml"
     if file.exists():
         different = _differences(load_recipe(file).model_dump(), recipe.model_dump()) - {"about"}
-        if different:
+        if different and not _is_unused(folder):
             raise RecipeError(
                 f"{folder}: this folder holds a run of another recipe (different: {', '.join(sorted(different))}); "
                 "choose another name (--set name=...) or delete the folder"
             )
-    else:
-        write_whole(file, dump_recipe(recipe))
+        if not different:
+            return folder
+    write_whole(file, dump_recipe(recipe))
     return folder
+
+
+def _is_unused(folder: Path) -> bool:
+    """Whether a folder, and every run folder inside it, holds no more than a recipe and files of failed attempts."""
+    leftovers = ("recipe.yaml", "timings.json", "output.txt")
+    files = (path for path in folder.rglob("*") if not path.is_dir())
+    return all(path.name in leftovers or path.name.startswith(".") for path in files)
 
 
 def _differences(one: Any, other: Any, path: str = "") -> set[str]:
@@ -74,8 +86,12 @@ def prepare(
     recipe: Recipe, runs: Path = RUNS, console: Console | None = None
 ) -> tuple[Path, TokenizerPair, dict[str, TokenizedCorpus]]:
     """Tokenizer and corpora of a run; the main process of each machine makes them while the others wait."""
+    check_inputs(recipe, runs / recipe.name)
+    return _prepare(recipe, runs, console or Console(stderr=True))
+
+
+def _prepare(recipe: Recipe, runs: Path, console: Console) -> tuple[Path, TokenizerPair, dict[str, TokenizedCorpus]]:
     quiet_libraries()
-    console = console or Console(stderr=True)
     processes = joined_processes()
     bars = Bars(console, processes.is_main_process)
 
@@ -96,13 +112,14 @@ def train(recipe: Recipe, runs: Path = RUNS, console: Console | None = None) -> 
     If another process is training it, wait for that one.
     """
     console = console or Console(stderr=True)
+    check_inputs(recipe, runs / recipe.name)  # before the lock, which creates the folder
     main = joined_processes().is_main_process
     with locked(runs / recipe.name / "run") if main else nullcontext():
         return _train(recipe, runs, console)
 
 
 def _train(recipe: Recipe, runs: Path, console: Console) -> dict[str, Any]:
-    folder, tokenizers, corpora = prepare(recipe, runs, console)
+    folder, tokenizers, corpora = _prepare(recipe, runs, console)
     if (folder / "metrics.json").exists():
         return json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     bars = Bars(console, joined_processes().is_main_process)

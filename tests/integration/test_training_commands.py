@@ -235,7 +235,7 @@ def test_wrong_input_is_named_with_exit_code_2(
         "a missing file": (with_train(source=str(tmp_path / "absent.en")), ["absent.en"]),
         "no text to hold lines out of": (
             {**good, "data": {**limits, "train": {"source": str(tmp_path / "absent.en"), "target": str(short)}}},
-            ["absent.en: No such file"],
+            ["absent.en: there is no such file (data.train.source in the recipe"],
         ),
         "too few lines to hold some out": (
             {**good, "data": {**limits, "train": {"source": str(short), "target": str(short)}}},

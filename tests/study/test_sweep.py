@@ -18,6 +18,7 @@ from accelerate import PartialState
 from rich.console import Console
 
 from l0drop.app.sweep import sweep_table
+from l0drop.data.text import CorpusError
 from l0drop.recipe import RecipeError, dump_recipe, load_recipe, parse_recipe
 from l0drop.study import sweep as sweep_module
 from l0drop.study.sweep import (
@@ -454,3 +455,11 @@ def test_rules_drop_settings_that_need_a_learned_gate(baseline: Path, tmp_path: 
 def test_invalid_rules_are_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rule_point(text, "--rules")
+
+
+def test_a_sweep_of_missing_text_leaves_no_folder(tmp_path: Path) -> None:
+    values = tiny.recipe(tmp_path, l0drop={"target_sparsity": 0.4, "start": 1.0})
+    values["data"]["train"] = {"source": "absent.en", "target": "absent.de"}
+    with pytest.raises(CorpusError, match=r"^absent.en: there is no such file \(data.train.source"):
+        sweep(parse_recipe(values, "test"), [target_point(0.4)], tmp_path / "runs", console=QUIET)
+    assert not (tmp_path / "runs").exists()

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from rich.console import Console
@@ -15,12 +16,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
 
 from l0drop.core.dial import Dial
+from l0drop.data.text import CorpusError
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import RecipeError, parse_recipe
 from l0drop.training import trainer as trainer_module
+from l0drop.training.assemble import load_dense
 from l0drop.training.averaging import averaged
 from l0drop.training.checkpoints import checkpoints
-from l0drop.training.run import train
+from l0drop.training.run import prepare, train
 from l0drop.training.trainer import TrainingError
 from tests.training import tiny
 from tests.training.compiler import compile_by_shapes, made_at
@@ -381,6 +384,65 @@ def test_a_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"holds a run of another recipe \(different: train.steps\)"):
         run(tmp_path, {**values, "train": {**values["train"], "steps": 3}})
     assert run(tmp_path, {**values, "about": "another description"})[0]["steps"] == 2
+
+
+def without_text(values: dict[str, Any]) -> dict[str, Any]:
+    return {**values, "data": {**values["data"], "train": {"source": "absent.en", "target": "absent.de"}}}
+
+
+@pytest.mark.parametrize("start", [prepare, train])
+def test_a_missing_text_file_leaves_no_folder(start: Any, tmp_path: Path) -> None:
+    values = tiny.recipe(tmp_path, "mine", train={"steps": 2})
+    console = Console(file=io.StringIO(), width=400)
+    with pytest.raises(
+        CorpusError, match=r"^absent.en: there is no such file \(data.train.source in the recipe mine\)$"
+    ):
+        start(parse_recipe(without_text(values), "test"), tmp_path / "runs", console)
+    assert not (tmp_path / "runs").exists()
+    assert not console.file.getvalue(), "no tokenizer is announced"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "key"),
+    [
+        ("model", {"pretrained": "./absent"}, "model.pretrained: "),
+        ("tokenizer", {"pretrained": "./absent"}, "tokenizer.pretrained: "),
+        ("model", {"init": "./absent"}, ""),
+    ],
+)
+def test_a_missing_model_leaves_no_folder(section: str, values: dict[str, str], key: str, tmp_path: Path) -> None:
+    recipe = parse_recipe(tiny.recipe(tmp_path, **{"tokenizer": {}, section: values}), "test")
+    with pytest.raises(ValueError, match=rf"^{key}./absent: there is no such folder"):
+        train(recipe, tmp_path / "runs", QUIET)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_hub_is_asked_once_for_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def unreachable(url: str) -> None:
+        asked.append(url)
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", unreachable)
+    values = tiny.recipe(tmp_path, tokenizer={}, model={"pretrained": "nobody/has-this"})
+    message = r"^model.pretrained: nobody/has-this: there is no such folder, and the Hugging Face hub cannot be reached"
+    with pytest.raises(ValueError, match=message):
+        run(tmp_path, values)
+    assert len(asked) == 1
+    with pytest.raises(ValueError, match=r"^nobody/has-this: there is no such folder, and the .* cannot be reached"):
+        load_dense("nobody/has-this")
+    assert len(asked) == 2
+
+
+def test_a_corrected_recipe_replaces_one_that_wrote_nothing(tmp_path: Path) -> None:
+    values = tiny.recipe(tmp_path, train={"steps": 2})
+    (tmp_path / "train.target").write_text("ein Hund .\n")
+    with pytest.raises(CorpusError, match="has 400 lines but .* has 1"):
+        run(tmp_path, values)
+    assert (tmp_path / "runs" / "tiny" / "recipe.yaml").exists()
+    corrected = {**values, "data": {**values["data"], "train": tiny.write_text(tmp_path, "more", 400, 1)}}
+    assert run(tmp_path, corrected)[0]["steps"] == 2
 
 
 def test_a_tokenizer_with_another_vocabulary_is_refused(baseline: Path, tmp_path: Path) -> None:
