@@ -1,5 +1,6 @@
 """The command line."""
 
+import importlib
 import os
 import sys
 from typing import Annotated
@@ -20,6 +21,7 @@ from l0drop.app.sweep import sweep
 from l0drop.app.translate import translate
 from l0drop.extras import MissingPackageError, needed_for
 
+IMPORTS = "L0DROP_IMPORT"
 DRAWING = ("demo", "report", "analyze")
 """Commands that draw figures."""
 
@@ -32,13 +34,36 @@ def print_version(asked: bool) -> None:
         raise typer.Exit
 
 
+def import_modules(names: list[str]) -> None:
+    """Import the user's modules, such as those that register gates, from the working directory too.
+
+    The names are passed on to processes that this one starts.
+    """
+    if names and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or (name != error.name and not name.startswith(f"{error.name}.")):
+                raise
+            raise ValueError(f"--import {name}: there is no such module in {os.getcwd()} or among packages") from error
+    if names:
+        os.environ[IMPORTS] = " ".join(names)
+
+
 @app.callback()
 def options(
     version: Annotated[
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    modules: Annotated[
+        list[str],
+        typer.Option("--import", metavar="MODULE", envvar=IMPORTS, help="Import a module that registers custom gates."),
+    ] = [],  # noqa: B006
 ) -> None:
     """Drop encoder outputs that a decoder does not need: train, decode, evaluate."""
+    import_modules(modules)
 
 
 app.command()(demo)
@@ -59,7 +84,8 @@ def main() -> None:
 
     L0DROP_TRACEBACK=1 shows the traceback.
     """
-    command = "".join(sys.argv[1:2])
+    names = [command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands]
+    command = next((word for word in sys.argv[1:] if word in (*names, "bench")), "")
     try:
         with needed_for(f"l0drop {command}", study=command in DRAWING):
             app()
@@ -70,7 +96,10 @@ def main() -> None:
     except (MissingPackageError, ValueError, OSError) as error:
         if os.environ.get("L0DROP_TRACEBACK"):
             raise
-        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        said = str(error)
+        if type(error).__name__ == "UnknownGateError":  # its class is not imported here: that would import torch
+            said += "; on the command line: l0drop --import MODULE COMMAND ..."
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(said)}", highlight=False, soft_wrap=True)
         sys.exit(2)
 
 

@@ -133,6 +133,10 @@ def _standard_input() -> Iterator[str]:
         raise ValueError("no text: give sentences as arguments, or lines on standard input")
 
 
+FULL = "full memory"
+"""The same model on its full gated memory, not the model without gates."""
+
+
 def _show(console: Console, source: str, explained: "Explained", full: "Result | None", gated: bool) -> None:
     styled = is_styled(console)
     read = source[: max((token.end or 0 for token in explained.source), default=0)] if explained.cut else source
@@ -141,7 +145,7 @@ def _show(console: Console, source: str, explained: "Explained", full: "Result |
         ("output", Text(explained.text)),
     ]
     if full is not None:
-        rows.append(("dense", Text(full.text)))
+        rows.append((FULL, Text(full.text)))
     if console.is_terminal:
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", no_wrap=True)
@@ -150,8 +154,9 @@ def _show(console: Console, source: str, explained: "Explained", full: "Result |
             grid.add_row(*row)
         console.print(grid)
     else:  # one line each, for other programs
+        width = max(len(label) for label, _ in rows) + 2
         for label, text in rows:
-            console.print(Text(f"{label:8}").append_text(text), soft_wrap=True)
+            console.print(Text(label.ljust(width)).append_text(text), soft_wrap=True)
     for line in _counts(explained, full, gated):
         console.print(line, highlight=False, soft_wrap=True)
 
@@ -162,7 +167,7 @@ def _counts(explained: "Explained", full: "Result | None", gated: bool) -> list[
     lines = [f"kept {kept:,} of {count:,} tokens ({share}), score {explained.score:.3f}"]
     if full is not None:
         same = "the same output" if full.text == explained.text else "a different output"
-        lines.append(f"dense: {same}, score {full.score:.3f}")
+        lines.append(f"{FULL}: {same}, score {full.score:.3f}")
     return lines
 
 

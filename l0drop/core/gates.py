@@ -225,10 +225,14 @@ def _path(gate_class: type[Gate]) -> str:
     return f"{gate_class.__module__}.{gate_class.__qualname__}"
 
 
+class UnknownGateError(ValueError):
+    """No gate is registered under this name."""
+
+
 def gate_class(name: str) -> type[Gate]:
     """The registered gate of that name."""
     if name not in _registry:
-        raise ValueError(
+        raise UnknownGateError(
             f"gate: no gate is registered as {name!r} (known: {', '.join(sorted(_registry))}); "
             "import the module that defines it, with @register_gate, before loading the model"
         )

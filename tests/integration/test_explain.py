@@ -81,8 +81,8 @@ def test_the_dial(l0drop: Any, folder: Path, dial: tuple[str, Any]) -> None:
 def test_dense_shows_the_output_on_the_full_memory(l0drop: Any, folder: Path) -> None:
     ran = l0drop("explain", folder, *QUICK, "--dense", TEXTS[0])
     (dense,) = load(folder).generate(TEXTS[:1], **SETTINGS, dense=True)
-    assert ran.lines[2] == f"dense   {dense.text}"
-    assert ran.lines[4] == f"dense: the same output, score {dense.score:.3f}"
+    assert ran.lines[2] == f"full memory  {dense.text}"
+    assert ran.lines[4] == f"full memory: the same output, score {dense.score:.3f}"
 
 
 def test_json_has_tokens_gates_and_outputs(l0drop: Any, folder: Path) -> None:
