@@ -50,7 +50,7 @@ def test_scores_against_a_teachers_outputs_are_labelled(baseline: Path, tmp_path
     curve = dial_curve(tmp_path / "runs" / "sparse", [0.5], lambda text: None)
     assert curve["rows"][0]["score"] == metrics["test"]["score"]
     assert curve["references"] == metrics["test"]["references"] == f"outputs of {baseline}"
-    assert str(_dial_table(curve).caption).startswith(f"scores are against outputs of {baseline}; nrefs:1")
+    assert str(_dial_table(curve).caption).startswith(f"References: outputs of {baseline}. nrefs:1")
 
 
 def test_runs_without_a_gate_and_unfinished_runs_are_refused(baseline: Path, tmp_path: Path) -> None:
