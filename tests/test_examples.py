@@ -96,6 +96,15 @@ def test_public_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
     assert l0drop.load(tmp_path / "sparse").is_gated
 
 
+def test_public_checkpoint_is_saved_when_the_target_is_missed(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("".join(f"{source}\n" for source, _ in pairs(200)), encoding="utf-8")
+    options = ("--steps", 60, "--batch", 16, "--lr", 1e-4, "--target", 0.9)
+    printed = run("public_checkpoint.py", checkpoint, "text", "sparse", *options, folder=tmp_path)
+    assert re.search(r"^sparse holds the model as trained, not calibrated: .*Train longer", printed, re.MULTILINE)
+    assert float(re.findall(r"^dropped ([\d.]+)%", printed, re.MULTILINE)[0]) < 85
+    assert l0drop.load(tmp_path / "sparse").is_gated
+
+
 def test_custom_gate(checkpoint: Path, tmp_path: Path) -> None:
     sentence = "um1 word3 um2 word4 um1 word5"
     printed = run("custom_gate.py", checkpoint, "out", sentence, "um1", "word4", folder=tmp_path)

@@ -102,8 +102,8 @@ class SteeredLambda(LambdaSchedule):
     for good. The measurement is a moving average over training batches, corrected by its difference to the last
     validation measurement.
 
-    The margin leaves gates for the calibration to open, which is harmless. If it has to close gates that training left
-    wide open, the model has never seen them closed, and even one in a hundred can be too many.
+    The margin leaves a few gates for the calibration to open, which is harmless. If it has to close gates that training
+    left wide open, the model has never seen them closed, and even one in a hundred can be too many.
 
     The default `ki` suits gates that close within hundreds of steps. If they close within tens, at a high learning
     rate, a larger one reaches the setpoint sooner and leaves the model more time to adapt.
@@ -221,12 +221,14 @@ class Calibration:
         if closed > WORTH_A_WARNING:
             return (
                 f"the calibration closed {100 * closed:.1f} points of encodings that training had left open, {moved}; "
-                "the decoder has not learned to do without them. Check the quality; training longer avoids this"
+                "the decoder has not learned to do without them. Check the quality; training longer (train.steps in a "
+                "recipe) avoids this"
             )
         if closed < -MOST_CLOSED:
             return (
                 f"the calibration opened {-100 * closed:.1f} points of encodings that training had closed, {moved}. "
-                "This is harmless; to end nearer to the target, train with a longer ramp of λ"
+                "The quality may be below that of a model trained to this target: training went far beyond it. To end "
+                "nearer to it, raise train.steer_over in the recipe (in your own loop: the ramp of SteeredLambda)"
             )
         if abs(self.after - self.target) > WORTH_A_WARNING:
             return (

@@ -216,7 +216,7 @@ def test_calibration_refuses_to_close_many_gates() -> None:
 
 def test_calibration_warns_when_it_closes_some_gates_and_opens_many() -> None:
     _, before = with_sparsity(0.3, target=0.5)
-    for target, warning in ((before + 0.03, "closed [23].. points"), (before - 0.2, "opened .*harmless")):
+    for target, warning in ((before + 0.03, "closed [23].. points"), (before - 0.2, "opened .*raise train.steer_over")):
         model, _ = with_sparsity(0.3, target)
         with pytest.warns(UserWarning, match=warning):
             assert model.calibrate([zoo.ragged_batch()]).met or target < before
