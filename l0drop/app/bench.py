@@ -339,17 +339,18 @@ def predict(
     threads: Threads = 1,
     output: Output = None,
 ) -> None:
-    """Should I use it? Predict the speed-up of a short memory on this machine, in seconds and without training.
+    """Should I use it? Predict the speed-up of a short memory on this machine, in about a minute, without training.
 
     Without MODEL, for a Transformer base with random weights.
     """
-    from l0drop.bench.predict import Question
+    from l0drop.bench.predict import NOTES, Question
     from l0drop.bench.predict import predict as measure
 
     question = Question(model, sparsity, input_, beams, target, source)
     _start(threads)
     result = measure(question, rounds, check, progress=log.print)
     console.print(f"[bold]{result['answer']}[/]", highlight=False)
+    console.print(f"({NOTES['answer']}.)", highlight=False)
     console.print(
         f"Assumed: {result['sparsity']:.0%} of the encodings dropped, outputs of {target} tokens, beam {beams}, "
         f"batches of {', '.join(result['pays_from'])} sentences, l0drop's engine in float32. Times are CPU times. "

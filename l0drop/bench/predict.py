@@ -39,6 +39,8 @@ SOURCES = (16, 32, 64, 128, 256, 512, 1024, 2048)
 BATCHES = (1, 8, 32)
 PAYS = 1.05
 """The smallest speed-up that counts as a gain."""
+WORTHWHILE = 1.1
+"""If the largest speed-up is below this, the answer is not Yes: a gain this small hardly repays the training."""
 
 CHECKS = ((8, 600, 0.48), (2, 1500, 0.70), (24, 60, 0.50))
 """Shapes that are not fitted: sentences, source tokens, share dropped."""
@@ -62,6 +64,8 @@ ENCODE = {
     "large": f"extra, per source token, if the widest activations take {LARGE >> 20} MiB or more: fresh pages",
 }
 NOTES = {
+    "answer": f"Yes: at least {PAYS:g} x as fast, and {WORTHWHILE:g} x or more at best; Hardly: less than "
+    f"{WORTHWHILE:g} x at best; No: less than {PAYS:g} x",
     "seconds": "CPU seconds, the median over rounds",
     "costs": "seconds each; the time of a shape is the sum of costs x counts",
     "speed_up": "time on the dense memory / time on the short memory; both: encoding and decoding",
@@ -366,7 +370,9 @@ def answer(prediction: Prediction, sparsity: float, target: int, longest: int, s
         gains = [prediction.speed_up(Shape(batch, source, target, sparsity))["both"] for batch in BATCHES]
         least, most = (f"{gain(gains):.2f}" for gain in (min, max))
         times = f"{least} x" if least == most else f"{least} to {most} x"
-        verdict = "Yes" if min(gains) >= PAYS else "No" if max(gains) < PAYS else "It depends on the batch size"
+        verdict = _verdict(max(gains))
+        if verdict == "Yes" and min(gains) < PAYS:
+            verdict = "It depends on the batch size"
         return f"{verdict}: a short memory would decode sources of {source} tokens {times} as fast."
     lengths = [length for length in SOURCES if length < longest] + [longest]
     shapes = [Shape(batch, length, target, sparsity) for batch in BATCHES for length in lengths]
@@ -376,11 +382,17 @@ def answer(prediction: Prediction, sparsity: float, target: int, longest: int, s
     known = sorted((start, batch) for batch, start in starts.items() if start is not None)
     if best < PAYS:
         return f"No: a short memory would save less than {PAYS - 1:.0%} at every length; at most {most}."
+    if best < WORTHWHILE:
+        return f"Hardly: a short memory would decode at most {most}."
     if not known:
-        return f"Only at some lengths: {most}, and no gain of {PAYS - 1:.0%} at {longest} tokens."
+        return f"Only at some lengths: up to {most}, and no gain of {PAYS - 1:.0%} at {longest} tokens."
     (first, batch), (last, other) = known[0], known[-1]
     lengths_by_batch = f"{first} tokens at batch {batch}" + (f" or {last} at batch {other}" if last > first else "")
-    return f"Yes, for sources longer than {lengths_by_batch}: a short memory would decode up to {most}."
+    return f"Yes, for sources longer than {lengths_by_batch}: a short memory would decode {PAYS:g} to {most}."
+
+
+def _verdict(best: float) -> str:
+    return "No" if best < PAYS else "Hardly" if best < WORTHWHILE else "Yes"
 
 
 def predict(question: Question, rounds: int = 3, check: bool = False, progress: Progress = print) -> dict[str, Any]:

@@ -8,10 +8,12 @@ import pytest
 
 from l0drop import L0DropConfig, sparsify
 from l0drop.bench.predict import (
+    BATCHES,
     CHECKS,
     DECODE,
     ENCODE,
     PAYS,
+    WORTHWHILE,
     Bench,
     Prediction,
     Question,
@@ -166,11 +168,25 @@ def test_the_answer_leads_with_the_verdict():
     one, many = (PREDICTION.pays_from(batch, 64, 0.5, 2048)["both"] for batch in (1, 32))
     anywhere = answer(PREDICTION, 0.5, 64, 2048)
     assert anywhere.startswith(f"Yes, for sources longer than {many} tokens at batch 32 or {one} at batch 1: ")
+    assert " a short memory would decode 1.05 to " in anywhere
     assert answer(PREDICTION, 0.5, 64, 30).startswith("No: a short memory would save less than 5% at every length")
-    slow = Prediction(SIZES, DECODE_COSTS, {**ENCODE_COSTS, "attended": 2e-6})
-    assert answer(slow, 0.5, 64, 2048).startswith("Only at some lengths: ")
-    mixed = next(n for n in range(1, 2049) if PREDICTION.speed_up(Shape(32, n, 64, 0.5))["both"] >= PAYS)
+    slow = Prediction(SIZES, DECODE_COSTS, {**ENCODE_COSTS, "attended": 3e-6})
+    assert answer(slow, 0.9, 64, 2048).startswith("Only at some lengths: up to ")
+    both = {n: [PREDICTION.speed_up(Shape(batch, n, 64, 0.5))["both"] for batch in BATCHES] for n in range(1, 2049)}
+    mixed = next(n for n, gains in both.items() if min(gains) < PAYS and max(gains) >= WORTHWHILE)
     assert answer(PREDICTION, 0.5, 64, 2048, source=mixed).startswith("It depends on the batch size: ")
+
+
+def test_a_best_gain_below_a_tenth_is_not_a_yes():
+    gains = {n: PREDICTION.speed_up(Shape(32, n, 64, 0.5))["both"] for n in range(1, 2049)}
+    first = next(n for n, gain in gains.items() if gain >= PAYS)
+    assert answer(PREDICTION, 0.5, 64, 2048, source=first).startswith(
+        f"Hardly: a short memory would decode sources of {first}"
+    )
+    longest = next(n for n, gain in gains.items() if gain >= WORTHWHILE) - 1
+    best = f"{gains[longest]:.2f} x as fast ({longest} tokens, batch 32)"
+    assert answer(PREDICTION, 0.5, 64, longest) == f"Hardly: a short memory would decode at most {best}."
+    assert answer(PREDICTION, 0.5, 64, longest + 1).startswith("Yes, ")
 
 
 @pytest.mark.parametrize(("family", "gating"), [("marian", "zero"), ("t5", "mask")])
