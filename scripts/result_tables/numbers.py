@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from l0drop.bench.predict import PAYS
 from result_tables.files import TOYS, read
 from result_tables.labels import CONTINUED, SAME_WAY
 from result_tables.speed import ratio
@@ -56,7 +57,8 @@ def of_speed() -> dict[str, str]:
             found[f"{prefix}-{shape}"] = ratio(timed, "end_to_end", f"{name}-short", f"{name}-dense")
     latency = {name: system["latency_ms"]["cpu"] for name, system in read("decode-ragged")["systems"].items()}
     alone = latency["engine-short"]["p50"] / latency["engine-dense"]["p50"] - 1
-    return found | {"speed-one-document-cost": f"{alone:.0%}"}
+    predicted = {"pays": f"{PAYS:g}×", "pays-from-32": f"{round(read('predict')['pays_from']['32']['both'], -1)}"}
+    return found | predicted | {"speed-one-document-cost": f"{alone:.0%}"}
 
 
 def of_training() -> dict[str, str]:

@@ -168,13 +168,13 @@ def test_labels_speak_of_dense_and_sparse_models():
     assert not any(word in title for title in SYSTEMS.values() for word in ("taught", "trained on", "baseline"))
 
 
-def test_the_summary_has_five_rows_and_says_what_was_not_measured():
-    table, note = summary.summary_table().split("\n\n")
-    rows = table.splitlines()[2:]
-    assert len(rows) <= 5
-    assert "-0.30 BLEU" in rows[0]
-    assert all("not measured" in row for row in rows[2:])
+def test_the_summary_separates_trained_models_from_simulated_lengths():
+    table, note = summary.quality_table().split("\n\n")
+    quality_rows, speed_rows = table.splitlines()[2:], summary.length_table().splitlines()[2:]
+    assert len(quality_rows) + len(speed_rows) <= 5
+    assert "| -0.30 |" in quality_rows[0]
     assert "Europarl: two seeds, one independent baseline" in note
+    assert all(row.count("×") == 2 and "BLEU" not in row for row in speed_rows)
 
 
 def test_baselines_of_several_lengths_use_the_seeds_of_their_sparse_models(monkeypatch):
