@@ -28,7 +28,7 @@ test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow and not gpu"
 
 test-slow: setup
-	$(BIN)/python -m pytest -q -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m slow
 
 # Uses the installed Python and torch, which support the GPU; installs nothing.
 GPU_PYTHON ?= python3
