@@ -153,6 +153,11 @@ def sweep(
     with processes.main_process_first():  # report errors in recipes before the first step
         for run, parent in ((tuning, runs), *((run, folder) for run in (baseline, continued, *wanted) if run)):
             open_run(run, parent)
+    if processes.is_main_process:
+        names = [run.name for run in (baseline, continued, *wanted) if run]
+        finished = sum(is_finished(folder, name) for name in names)
+        text = announcement(recipe, baseline, tuning, len(points), finished)
+        console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
     clock = Clock(folder / TIMINGS if processes.is_main_process else None)
     if baseline is not None:
         train_timed(baseline, folder, console, clock)
@@ -187,6 +192,23 @@ def plan(recipe: Recipe, folder: Path, fine_tune: Sequence[str]) -> tuple[Recipe
     if recipe.l0drop is not None:
         start.append("l0drop.ramp=null")  # ramps are for training from scratch
     return baseline, override_recipe(recipe, [*start, *fine_tune, name])
+
+
+def announcement(recipe: Recipe, baseline: Recipe | None, tuning: Recipe, points: int, finished: int) -> str:
+    """The cost of a sweep in trainings and steps, and the recipe's own target or λ, which the points replace."""
+    parts = [] if baseline is None else [f"the baseline ({_cost(baseline)})"]
+    parts.append(f"the continued baseline and {points} point{'s' * (points > 1)} ({_cost(tuning)} each)")
+    done = f" ({finished} finished)" if finished else ""
+    text = f"{points + len(parts)} trainings{done}: {', '.join(parts)}"
+    section = recipe.l0drop
+    for key in ("target_sparsity", "lambda_") if section is not None else ():
+        if (value := getattr(section, key)) is not None:
+            text += f". The points replace the recipe's l0drop.{key}, {value:g}"
+    return text
+
+
+def _cost(recipe: Recipe) -> str:
+    return f"learning rate {recipe.train.learning_rate:g}, {recipe.train.steps:,} steps"
 
 
 def derived(recipe: Recipe, name: str, overrides: Iterable[str]) -> Recipe:

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -162,6 +163,10 @@ class TestRecipeFiles:
         assert mine.data.splits == ("train", "valid", "test")
         base = load_recipe(folder / "starter.yaml", ["name=base", "l0drop=null"])
         assert base.l0drop is None
+        comments = (folder / "starter.yaml").read_text(encoding="utf-8")
+        assert re.findall(r"^#.* l0drop sweep recipes/starter.yaml --target ([\d.,]+)", comments, re.MULTILINE)
+        tuning = load_recipe(folder / "starter.yaml", re.findall(r"--fine-tune (\S+=\S+)", comments)).train
+        assert (tuning.learning_rate, tuning.gate_scale) == (3e-4, 30)
 
 
 class TestHeldOutSplits:

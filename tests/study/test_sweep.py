@@ -463,3 +463,18 @@ def test_a_sweep_of_missing_text_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"^absent.en: there is no such file \(data.train.source"):
         sweep(parse_recipe(values, "test"), [target_point(0.4)], tmp_path / "runs", console=QUIET)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_sweep_begins_with_its_cost(tmp_path: Path) -> None:
+    values = tiny.recipe(tmp_path, l0drop={"target_sparsity": 0.4, "start": 1.0}, train={"steps": 2, "eval_every": 2})
+    said = Console(file=io.StringIO(), width=80)
+    fine_tune = ["train.steps=1", "train.learning_rate=3e-4"]
+    sweep(parse_recipe(values, "test"), [target_point(0.6)], tmp_path / "runs", fine_tune=fine_tune, console=said)
+    first = said.file.getvalue().splitlines()[0]  # type: ignore[attr-defined]
+    assert first == (
+        "3 trainings: the baseline (learning rate 0.003, 2 steps), the continued baseline and 1 point (learning rate "
+        "0.0003, 1 steps each). The points replace the recipe's l0drop.target_sparsity, 0.4"
+    )
+    again = Console(file=io.StringIO(), width=80)
+    sweep(parse_recipe(values, "test"), [target_point(0.6)], tmp_path / "runs", fine_tune=fine_tune, console=again)
+    assert again.file.getvalue().startswith("3 trainings (3 finished): the baseline")  # type: ignore[attr-defined]
