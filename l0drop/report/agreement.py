@@ -93,7 +93,10 @@ def mean_score(evaluation: Evaluation, side: Side) -> float:
 
 
 def scored_text(evaluation: Evaluation) -> str:
+    """The text in words. Held-out lines are named as such: their file is the training text."""
     paths = [str(entry["path"]) for entry in evaluation["inputs"] if "path" in entry]
+    if any("held_out" in entry for entry in evaluation["inputs"]):
+        return f"{evaluation['scored']:,} lines held out of {paths[0] if paths else 'the training text'}"
     return f"{evaluation['scored']:,} sentences of {paths[0] if paths else 'the test text'}"
 
 

@@ -202,6 +202,20 @@ def test_a_sweep_evaluated_on_another_text_shows_that_text(tmp_path: Path) -> No
         assert row.score - continued.score == pytest.approx(row.difference)
 
 
+def test_held_out_lines_are_not_called_sentences_of_the_training_text(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    folders.finished(run, 0.4)
+    folders.evaluated(run, GOOD, GOOD, 0.4)
+    file = run / "evaluation" / "metrics.json"
+    evaluation = json.loads(file.read_text(encoding="utf-8"))
+    counts = {"valid": 40, "test": 40, "removed_from_training": 80}
+    inputs = [{"path": "train.en", "size": 1, "sha256": "0"}, {"part": "test", "held_out": counts}]
+    folders.put(file, {**evaluation, "inputs": inputs})
+    found = gather(run)
+    assert found.text == "40 lines held out of train.en"
+    assert "BLEU on 40 lines held out of train.en." in summary(found)[2]
+
+
 def test_scores_against_a_teachers_outputs_are_labelled(tmp_path: Path) -> None:
     folders.sweep(tmp_path, judged=False)
     sweep = json.loads((tmp_path / "sweep.json").read_text(encoding="utf-8"))
