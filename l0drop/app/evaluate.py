@@ -409,6 +409,8 @@ def show_sweep(names: Sequence[str], found: Sequence[Mapping[str, Any]]) -> None
         "they and the verdicts speak for these models only. Each point is tested separately; among many, one may pass "
         "by chance."
     )
+    if "differences" in found[0]["runs"][0]:
+        note += f" Non-inferior: the lower bound is above -{found[0]['judging']['margin']:g} (--margin)."
     if "references" in found[0]:
         note += f" Scored against {found[0]['references']}: agreement with that model, not quality."
     table = for_terminal(Table(head, rows, note, prose=frozenset({"verdict"})))

@@ -1,6 +1,7 @@
 """The summary of a report: the question, the verdict, the gain and its price, in three sentences."""
 
-from l0drop.report.findings import Findings
+from l0drop.report.findings import Findings, Row
+from l0drop.study.verdict import difference_in_words, none_as_good
 
 
 def summary(findings: Findings) -> list[str]:
@@ -12,20 +13,31 @@ def _verdict(findings: Findings) -> str:
     if not findings.judged:
         return "No gated model has been compared with a dense model yet."
     best = findings.recommended
-    row = best or max(findings.judged, key=lambda row: row.lower or 0)
+    if best is None and len(findings.points) > 1:
+        return _none_as_good(findings, _nearest(findings))
+    row = best or _nearest(findings)
     found = findings.verdict(row)
     assert found is not None
     dropped = "" if row.sparsity is None else f", {row.sparsity:.1%} dropped"
-    start = ""
-    if len(findings.points) > 1:
-        start = (
-            "This is the sparsest model that is non-inferior. "
-            if best
-            else f"No model is shown to be non-inferior at a margin of {findings.margin:g} {findings.metric}; the "
-            "nearest: "
-        )
     sentence = f"{row.label}{dropped}, compared with {findings.compared_with}: {found.sentence}"
-    return f"{sentence} {start}".strip() if best else f"{start}{sentence}"
+    return f"{sentence} This is the sparsest model that is non-inferior." if len(findings.points) > 1 else sentence
+
+
+def _nearest(findings: Findings) -> Row:
+    """The compared model whose bound is nearest to the margin."""
+    return max(findings.judged, key=lambda row: row.lower or 0)
+
+
+def _none_as_good(findings: Findings, closest: Row) -> str:
+    found = findings.verdict(closest)
+    assert found is not None
+    assert closest.compared is not None
+    none = none_as_good(findings.margin, findings.metric, str(findings.compared_with))
+    name = closest.label if closest.sparsity is None else f"{closest.label} ({closest.sparsity:.1%} dropped)"
+    if found.kind == "no verdict":
+        return f"{none} Closest: {name}: {found.sentence}"
+    preliminary = "; preliminary" if found.preliminary else ""
+    return f"{none} Closest: {name}, {difference_in_words(closest.compared, findings.metric)}{preliminary}."
 
 
 def _price(findings: Findings) -> str:

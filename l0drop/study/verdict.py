@@ -43,7 +43,7 @@ def verdict(found: Mapping[str, Any], metric: str, margin: float | None = None) 
         label = f"no verdict: {count} independent baseline{plural}; {_WORDS[FEWEST_BASELINES]} are needed"
         return Verdict("no verdict", label, f"{label}. {numbers}")
     kind, label = _kind(found, margin)
-    over = "for this pair of models only" if "seeds" not in found else _over(found, count)
+    over = _over(found, count)
     preliminary = (count is not None and count < ENOUGH_BASELINES) or bool(found.get("few_seeds"))
     shown = {"not shown": f"not shown: the loss may exceed {margin:g} {metric}"}.get(kind, f"{label} {metric}")
     start = "preliminary: " if preliminary else ""
@@ -51,8 +51,26 @@ def verdict(found: Mapping[str, Any], metric: str, margin: float | None = None) 
     return Verdict(kind, label + end, f"{start}{shown}, {over}. {numbers}", preliminary)
 
 
+def none_as_good(margin: float, metric: str, dense: str) -> str:
+    """The sentence for several models, none of which is non-inferior."""
+    return f"No model is shown to be as good as {dense} within {margin:g} {metric}."
+
+
+def difference_in_words(found: Mapping[str, Any], metric: str) -> str:
+    """The difference, its 95% bound and what it covers: "1.22 BLEU lower (at least 0.72), for this pair ..."."""
+    low, high = found["lower"], _upper(found)
+    size = f"{abs(found['difference']):.2f} {metric} {'lower' if found['difference'] < 0 else 'higher'}"
+    bound = f"at least {_at_least(-high)}" if high < 0 else f"the loss may be up to {-low:.2f}"
+    return f"{size} ({bound}), {_over(found, _baselines(found))}"
+
+
+def _upper(found: Mapping[str, Any]) -> float:
+    """The one-sided bound; in older files the end of the two-sided interval, which is a bit higher."""
+    return float(found["upper"] if "upper" in found else found["interval"][1])
+
+
 def _kind(found: Mapping[str, Any], margin: float) -> tuple[Kind, str]:
-    upper = found["upper"] if "upper" in found else found["interval"][1]  # older files: the two-sided end, a bit higher
+    upper = _upper(found)
     worse = f"worse by at least {_at_least(-upper)}" if upper < 0 else ""
     if found["lower"] > -margin:
         return "non-inferior", f"non-inferior at {margin:g}" + (f", {worse}" if worse else "")
@@ -72,13 +90,15 @@ def _baselines(found: Mapping[str, Any]) -> int | None:
 
 
 def _over(found: Mapping[str, Any], count: int | None) -> str:
+    if "seeds" not in found:
+        return "for this pair of models only"
     if count is None:
         return f"over {found['seeds']} pairs (an older file: baselines that pairs share are not known)"
     return f"over {count} independent baselines"
 
 
 def _numbers(found: Mapping[str, Any], metric: str) -> str:
-    low, high = found["lower"], found["upper"] if "upper" in found else found["interval"][1]
+    low, high = found["lower"], _upper(found)
     texts = f"{found['units']:,} {found['unit']}s"
     mean = "The mean difference" if "seeds" in found else "The difference"
     count = _baselines(found)

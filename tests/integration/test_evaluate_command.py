@@ -164,6 +164,7 @@ def test_every_point_of_a_sweep_is_compared_with_its_continued_baseline(
         assert f"│ {point['run']} │" in said
     assert "│ dense, continued │" in said
     assert "speak for these models only" in said
+    assert "Non-inferior: the lower bound is above -0.5 (--margin)." in said
     code, said = l0drop("evaluate", tmp_path, "--baseline", baseline)
     assert code == 2
     assert "is a sweep" in said

@@ -269,10 +269,13 @@ def test_no_point_is_good_enough(tmp_path: Path) -> None:
     found = gather(tmp_path, margin=0.5)
     assert found.recommended is None
     verdict = summary(found)[0]
-    assert verdict.startswith("No model is shown to be non-inferior at a margin of 0.5 BLEU; the nearest: ")
+    assert verdict.startswith("No model is shown to be as good as dense, continued within 0.5 BLEU. Closest: ")
     assert found.shown is not None
     assert found.shown.lower == max(row.lower for row in found.points if row.lower is not None)
-    assert f"the nearest: {found.shown.name}," in verdict, "the model that the page shows in detail"
+    assert f"Closest: {found.shown.name} (" in verdict, "the model that the page shows in detail"
+    assert found.shown.difference is not None
+    assert f" dropped), {-found.shown.difference:.2f} BLEU lower (at least " in verdict
+    assert verdict.endswith("), for this pair of models only.")
 
 
 def test_rules_are_compared_with_the_learned_gate(tmp_path: Path) -> None:

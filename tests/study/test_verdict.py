@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from l0drop.study.significance import compare, compare_over_baselines
-from l0drop.study.verdict import verdict
+from l0drop.study.verdict import difference_in_words, verdict
 from tests.study.test_significance import by_mean, noisy_pairs
 
 
@@ -51,6 +51,19 @@ def test_three_kinds_of_verdict(lower: float, upper: float, kind: str, label: st
     assert "not shown to be" not in found.sentence
     wider = verdict(over(5, lower=lower, upper=upper), "BLEU", margin=1.0)
     assert wider.kind == "non-inferior"
+
+
+@pytest.mark.parametrize(
+    ("difference", "lower", "upper", "words"),
+    [
+        (-1.22, -1.7, -0.729, "1.22 BLEU lower (at least 0.72)"),
+        (-0.3, -0.81, 0.2, "0.30 BLEU lower (the loss may be up to 0.81)"),
+        (0.1, -0.61, 0.8, "0.10 BLEU higher (the loss may be up to 0.61)"),
+    ],
+)
+def test_differences_in_words(difference: float, lower: float, upper: float, words: str) -> None:
+    found = over(5, difference=difference, lower=lower, upper=upper)
+    assert difference_in_words(found, "BLEU") == f"{words}, over 5 independent baselines"
 
 
 def test_one_pair_speaks_for_itself_only() -> None:
