@@ -86,7 +86,7 @@ def sweep_table(summary: dict[str, Any]) -> Group:
     name = score["name"] if score else "score"
     table = Table(title=f"{summary['name']}, {split} set")
     table.add_column("model", no_wrap=True)
-    for column in ("sparsity", "expected open rate", name, "difference"):
+    for column in ("sparsity", name, "difference"):
         table.add_column(column, justify="right")
     systems = {"dense, start": summary["baseline"], "dense, continued": continued}
     for label, entry in (*systems.items(), *((point["run"], point) for point in summary["points"])):
@@ -94,7 +94,6 @@ def sweep_table(summary: dict[str, Any]) -> Group:
         table.add_row(
             label,
             f"{entry['sparsity']:.1%}" if "sparsity" in entry else "",
-            f"{entry['expected_open_rate']:.1%}" if entry.get("expected_open_rate") is not None else "",
             f"{value['value']:.2f}" if value else "",
             f"{difference:+.2f}" if difference is not None else "",
         )

@@ -119,6 +119,7 @@ def test_sweep_json_has_the_results_of_every_run(baseline: Path, tmp_path: Path)
     assert {"signature", "name", "value"} <= set(summary["continued"]["test"]["score"])
     assert "sparsity" not in summary["continued"]
     shown = rendered(sweep_table(summary))
+    assert "open rate" not in shown, "easily mistaken for 1 - sparsity"
     for name in ("dense, start", "dense, continued", "lambda-0", "lambda-3", "target-0.6"):
         assert f"│ {name} │" in shown
     assert set(json.loads((folder / "timings.json").read_text())) == {
