@@ -54,6 +54,19 @@ def test_an_analysis_becomes_tables(tmp_path: Path) -> None:
     assert f"| sparse | {plain(HOSTILE)} | 50% | 25.0% | 1.500 |" in text
 
 
+def test_notes_explain_only_their_table_and_have_no_code_marks(tmp_path: Path) -> None:
+    folders.finished(tmp_path, 0.4)
+    entropy = {"what": "entropy (nats); `uniform` is the entropy of equal weights", "sparse": {"kept": 1.0}}
+    rows = [{"closed": "none", "share": 0.5, "sparsity": 0.25, "cross_entropy": 1.5}]
+    interventions = {"what": "words, `share` of the count", "systems": {"sparse": rows}}
+    folders.put(tmp_path / "analysis.json", {"sparsity": 0.4, "entropy": entropy, "interventions": interventions})
+    text = markdown(gather(tmp_path))
+    assert "## Entropy of the encoder's attention" in text
+    assert "uniform" not in text, "the table has no such row"
+    assert "Words, share of the count." in text
+    assert "\\`" not in text.partition("## Entropy")[2]
+
+
 def test_an_analysis_in_another_format_is_an_error(tmp_path: Path) -> None:
     folders.finished(tmp_path, 0.4)
     folders.put(tmp_path / "analysis.json", {"sparsity": 0.4, "interventions": {}})

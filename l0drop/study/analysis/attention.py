@@ -233,7 +233,7 @@ class EntropyStudy:
             systems.setdefault(name, {})[kind] = total / self.counts[key] if self.counts[key] else None
         return {
             "what": "entropy (nats) of the last encoder layer's self-attention, averaged over heads, then over "
-            "positions; `uniform` is the entropy of equal weights on all positions",
+            "positions; uniform: the entropy of equal weights on all positions",
             "positions": {kind: self.counts.get(f"uniform {kind}", 0) for kind in ("kept", "dropped")},
             **systems,
         }

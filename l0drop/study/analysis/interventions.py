@@ -103,7 +103,7 @@ def interventions(models: Mapping[str, Any], material: Material, progress: Progr
         systems[name] = rows
     return {
         "what": "gates closed manually, without retraining; in every sentence the same number of words of either kind, "
-        "`share` of the count of the rarer kind; pieces of split words and EOS stay open; cross-entropy in nats per "
+        "this share of the count of the rarer kind; pieces of split words and EOS stay open; cross-entropy in nats per "
         f"target token; scores against {material.described_target}",
         "gating": gating,
         "systems": systems,

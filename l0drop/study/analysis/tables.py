@@ -20,6 +20,10 @@ CLOSED_GATES = "closed gates"
 CLOSED, BY_LAYER = "Gates closed manually", "Sparsity by layer"
 EARLIER_NAMES = {"what the model closes": "the model's choice", "nothing": "none"}
 """Names of closed gates in older files."""
+ENTROPY_NOTE = (
+    "Entropy (nats) of the last encoder layer's self-attention, averaged over heads, then over positions that the "
+    "sparse model keeps or drops."
+)
 NOT_DRAWN = (CLOSED, BY_LAYER, QUESTION)
 """Titles of tables that have no figure."""
 GROUPS = {"BPEH": "first pieces (BPEH)", "BPEO": "later pieces (BPEO)", "rest": "other words", "EOS": "EOS"}
@@ -37,7 +41,7 @@ def tables(analysis: Analysis) -> Iterator[tuple[str, Table, str]]:
     ):
         having = [point for point in points if part in point]
         if having:
-            yield title, make(having), _note(having[0][part])
+            yield title, make(having), ENTROPY_NOTE if part == "entropy" else _note(having[0][part])
     if layered:
         yield BY_LAYER, layers_table(layered), "Sparsity after each layer of the encoder."
     if "interventions" in analysis:
@@ -47,8 +51,8 @@ def tables(analysis: Analysis) -> Iterator[tuple[str, Table, str]]:
 
 
 def _note(part: Mapping[str, Any]) -> str:
-    """The description of a part, as a sentence."""
-    what = str(part.get("what", ""))
+    """The description of a part, as a sentence; without the code marks that older files have."""
+    what = str(part.get("what", "")).replace("`", "")
     return what and f"{what[0].upper()}{what[1:]}."
 
 
