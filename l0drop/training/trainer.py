@@ -497,6 +497,7 @@ class L0DropTrainer(Trainer):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Cross-entropy, gates and the recipe's metric on a slice of the validation text."""
+        self._check_weights()
         count = min(self.recipe.evaluate.sentences, len(self.corpora["valid"]))
         self.model.eval()
         score = None
