@@ -16,6 +16,8 @@ from l0drop.decoding.settings import SCORING
 from l0drop.extras import needed_for
 from l0drop.models import sparsify as sparsify  # registers the models, so that the Auto classes load them
 from l0drop.models.loading import check_finite, check_weights
+from l0drop.models.modeling import L0DropModel
+from l0drop.models.stamp import read_stamp
 
 if TYPE_CHECKING:
     from l0drop.recipe import Recipe
@@ -78,6 +80,10 @@ def load_model(name: str, folder: Path | None, dtype: torch.dtype | str) -> PreT
             raise
         raise ValueError(f"{name}: is not an encoder-decoder ({first_line(error)})") from error
     check_weights(name, model, info)
+    if folder is not None and not isinstance(model, L0DropModel) and read_stamp(folder) is not None:
+        raise ValueError(
+            f"{folder / 'config.json'}: its model_type has no gates, but the model was saved with gates; restore it"
+        )
     check_finite(name, model)
     return model.eval()
 

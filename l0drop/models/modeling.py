@@ -17,6 +17,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ from l0drop.models.families import FAMILIES, Family
 from l0drop.models.layerwise import GatedLayers, LayerRun
 from l0drop.models.loading import GATE_NAMES, check_weights
 from l0drop.models.outputs import L0DropEncoderOutput, L0DropOutput
+from l0drop.models.stamp import check_stamp, write_stamp
 
 DIAL_STREAM = 1 << 21
 """The first stream of keyed noise for the dial in training; gates use lower ones."""
@@ -164,6 +166,7 @@ class L0DropModel(Controls, PreTrainedModel):
         l0drop.gate, l0drop.gate_args = name, arguments
         super().save_pretrained(save_directory, *args, **kwargs)
         if args[0] if args else kwargs.get("is_main_process", True):
+            write_stamp(Path(save_directory), l0drop)
             write_card(self, save_directory)
 
     @classmethod
@@ -176,6 +179,9 @@ class L0DropModel(Controls, PreTrainedModel):
         saved = L0DropConfig.from_dict(stored["l0drop"]) if "l0drop" in stored else None
         if saved is not None and hasattr(config, "l0drop"):
             saved.refuse_other_gating(config.l0drop.gating)
+        folder = Path(str(pretrained_model_name_or_path), kwargs.get("subfolder") or "")
+        if folder.is_dir():
+            check_stamp(folder, saved or L0DropConfig())
         with_info = kwargs.pop("output_loading_info", False)
         loaded: Any = super().from_pretrained(
             pretrained_model_name_or_path, *args, config=config, output_loading_info=True, **kwargs
