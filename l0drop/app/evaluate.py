@@ -144,7 +144,7 @@ def evaluate(
 
     from l0drop.decoding.folder import generation_of
     from l0drop.models.quiet import quiet_libraries
-    from l0drop.study.evaluate import Judged, Judging, has_documents, with_dense_outputs, write
+    from l0drop.study.evaluate import METRICS_FILE, Judged, Judging, has_documents, with_dense_outputs, write
     from l0drop.study.evaluate import evaluate as run_evaluation
     from l0drop.study.source_need import warning_of_evaluation
     from l0drop.study.sweep import SUMMARY, continued_run
@@ -199,6 +199,8 @@ def evaluate(
             metrics, files = run_evaluation(
                 systems, baselines, text, how, generation, starts=start, device=device, progress=progress, known=known
             )
+        if (folder / METRICS_FILE).exists():
+            log.print(f"replaces the evaluation in {folder}", style="yellow", markup=False, soft_wrap=True)
         write(folder, metrics, files)
         found.append(metrics)
         for side in (run[side] for run in metrics["runs"] for side in ("system", "baseline") if side in run):
@@ -307,7 +309,7 @@ def show(metrics: Mapping[str, Any]) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(f"{metrics['scored']} of {metrics['lines']} lines scored", highlight=False)
     if "references" in metrics:
-        note = f"scored against {metrics['references']}: this measures agreement with that model, not quality"
+        note = f"scored against {references(metrics)}: this measures agreement with that model, not quality"
         console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
     console.print(scores_table(metrics))
     score = runs[0]["system"]["scores"][metrics["judging"]["metric"]]
@@ -315,6 +317,12 @@ def show(metrics: Mapping[str, Any]) -> None:
     if (table := tail_table(metrics)) is not None:
         console.print(table)
     console.print(conclusion(metrics), markup=False, highlight=False)
+
+
+def references(metrics: Mapping[str, Any]) -> str:
+    """The dense outputs that stand in for references, with their beams: those of training may differ."""
+    beams = metrics["dense"].get("decoding", {}).get("num_beams")
+    return str(metrics["references"]) + ("" if beams is None else f" (beams: {beams})")
 
 
 def scores_table(metrics: Mapping[str, Any]) -> RichTable:
@@ -412,7 +420,7 @@ def show_sweep(names: Sequence[str], found: Sequence[Mapping[str, Any]]) -> None
     if "differences" in found[0]["runs"][0]:
         note += f" Non-inferior: the lower bound is above -{found[0]['judging']['margin']:g} (--margin)."
     if "references" in found[0]:
-        note += f" Scored against {found[0]['references']}: agreement with that model, not quality."
+        note += f" Scored against {references(found[0])}: agreement with that model, not quality."
     table = for_terminal(Table(head, rows, note, prose=frozenset({"verdict"})))
     table.columns[0].no_wrap = True
     console.print(table)

@@ -295,9 +295,15 @@ def test_a_run_of_source_text_alone_is_compared_with_its_dense_model(
         del values["data"][split]["target"]
     trained = train(parse_recipe(values, "test"), tmp_path / "runs", Console(quiet=True))
     run = tmp_path / "runs" / "sparse"
-    code, said = l0drop("evaluate", run, "--baseline", baseline)
+    code, said = l0drop("evaluate", run, "--baseline", baseline, "--beams", 2)
     assert code == 0, said
-    assert f"scored against outputs of {baseline}: this measures agreement with that model, not quality" in said
+    agreement = "this measures agreement with that model, not quality"
+    assert f"scored against outputs of {baseline} (beams: 2): {agreement}" in said
+    assert "replaces" not in said
+    code, said = l0drop("evaluate", run, "--baseline", baseline, "--beams", 1)
+    assert code == 0, said
+    assert f"scored against outputs of {baseline} (beams: 1): {agreement}" in said
+    assert f"replaces the evaluation in {run / 'evaluation'}" in said
     assert "no verdict: agreement with the dense model is not quality" in said
     assert "100.00" not in said, "the dense model agrees with itself, which says nothing"
     found = json.loads((run / "evaluation" / "metrics.json").read_text())
