@@ -17,7 +17,7 @@ from l0drop.data.held_out import held_out_counts, open_split
 from l0drop.data.hints import Frequencies, TextAnnotator, annotator_for, counted_tokens
 from l0drop.data.prepare import prepare_corpus, source_rows, usable_pairs
 from l0drop.data.tagger import PRETAGGED
-from l0drop.data.text import ParallelText
+from l0drop.data.text import CorpusError, ParallelText
 from l0drop.data.tokenizer import TokenizerPair, fingerprint, load_tokenizers, train_tokenizer
 from l0drop.decoding.folder import check_exists, load_tokenizer
 from l0drop.decoding.languages import is_multilingual, language_id
@@ -62,10 +62,12 @@ def build_tokenizers(recipe: Recipe, folder: Path, say: Say, bars: Bars = NO_BAR
 
 
 def _counted(lines: Iterator[str], update: Update) -> Iterator[str]:
+    number = 0
     for number, line in enumerate(lines, 1):
         yield line
         if number % 1000 == 0:
             update(number)
+    update(number)
 
 
 def _with_languages(tokenizers: TokenizerPair, name: str, recipe: Recipe) -> TokenizerPair:
@@ -98,10 +100,10 @@ def build_corpora(
 ) -> dict[str, TokenizedCorpus]:
     """The tokenized corpora of the run with the hints that its gate needs; missing ones are written."""
     annotator = build_annotator(recipe, folder, tokenizers, say)
-    if held_out := held_out_counts(recipe.data):
-        lines = ", ".join(f"{held_out[split]:,} for {split}" for split in recipe.data.held_out_splits)
-        removed = held_out["removed_from_training"]
-        say(f"held out of the training text: {lines}; with their copies, {removed:,} lines leave training")
+    earlier = [folder] if recipe.model.init is None else [folder, Path(recipe.model.init)]
+    held_out = held_out_counts(recipe.data)
+    if held_out and not any(_is_held_out(run / "data" / "train", held_out) for run in earlier):
+        say(_held_out_line(held_out))
     corpora = {}
     for split in recipe.data.splits:
         by_teacher = has_teacher_outputs(recipe, split)
@@ -118,6 +120,23 @@ def build_corpora(
                 instead=Path(recipe.model.init) / "data" / split if recipe.model.init is not None else None,
             )
     return corpora
+
+
+def _is_held_out(corpus: Path, counts: dict[str, int]) -> bool:
+    """Whether a training corpus was made earlier without these numbers of lines, which were reported then."""
+    try:
+        inputs = TokenizedCorpus.open(corpus).manifest["request"]["inputs"]
+    except CorpusError:
+        return False
+    return any(item.get("held_out") == counts for item in inputs)
+
+
+def _held_out_line(counts: dict[str, int]) -> str:
+    names = {"valid": "validation", "test": "test"}
+    lines = " and ".join(f"{counts[split]:,} {name}" for split, name in names.items() if split in counts)
+    return (
+        f"{lines} lines held out; {counts['removed_from_training']:,} lines removed from training, duplicates included"
+    )
 
 
 def build_annotator(recipe: Recipe, folder: Path, tokenizers: TokenizerPair, say: Say) -> TextAnnotator | None:

@@ -51,8 +51,8 @@ class StepLines(TrainerCallback):
         columns = {name: column for name, column in self.COLUMNS.items() if name in logs}
         if "head" not in self._said:
             self._said.add("head")
-            self._print("   step" + "".join(f"{head:>{width}}" for head, width, _ in columns.values()), dim=True)
             self._explain_loss(logs)
+            self._print("   step" + "".join(f"{head:>{width}}" for head, width, _ in columns.values()), dim=True)
         cells = (f"{logs[name]:>{width}{style}}" for name, (_, width, style) in columns.items())
         self._print(f"{step:>7}" + "".join(cells))
         if self._is_steered and logs.get("lambda", 0.0) > self.LARGE_LAMBDA and "λ" not in self._said:

@@ -1,5 +1,6 @@
 """Tokenizers and models from a recipe, and errors where they do not fit together."""
 
+import io
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from l0drop.data.tokenizer import fingerprint, train_tokenizer
 from l0drop.decoding.text import load
 from l0drop.recipe import parse_recipe
 from l0drop.training.assemble import build_model, build_tokenizers, new_transformer, split_text
+from l0drop.training.bars import Bars
 from l0drop.training.run import prepare, train
 from tests.decoding import folders
 from tests.training import tiny
@@ -256,3 +258,11 @@ def test_always_keep_needs_ids_of_the_vocabulary(tmp_path):
     recipe = parse_recipe(values, "test")
     with pytest.raises(ValueError, match="l0drop.always_keep: 99999 is not in the source vocabulary"):
         build_model(recipe, build_tokenizers(recipe, tmp_path / "run", silent))
+
+
+def test_the_tokenizer_bar_counts_every_line(tmp_path: Path) -> None:
+    values = tiny.recipe(tmp_path)
+    values["data"]["train"] = tiny.write_text(tmp_path, "longer", 1234, 1)
+    console = Console(file=io.StringIO(), width=80)
+    build_tokenizers(parse_recipe(values, "test"), tmp_path / "run", lambda text: None, Bars(console))
+    assert "1,234/1,234" in console.file.getvalue()  # type: ignore[attr-defined]

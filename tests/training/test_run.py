@@ -159,10 +159,23 @@ def test_without_validation_text_lines_are_held_out(baseline: Path, tmp_path: Pa
     removed = 400 - corpora["train"]["lines"]
     assert metrics["held_out"] == {"valid": 10, "test": 10, "removed_from_training": removed}
     assert removed >= 20
-    assert "held out of the training text: 10 for valid, 10 for test" in said.getvalue()
-    assert f"with their copies, {removed} lines leave training" in said.getvalue()
+    line = f"10 validation and 10 test lines held out; {removed} lines removed from training, duplicates included"
+    assert said.getvalue().count(line) == 1
     found = {metrics[split].get("references") for split in ("valid", "test")}
     assert found == ({f"outputs of {baseline}"} if source_only else {None})
+
+
+def test_held_out_lines_are_reported_once_for_runs_of_the_same_text(tmp_path: Path) -> None:
+    values = tiny.recipe(tmp_path, "base", train={"steps": 1})
+    values["data"] = {"train": values["data"]["train"], "max_source": 32, "max_target": 32, "held_out": 10}
+    tuned = {**values, "name": "tuned", "tokenizer": {}, "model": {"init": str(tmp_path / "runs" / "base")}}
+    other = {**tuned, "name": "other", "data": {**values["data"], "held_out": 11}}
+    said = []
+    for recipe in (values, values, tuned, other):
+        console = Console(file=io.StringIO(), width=200)
+        train(parse_recipe(recipe, "test"), tmp_path / "runs", console)
+        said.append("lines held out;" in console.file.getvalue())  # type: ignore[attr-defined]
+    assert said == [True, False, False, True]
 
 
 def test_a_resumed_run_holds_out_the_same_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ ENTRY = {
 
 
 def test_a_line_has_plain_numbers_and_fits(tmp_path: Path) -> None:
-    head, loss, steered, line = logged(tmp_path, ENTRY, train={"teacher": {"weight": 0.5}})
+    loss, steered, head, line = logged(tmp_path, ENTRY, train={"teacher": {"weight": 0.5}})
     assert head.split() == ["step", "loss", "cross-entropy", "KL", "λ", "penalty", "dropped", "tokens/s"]
     assert line.split() == ["100", "12.346", "1.988", "0.250", "0.500", "0.980", "12.3%", "11,750"]
     assert loss == "loss = (cross-entropy + 0.5 · KL) / 1.5 + λ · penalty"
@@ -85,6 +85,7 @@ def test_every_phase_of_a_run_has_a_bar_within_80_columns(tmp_path: Path) -> Non
     bars = [line for line in printed(where) if "━" in line]
     titles = [line.split("━")[0].strip() for line in bars]
     assert titles == [
+        "tokenizer: lines read",
         *(f"{split}: lines tokenized" for split in ("train", "valid", "test")),
         "tiny",
         *(f"{split}: sentences decoded" for split in ("valid", "test")),
