@@ -32,6 +32,7 @@ from l0drop.decoding.engine import Encoded, Engine
 from l0drop.decoding.text import load
 from l0drop.models.families import positions_of
 from l0drop.models.modeling import L0DropModel
+from l0drop.models.quiet import quiet_libraries
 from l0drop.models.sparsify import sparsify
 from l0drop.runs.provenance import provenance
 
@@ -397,6 +398,7 @@ def _verdict(best: float) -> str:
 
 def predict(question: Question, rounds: int = 3, check: bool = False, progress: Progress = print) -> dict[str, Any]:
     """Measure a few shapes and predict the speed-up of the short memory at others; `check` measures some of those."""
+    quiet_libraries()
     setting = question.load()
     sparsity, longest = setting.sparsity, setting.longest
     bench = Bench(setting.model, question.beams)

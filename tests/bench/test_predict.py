@@ -5,6 +5,7 @@ import random
 import statistics
 
 import pytest
+import transformers
 
 from l0drop import L0DropConfig, sparsify
 from l0drop.bench.predict import (
@@ -243,8 +244,10 @@ def test_the_command_predicts_and_checks(model_folder, tmp_path, monkeypatch, ca
 def test_a_model_without_a_gate_needs_a_sparsity(baseline, tmp_path, monkeypatch, capsys):
     output = tmp_path / "predict.json"
     arguments = ["--sparsity", 0.7, "--target", 4, "--beams", 1, "--rounds", 1, "--json", output]
+    transformers.logging.enable_progress_bar()
     code, said = l0drop(monkeypatch, capsys, "bench", "predict", baseline, *arguments)
     assert code == 0, said
+    assert "Loading weights" not in said
     result = json.loads(output.read_text())
     assert (result["sparsity"], result["check"], result["input"], result["source"]) == (0.7, [], None, None)
 
