@@ -69,8 +69,8 @@ def analyze(
 ) -> None:
     """Measure what sparse runs drop, where attention goes, and what closing other gates costs; draw figures.
 
-    For a sweep, measure groups, attention and entropy of all points, and all parts of one point: the learned gate whose
-    sparsity is nearest to half.
+    For a sweep, measure groups, attention and entropy of all points, and all parts of one point: the one that the
+    report shows if the sweep was evaluated, else the learned gate whose sparsity is nearest to half.
 
     An analysis replaces the earlier one and its figures. With --only, other parts stay if models, text and settings are
     the same.
@@ -82,6 +82,7 @@ def analyze(
     from l0drop.study.analysis.parts import analyze as analyze_run
     from l0drop.study.analysis.parts import analyze_sweep, typical_point
     from l0drop.study.analysis.subject import Reading, opened
+    from l0drop.study.shown import shown_point
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -104,7 +105,7 @@ def analyze(
                     result = analyze_run(subject, only, show or [], bar)
         _publish(result, target, some_parts=bool(only))
         if is_sweep and not brief:
-            point = Path(folder) / typical_point(result)
+            point = Path(folder) / (shown_point(Path(folder)) or typical_point(result))
             _say(f"all parts of {point}, for the report (l0drop analyze RUN for other points)")
             with bars() as bar, opened(str(point), reading, baseline=baseline) as subject:
                 result = analyze_run(subject, bar=bar)

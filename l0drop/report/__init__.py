@@ -1,7 +1,6 @@
 """The report on a run, a sweep or the demo: report.html, self-contained, and report.md for pull requests.
 
 findings.py    the content, from the files of a folder; nothing is measured here
-agreement.py   which evaluations one table may hold
 summary.py     the verdict in three sentences
 evaluation.py  tables of scores, differences and tail risk
 table.py       the table type and its renderings

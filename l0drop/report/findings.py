@@ -8,26 +8,26 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal
 
-from l0drop.data.text import file_stamp
-from l0drop.report.agreement import (
-    agreed,
+from l0drop.report.table import Table
+from l0drop.study.agreement import (
+    comparable,
+    difference_of,
     differences_to_training,
     is_compared,
     mean_score,
+    mean_sparsity,
     scored_text,
 )
-from l0drop.report.table import Table
 from l0drop.study.analysis import tables
 from l0drop.study.evaluate import score_name
+from l0drop.study.shown import EVALUATION, margin_of, shown_of, training_scores
 from l0drop.study.significance import check_margin
 from l0drop.study.source_need import warning_of_analysis, warning_of_evaluation
-from l0drop.study.sweep import LEARNED
+from l0drop.study.sweep import LEARNED, continued_in
 from l0drop.study.verdict import Verdict, verdict
 
-EVALUATION = Path("evaluation", "metrics.json")
 EXAMPLES = Path("evaluation", "examples.json")
 SOFTWARE = ("l0drop", "commit", "torch", "transformers", "python", "device", "threads")
 
@@ -195,12 +195,10 @@ def _of_run(folder: Path, metrics: dict[str, Any], margin: float | None) -> Find
 
 def _of_sweep(folder: Path, margin: float | None) -> Findings:
     sweep = _read(folder / "sweep.json")
-    continued = sweep["continued"] if "continued" in sweep else sweep["reference"]
+    continued, trained = continued_in(sweep), training_scores(sweep)
     split = _split(continued)
-    entries = (sweep["baseline"], continued, *sweep["points"])
-    trained = {entry["run"]: entry[split] for entry in entries if split in entry}
-    runs = [folder / point["run"] for point in sweep["points"]]
-    evaluations, notes = _evaluations(runs, folder / continued["run"], trained, "sweep.json", margin)
+    found = {point["run"]: _read(folder / point["run"] / EVALUATION) for point in sweep["points"]}
+    evaluations, notes = comparable(found, folder / continued["run"], trained, "sweep.json", margin)
     rows = []
     for point in sweep["points"]:
         name, evaluation = point["run"], evaluations[point["run"]]
@@ -221,9 +219,8 @@ def _of_sweep(folder: Path, margin: float | None) -> Findings:
 def _of_demo(folder: Path, metrics: dict[str, Any], margin: float | None) -> Findings:
     systems = metrics["systems"]
     continued = "continued" if "continued" in systems else "trained-on"  # its name in earlier versions
-    evaluations, notes = _evaluations(
-        [folder / "sparse"], folder / continued, systems, "the demo's metrics.json", margin
-    )
+    found = {"sparse": _read(folder / "sparse" / EVALUATION)}
+    evaluations, notes = comparable(found, folder / continued, systems, "the demo's metrics.json", margin)
     speed = Speed(metrics["dense_by_short_cpu"], None, f"our engine, {_machine(metrics)}")
     if (evaluation := evaluations["sparse"]) is not None:
         sparse = replace(_judged("sparse", folder / "sparse", evaluation, "sparse"), speed=speed)
@@ -262,9 +259,8 @@ def _complete(
     runs = [row for row in rows if row.folder is not None]
     judged = [row for row in runs if row.compared is not None]
     known = {run: found for run, found in evaluations.items() if found is not None}
-    compared = [found for found in known.values() if is_compared(found)]
-    margin = margin or (compared[0]["judging"]["margin"] if compared else 0.5)
-    shown = _shown(runs, judged, margin)
+    margin = margin or margin_of(known.values())
+    shown = shown_of(runs, margin)
     evaluation = known.get(shown.name) if shown is not None else None
     recipes = [path / "recipe.yaml" for path in (folder, *(row.folder for row in runs if row.folder is not None))]
     recipe = next((file.read_text(encoding="utf-8") for file in recipes if file.is_file()), "")
@@ -294,14 +290,6 @@ def _complete(
         warning=_warning(analysed, evaluation),
         missing=[*notes, *_missing(analysed, runs, judged, command)],
     )
-
-
-def _shown(runs: list[Row], judged: list[Row], margin: float) -> Row | None:
-    """The model to show in detail: the sparsest that is non-inferior, else the one nearest to it, else the sparsest."""
-    good = [row for row in judged if row.compared and verdict(row.compared, "", margin).kind == "non-inferior"]
-    if judged and not good:
-        return max(judged, key=lambda row: row.lower or 0.0)
-    return max(good or runs, key=_sparsity, default=None)
 
 
 def _measured(analysed: list[Path]) -> dict[str, Table]:
@@ -341,39 +329,9 @@ def _missing(analysed: list[Path], runs: list[Row], judged: list[Row], command: 
 # --- from the files ---------------------------------------------------------------------------------------------------
 
 
-def _evaluations(
-    runs: list[Path], against: Path, trained: Mapping[str, dict[str, Any]], file: str, margin: float | None
-) -> tuple[dict[str, dict[str, Any] | None], list[str]]:
-    """The evaluations of runs, by name, that one table may hold, and notes on the others.
-
-    Those compared with another run than `against` are not used.
-    """
-    found, notes = {}, []
-    for run in runs:
-        evaluation = found[run.name] = _read(run / EVALUATION)
-        if evaluation is None or not is_compared(evaluation):
-            continue
-        baseline = evaluation["runs"][0]["baseline"]
-        if not any(_belongs(stamp, against) for stamp in baseline["files"]):
-            found[run.name] = None
-            notes.append(f"{run.name} was evaluated against {baseline['name']}, not against {against.name}: not used.")
-    evaluations, others = agreed(found, trained, against.name, file, margin)
-    return evaluations, [*notes, *others]
-
-
-def _belongs(file: dict[str, Any], run: Path) -> bool:
-    """Whether a recorded file belongs to this run: by its content, or by its path if the run no longer has it."""
-    path = Path(file["path"])
-    kept = [copy for copy in (run / "model" / path.name, run / "outputs" / path.name) if copy.is_file()]
-    if not kept:
-        return run.name in path.parts
-    return any(copy.stat().st_size == file["size"] and file_stamp(copy)["sha256"] == file["sha256"] for copy in kept)
-
-
 def _judged(name: str, folder: Path, evaluation: dict[str, Any], role: Role | None = None) -> Row:
     """The row of an evaluated run; means over its seeds."""
-    shares = [run["system"].get("sparsity") for run in evaluation["runs"]]
-    sparsity, difference = None if None in shares else fmean(shares), _difference(evaluation) or {}
+    sparsity, difference = mean_sparsity(evaluation), difference_of(evaluation) or {}
     return Row(
         name=name,
         role=role or ("dense" if sparsity is None else "sparse"),
@@ -384,14 +342,6 @@ def _judged(name: str, folder: Path, evaluation: dict[str, Any], role: Role | No
         speed=_speed(folder),
         folder=folder,
     )
-
-
-def _difference(evaluation: dict[str, Any]) -> dict[str, Any] | None:
-    """By the metric of the verdict; over seeds if there are several."""
-    metric = evaluation["judging"]["metric"]
-    if "over_seeds" in evaluation:
-        return evaluation["over_seeds"][metric]
-    return evaluation["runs"][0].get("differences", {}).get(metric)
 
 
 def _sparsity(row: Row) -> float:

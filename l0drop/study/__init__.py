@@ -10,6 +10,9 @@ systems.py              the systems to evaluate: models, or files of outputs
 sentence_statistics.py  per-sentence counts, from which scores and intervals are computed
 significance.py         bootstrap over texts, and intervals over independent baselines
 verdict.py              what a comparison shows, in words
+agreement.py            which evaluations one table may hold
+shown.py                the model of a sweep that the report and the analysis look at in full
+source_need.py          a warning for models that hardly use their source
 tail.py                 tail risk: large losses, missing numbers, names and negations, lengths
 examples.py             the sentences that reports show
 analysis/               dropped tokens, attention, and the cost of closing other gates

@@ -1,13 +1,48 @@
 """Which evaluations one table may hold: those that are scored in the same way."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
+
+from l0drop.data.text import file_stamp
 
 Evaluation = dict[str, Any]
 Side = Literal["system", "baseline"]
 Terms = dict[str, tuple[Any, str]]
 """The settings that all rows of a table share: the value of each, and the text that shows it."""
+
+
+def comparable(
+    found: Mapping[str, Evaluation | None],
+    against: Path,
+    trained: Mapping[str, dict[str, Any]],
+    file: str,
+    margin: float | None,
+) -> tuple[dict[str, Evaluation | None], list[str]]:
+    """The evaluations by run that one table may hold, and notes on the others.
+
+    Those compared with another run than `against` are not used.
+    """
+    used, notes = dict(found), []
+    for name, evaluation in found.items():
+        if evaluation is None or not is_compared(evaluation):
+            continue
+        baseline = evaluation["runs"][0]["baseline"]
+        if not any(_belongs(stamp, against) for stamp in baseline["files"]):
+            used[name] = None
+            notes.append(f"{name} was evaluated against {baseline['name']}, not against {against.name}: not used.")
+    evaluations, others = agreed(used, trained, against.name, file, margin)
+    return evaluations, [*notes, *others]
+
+
+def _belongs(file: dict[str, Any], run: Path) -> bool:
+    """Whether a recorded file belongs to this run: by its content, or by its path if the run no longer has it."""
+    path = Path(file["path"])
+    kept = [copy for copy in (run / "model" / path.name, run / "outputs" / path.name) if copy.is_file()]
+    if not kept:
+        return run.name in path.parts
+    return any(copy.stat().st_size == file["size"] and file_stamp(copy)["sha256"] == file["sha256"] for copy in kept)
 
 
 def agreed(
@@ -90,6 +125,20 @@ def mean_score(evaluation: Evaluation, side: Side) -> float:
     """The mean over all seeds by the metric of the verdict."""
     metric = evaluation["judging"]["metric"]
     return fmean(run[side]["scores"][metric]["value"] for run in evaluation["runs"])
+
+
+def mean_sparsity(evaluation: Evaluation) -> float | None:
+    """The mean over all seeds; None without gates."""
+    shares = [run["system"].get("sparsity") for run in evaluation["runs"]]
+    return None if None in shares else fmean(shares)
+
+
+def difference_of(evaluation: Evaluation) -> dict[str, Any] | None:
+    """By the metric of the verdict; over seeds if there are several."""
+    metric = evaluation["judging"]["metric"]
+    found = evaluation["over_seeds"] if "over_seeds" in evaluation else evaluation["runs"][0].get("differences", {})
+    difference: dict[str, Any] | None = found.get(metric)
+    return difference
 
 
 def scored_text(evaluation: Evaluation) -> str:
