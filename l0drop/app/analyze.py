@@ -166,7 +166,7 @@ def tables(result: dict[str, Any]) -> Iterator[RichTable]:
     text = result["text"]
     targets = "human references" if text["target"] == "reference" else text["target"]
     if "mass" in result:
-        head = ["attention of", "words", "mean", "under 0.6", "under 0.6 of mean"]
+        head = ["attention of", "tokens", "mean", "under 0.6", "under 0.6 of mean"]
         rows = []
         for name, mass in result["mass"]["systems"].items():
             shares = (f"{mass['share_under_0.6']:.1%}", f"{mass['share_under_0.6_of_mean']:.1%}")
@@ -176,8 +176,8 @@ def tables(result: dict[str, Any]) -> Iterator[RichTable]:
             f"{LABELS.get(name, name)} {share:.1%}" for name, share in result["mass"]["share_on_dropped"].items()
         )
         note = f"{text['sentences']:,} sentences, targets: {targets}"
-        note += f"; attention on dropped words: {dropped}" if dropped else ""
-        yield _table("attention mass per source word", head, rows, note)
+        note += f"; attention on dropped tokens: {dropped}" if dropped else ""
+        yield _table("attention mass per source token", head, rows, note)
     if "groups" in result:
         rows = [
             [name, f"{rate['tokens']:,}", _percent(rate["sparsity"])]

@@ -27,7 +27,12 @@ def test_a_run(runs, tmp_path) -> None:
     assert [sentence["sentence"] for sentence in result["maps"]] == [2]
     files = {file.name for file in (tmp_path / "figures").iterdir()}
     assert {"attention-mass.svg", "attention-maps.svg", "groups.svg", "entropy.svg", "positions.svg"} <= files
-    for words in ("attention mass", "sparsity by group", "gates closed manually", "Does the task need the source?"):
+    for words in (
+        "attention mass per source token",
+        "sparsity by group",
+        "gates closed manually",
+        "Does the task need the source?",
+    ):
         assert words in done.output
 
 
@@ -64,7 +69,7 @@ def test_omitted_parts_are_named(baseline, tmp_path) -> None:
     assert "has no gates" in said
 
 
-def test_a_sweep(runs, tmp_path) -> None:
+def test_a_sweep(runs, tmp_path, monkeypatch) -> None:
     shutil.copytree(runs / "mask", tmp_path / "mask")
     score = {"score": {"name": "BLEU", "value": 10.0, "signature": "s"}, "sentences": 24}
     point = {"run": "mask", "kind": "lambda", "value": 0.3, "sparsity": 0.5, "test": score}
@@ -81,6 +86,11 @@ def test_a_sweep(runs, tmp_path) -> None:
     in_full = json.loads((tmp_path / "mask" / "analysis.json").read_text(encoding="utf-8"))
     assert in_full.keys() >= {"mass", "maps", "interventions", "words"}
     assert "attention-mass.svg" in {file.name for file in (tmp_path / "mask" / "figures").iterdir()}
+    shutil.copytree(runs / "sparse", tmp_path / "sparse")
+    monkeypatch.setattr("l0drop.study.shown.shown_point", lambda folder: "sparse")
+    done = invoke(tmp_path, "--sentences", 4, "--output", tmp_path / "evaluated", "--threads", 1)
+    assert done.exit_code == 0, done.output
+    assert [file.parent.name for file in (tmp_path / "evaluated").glob("*/analysis.json")] == ["sparse"]
     refused = invoke(tmp_path, "--only", "mass")
     assert "--only, --show, --entmax: are for single runs" in str(refused.exception)
 
