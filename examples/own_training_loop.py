@@ -75,10 +75,11 @@ for step, batch in enumerate(itertools.islice(epochs(train), args.steps), start=
         print(f"step {step}  loss {output.loss:.3f}  sparsity {output.sparsity:.1%}  λ {model.lambda_:.2f}", flush=True)
 
 model.eval()
+model.save_pretrained(args.out)  # first, so that nothing is lost if the calibration refuses
+tokenizer.save_pretrained(args.out)
 calibration = model.calibrate(batches(held_out))  # a small correction, on text that training has not seen
 print(f"sparsity on held-out text: {calibration.before:.1%} after training, {calibration.after:.1%} calibrated")
 model.save_pretrained(args.out)
-tokenizer.save_pretrained(args.out)
 
 result = l0drop.load(args.out).generate([held_out[0][0]])[0]
 print("source:", held_out[0][0])

@@ -102,8 +102,8 @@ class SteeredLambda(LambdaSchedule):
     for good. The measurement is a moving average over training batches, corrected by its difference to the last
     validation measurement.
 
-    The margin leaves a few gates for the calibration to open, which is harmless. If it has to close gates that training
-    left wide open, the model has never seen them closed, and even one in a hundred can be too many.
+    The margin leaves a few gates for the calibration to open, which costs nothing. If it has to close gates that
+    training left wide open, the model has never seen them closed, and even one in a hundred can be too many.
 
     The default `ki` suits gates that close within hundreds of steps. If they close within tens, at a high learning
     rate, a larger one reaches the setpoint sooner and leaves the model more time to adapt.

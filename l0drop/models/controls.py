@@ -167,9 +167,9 @@ class Controls(nn.Module):
         target: default: `target_sparsity` of the config.
         force: close gates however many it takes.
 
-        Other gates stay as they are. Opening gates that training had closed is harmless. Closing gates that it had
-        left open is not: the decoder has never done without those encodings. So this raises ValueError, and changes
-        nothing, if it would have to close more than 5 points (`MOST_CLOSED`), and warns above 1 point.
+        Other gates stay as they are. Opening a few gates that training had closed costs nothing. Closing gates that
+        it had left open does: the decoder has never done without those encodings. So this raises ValueError, and
+        changes nothing, if it would have to close more than 5 points (`MOST_CLOSED`), and warns above 1 point.
 
         If gates between layers have removed more rows than the target allows, which the last gate cannot bring back,
         their thresholds are lowered as well, all by the same amount (`Calibration.inner_moved`).
