@@ -10,7 +10,7 @@ import matplotlib
 
 from l0drop.report.figures.drawing import BLUE, GOLD, GREEN, GREY, RED, STYLE, Drawing, axes_of, in_percent, rendered
 from l0drop.report.findings import Findings
-from l0drop.study.sweep import LEARNED, RULES
+from l0drop.study.sweep import LEARNED, RULES, continued_in
 
 
 def quality(sweep: Mapping[str, Any]) -> Drawing:
@@ -28,7 +28,7 @@ def quality(sweep: Mapping[str, Any]) -> Drawing:
                 scores = [point[split]["score"]["value"] for point in shown]
                 axes.plot([point["sparsity"] for point in shown], scores, style, color=colour, label=label)
         for dense, colour, dashes, label in (
-            (_continued(sweep), RED, "--", "dense, continued"),
+            (continued_in(sweep), RED, "--", "dense, continued"),
             (sweep["baseline"], GREY, ":", "dense, start"),
         ):
             if split in dense:
@@ -60,13 +60,8 @@ def quality(sweep: Mapping[str, Any]) -> Drawing:
 
 def scored(sweep: Mapping[str, Any]) -> tuple[str, list[Mapping[str, Any]]]:
     """The split that a sweep is scored on, and the points with a score on it, by sparsity."""
-    split = "test" if "test" in _continued(sweep) else "valid"
+    split = "test" if "test" in continued_in(sweep) else "valid"
     return split, sorted((point for point in sweep["points"] if split in point), key=lambda point: point["sparsity"])
-
-
-def _continued(sweep: Mapping[str, Any]) -> Mapping[str, Any]:
-    entry: Mapping[str, Any] = sweep["continued"] if "continued" in sweep else sweep["reference"]
-    return entry
 
 
 def difference_curve(findings: Findings) -> Drawing:
