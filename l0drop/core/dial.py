@@ -3,9 +3,9 @@
 Shapes: B sentences, N source positions. Masks are True on real tokens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -121,6 +121,73 @@ class Dial:
         open_BN = gates.values != 0
         rank_BN = _rank(gates.log_alpha, open_BN, always_BN)
         return _keep_always(torch.where(rank_BN < rows, gates.values, 0.0), always_BN)
+
+
+@dataclass(frozen=True, eq=False)
+class Dials:
+    """One dial for each sentence of a batch. All are dense or all are short."""
+
+    each: tuple[Dial, ...]
+
+    def __post_init__(self) -> None:
+        if len({dial.dense for dial in self.each}) > 1:
+            raise ValueError("dense: the sentences of one encoder call must agree; Engine.generate separates them")
+
+    @property
+    def dense(self) -> bool:
+        return self.each[0].dense
+
+    def __str__(self) -> str:
+        return f"{len(self.each)} settings, one per sentence"
+
+    def turn(
+        self,
+        gates: Gates,
+        mask_BN: Tensor,
+        gating: Gating,
+        at: GateAt,
+        always_BN: Tensor | None,
+        draw: Draw | None = None,
+    ) -> Gates:
+        """The gates with each sentence at its own setting; see `Dial.turn`."""
+        assert draw is None, "sampling is for training, where a dial has one setting"
+        if len(self.each) != len(mask_BN):
+            raise ValueError(f"dial: expected one setting for each of {len(mask_BN)} sentences, got {len(self.each)}")
+        values_BN = gates.values.clone()
+        for dial, sentences in self._groups():
+            chosen = torch.tensor(sentences, device=mask_BN.device)
+            part = Gates(*(None if tensor is None else tensor[chosen] for tensor in gates))  # type: ignore[arg-type]
+            always = None if always_BN is None else always_BN[chosen]
+            values_BN[chosen] = dial.turn(part, mask_BN[chosen], gating, at, always).values
+        return gates._replace(values=values_BN)
+
+    def _groups(self) -> list[tuple[Dial, list[int]]]:
+        """The distinct settings, each with its sentences."""
+        groups: dict[tuple[Any, ...], tuple[Dial, list[int]]] = {}
+        for sentence, dial in enumerate(self.each):
+            groups.setdefault((dial.keep, dial.max_memory, dial.shift), (dial, []))[1].append(sentence)
+        return list(groups.values())
+
+
+def dial_of(
+    keep: float | Tensor | Sequence[float | None] | None = None,
+    max_memory: int | Sequence[int | None] | None = None,
+    shift: float | Sequence[float | None] | None = None,
+    dense: bool | Sequence[bool] = False,
+) -> Dial | Dials:
+    """The dial of a batch: one for all sentences, or one for each if a setting is a list, with None where unset."""
+    settings = {"keep": keep, "max_memory": max_memory, "shift": shift, "dense": dense}
+    lists = {name: value for name, value in settings.items() if isinstance(value, (list, tuple))}
+    if not lists:
+        return Dial(keep, max_memory, shift, dense)  # type: ignore[arg-type]
+    lengths = {name: len(value) for name, value in lists.items()}
+    if len(set(lengths.values())) > 1 or 0 in lengths.values():
+        raise ValueError(f"dial: expected lists of the same length, one entry per sentence, got {lengths}")
+    common = {name: value for name, value in settings.items() if name not in lists}
+    if isinstance(keep, Tensor) and keep.dim():
+        raise ValueError("keep: a tensor cannot be combined with lists of other settings; use a list")
+    rows = zip(*lists.values(), strict=True)
+    return Dials(tuple(Dial(**common, **dict(zip(lists, row, strict=True))) for row in rows))  # type: ignore[arg-type]
 
 
 def _reachable(log_alpha_BN: Tensor, mask_BN: Tensor) -> Tensor:

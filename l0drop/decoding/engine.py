@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from l0drop.core.dial import Dials
 from l0drop.core.gates import Gates
 from l0drop.core.memory import Memory, compress, full, keep_one
 from l0drop.decoding.caches import DecoderCache
@@ -117,17 +118,18 @@ class Engine:
         *,
         gates: Gates | Tensor | None = None,
         hints: Mapping[str, Tensor] | None = None,
-        keep: float | Tensor | None = None,
-        max_memory: int | None = None,
-        shift: float | None = None,
-        dense: bool = False,
+        keep: float | Tensor | Sequence[float | None] | None = None,
+        max_memory: int | Sequence[int | None] | None = None,
+        shift: float | Sequence[float | None] | None = None,
+        dense: bool | Sequence[bool] = False,
         length_penalty_style: str = "hf",
         **generation: Any,
     ) -> Generation:
         """Encode, gate, compress and decode token ids [B, N].
 
-        `gates` replaces the model's gates; `keep`, `max_memory`, `shift` and `dense` set the dial. `generation` takes
-        generation_config's names; unset ones come from the model's generation_config.
+        `gates` replaces the model's gates; `keep`, `max_memory`, `shift` and `dense` set the dial, for all sentences or
+        as lists with one setting per sentence (None where it is unset). `generation` takes generation_config's names;
+        unset ones come from the model's generation_config.
         """
         check_names(generation, self.model.generation_config, self.argument_names)
         given = {name: generation.pop(name) for name in self.family.encoder_arguments if name in generation}
@@ -171,10 +173,10 @@ class Engine:
         *,
         gates: Gates | Tensor | None = None,
         hints: Mapping[str, Tensor] | None = None,
-        keep: float | Tensor | None = None,
-        max_memory: int | None = None,
-        shift: float | None = None,
-        dense: bool = False,
+        keep: float | Tensor | Sequence[float | None] | None = None,
+        max_memory: int | Sequence[int | None] | None = None,
+        shift: float | Sequence[float | None] | None = None,
+        dense: bool | Sequence[bool] = False,
         **encoder_arguments: Any,
     ) -> Encoded:
         """The memory of a batch of token ids [B, N], ready to be decoded."""
@@ -186,7 +188,10 @@ class Engine:
         mask_BN = real_tokens(batch.get("attention_mask"), batch["input_ids"])
         gated = isinstance(self.model, L0DropModel) and self.model.config.l0drop.enabled
         dial = {"keep": keep, "max_memory": max_memory, "shift": shift}
-        used = [name for name, value in dial.items() if value is not None]
+        used = [name for name, value in dial.items() if _is_set(value)]
+        for name, value in {**dial, "dense": dense}.items():
+            if isinstance(value, (list, tuple)) and len(value) != len(mask_BN):
+                raise ValueError(f"{name}: expected one setting for each of {len(mask_BN)} sentences, got {len(value)}")
         if gates is not None and used:
             raise ValueError(f"{used[0]}: the dial changes the model's own gates; it cannot be combined with gates")
         if used and not gated:
@@ -198,18 +203,18 @@ class Engine:
             gates = Gates(*(None if t is None else t.to(device) for t in given))  # type: ignore[arg-type]
         if gated and gates is None:
             batch["hints"] = None if hints is None else {name: hint.to(device) for name, hint in hints.items()}
-        groups = self._groups_to_encode(mask_BN)
+        groups = self._groups_to_encode(mask_BN, dense)
         view = self._view()
         if len(groups) == 1:
-            return self._encode(view, batch, mask_BN, gates, dial, dense)
+            return self._encode(view, batch, mask_BN, gates, dial, _first(dense))
         parts = []
         for group in groups:
             chosen = torch.tensor(group, device=device)
             longest = int(_lengths(mask_BN[chosen]).max())
-            group_batch, group_mask, group_gates, group_dial = (
-                _part(value, chosen, longest) for value in (batch, mask_BN, gates, dial)
+            group_batch, group_mask, group_gates, group_dial, group_dense = (
+                _part(value, chosen, longest) for value in (batch, mask_BN, gates, dial, dense)
             )
-            parts.append(self._encode(view, group_batch, group_mask, group_gates, group_dial, dense))
+            parts.append(self._encode(view, group_batch, group_mask, group_gates, group_dial, _first(group_dense)))
         return _joined(parts, groups, mask_BN.shape[1])
 
     def _encode(
@@ -217,7 +222,7 @@ class Engine:
     ) -> Encoded:
         if gates is not None or "hints" not in batch:
             return self._encode_without_gate(view, batch, mask_BN, gates, dense)
-        if dense or any(value is not None for value in dial.values()):
+        if dense or any(_is_set(value) for value in dial.values()):
             with view.dial(dense=dense, **dial):
                 output = view.get_encoder()(**batch)
         else:  # a dial that the caller has set stays in effect
@@ -258,30 +263,35 @@ class Engine:
             use_half_attention(self._base_encoder(view))
         return view
 
-    def _groups_to_encode(self, mask_BN: Tensor) -> list[list[int]]:
-        """Sentences to encode together: similar lengths, to avoid padding, and groups that fit the CPU's caches.
+    def _groups_to_encode(self, mask_BN: Tensor, dense: bool | Sequence[bool] = False) -> list[list[int]]:
+        """Sentences to encode together: all short or all dense, and of similar length (`_groups_by_length`)."""
+        sentences = list(range(len(mask_BN)))
+        if not isinstance(dense, (list, tuple)):
+            return self._groups_by_length(mask_BN, sentences)
+        parts = ([i for i in sentences if bool(dense[i]) is kind] for kind in (False, True))
+        return [group for part in parts if part for group in self._groups_by_length(mask_BN, part)]
+
+    def _groups_by_length(self, mask_BN: Tensor, sentences: list[int]) -> list[list[int]]:
+        """Similar lengths together, to avoid padding, in groups that fit the CPU's caches.
 
         One group on a GPU, where padding costs less.
         """
-        everything = [list(range(len(mask_BN)))]
         dial = getattr(self.model, "_dial", None)
-        if mask_BN.device.type != "cpu" or self.through_generate or torch.is_tensor(getattr(dial, "keep", None)):
-            return everything
+        per_sentence = isinstance(dial, Dials) or torch.is_tensor(getattr(dial, "keep", None))
+        if mask_BN.device.type != "cpu" or self.through_generate or per_sentence:
+            return [sentences]
         weights = sum(parameter.numel() for parameter in self._base_encoder(self.model).parameters())
         overhead = ENCODE_COST / max(1, weights)
-        lengths = _lengths(mask_BN).tolist()
+        lengths = _lengths(mask_BN[sentences]).tolist()
         groups = cheapest_groups(lengths, lambda members, longest: overhead + members * longest)
         parts = [part for group in groups for part in split_evenly(group, ENCODE_TOKENS // max(1, lengths[group[0]]))]
-        return parts if len(parts) > 1 else everything
+        return [[sentences[i] for i in part] for part in parts] if len(parts) > 1 else [sentences]
 
     # --- decoding ------------------------------------------------------------------------------------------------
 
     def decode(self, encoded: Encoded, *, length_penalty_style: str = "hf", **generation: Any) -> Generation:
         """Search the best outputs for a batch of memories, in groups of sentences with memories of similar length."""
-        config = self.model.config
-        positions = positions_of(self.model, "decoder")
-        vocabulary = getattr(config, "decoder_vocab_size", None) or config.vocab_size
-        search = resolve(self.model.generation_config, generation, length_penalty_style, positions, vocabulary)
+        search = self.search(length_penalty_style=length_penalty_style, **generation)
         _check_memory(encoded.memory)
         if self.through_generate:
             return self._decode_through_generate(encoded, search, generation)
@@ -301,6 +311,13 @@ class Engine:
                 lengths[chosen] = done.done_length[:, : search.returned]
         sequences = tokens.flatten(0, 1)[:, : int(lengths.max())]
         return Generation(sequences, scores.flatten(), encoded.gates, encoded.kept)
+
+    def search(self, *, length_penalty_style: str = "hf", **generation: Any) -> Search:
+        """The search that these generation settings describe; raises ValueError for one that cannot be done."""
+        config = self.model.config
+        positions = positions_of(self.model, "decoder")
+        vocabulary = getattr(config, "decoder_vocab_size", None) or config.vocab_size
+        return resolve(self.model.generation_config, generation, length_penalty_style, positions, vocabulary)
 
     def _search(
         self, decoder: Decoder, memory: Memory, sentences: Tensor, rows_B: Tensor, search: Search
@@ -417,15 +434,27 @@ def group_by_rows(rows: Sequence[int]) -> list[list[int]]:
     return cheapest_groups(rows, lambda members, longest: GROUP_COST + members * (1 + ROW_COST * longest))
 
 
+def _is_set(setting: Any) -> bool:
+    """Whether a setting of the dial is given, for at least one sentence."""
+    return any(value is not None for value in setting) if isinstance(setting, (list, tuple)) else setting is not None
+
+
+def _first(setting: bool | Sequence[bool]) -> bool:
+    """The setting that all sentences of a group share."""
+    return bool(setting[0]) if isinstance(setting, (list, tuple)) else setting  # type: ignore[return-value]
+
+
 def _lengths(mask_BN: Tensor) -> Tensor:
     """[B], the position of each sentence's last real token, counted from 1."""
     return (mask_BN * torch.arange(1, mask_BN.shape[1] + 1, device=mask_BN.device)).amax(1)
 
 
 def _part(value: Any, sentences: Tensor, length: int) -> Any:
-    """Select sentences, up to `length` positions, from tensors [B, N] or [B] and containers of them."""
+    """Select sentences, up to `length` positions, from tensors [B, N] or [B], lists of B, and containers of them."""
     if isinstance(value, Gates):
         return Gates(*(_part(tensor, sentences, length) for tensor in value))
+    if isinstance(value, (list, tuple)):
+        return [value[sentence] for sentence in sentences.tolist()]
     if isinstance(value, dict):
         return {name: _part(inner, sentences, length) for name, inner in value.items()}
     if not isinstance(value, Tensor) or value.dim() == 0:

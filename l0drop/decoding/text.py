@@ -52,13 +52,17 @@ _TOKENIZING = threading.Lock()
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A tokenized text; `name` identifies it in messages. A blank text has no ids."""
+    """A tokenized text; `name` identifies it in messages. A blank text has no ids.
+
+    dial: settings of the dial for this text alone: `keep`, `max_memory`, `shift`, `dense`.
+    """
 
     name: str
     ids: Sequence[int] = ()
     spans: Sequence[Span] = ()
     hints: Mapping[str, Sequence[int]] = field(default_factory=dict)
     cut: int = 0
+    dial: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_blank(self) -> bool:
@@ -302,7 +306,7 @@ class TextModel:
         return self.decode(sources[:middle], settings, halved) + self.decode(sources[middle:], settings, halved)
 
     def _decode(self, sources: Sequence[Source], settings: Mapping[str, Any]) -> list[Result]:
-        generation = self.engine.generate(**self._batch(sources), **settings)
+        generation = self.engine.generate(**self._batch(sources), **{**settings, **_dial(sources)})
         texts, scores = self._texts(generation.sequences), generation.scores.tolist()
         each = len(texts) // len(sources)
         lengths = _lengths(generation.sequences[::each], self.model)
@@ -465,6 +469,13 @@ def batches(sources: Sequence[Source], batch_tokens: int, least: int = 1) -> lis
     filled = np.array([index for index, source in enumerate(sources) if not source.is_blank], dtype=np.int64)
     lengths = np.array([max(least, len(sources[index].ids)) for index in filled], dtype=np.int64)
     return [filled[chosen].tolist() for chosen in length_batches(lengths, batch_tokens)]
+
+
+def _dial(sources: Sequence[Source]) -> dict[str, list[Any]]:
+    """The dials of the sources as lists, of the settings that at least one of them uses."""
+    unset = {"keep": None, "max_memory": None, "shift": None, "dense": False}
+    used = {name for source in sources for name in source.dial}
+    return {name: [source.dial.get(name, unset[name]) for source in sources] for name in unset if name in used}
 
 
 def _check_text(text: Any, name: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from l0drop.core.dial import Dial
+from l0drop.core.dial import Dial, Dials, dial_of
 from l0drop.core.gates import Gate
 from l0drop.core.memory import check_mask
 from l0drop.core.penalty import TOLERANCE, Calibration, LambdaSchedule, Sentences, SteeredLambda, calibrate
@@ -57,21 +57,23 @@ class Controls(nn.Module):
         return torch.isin(input_ids, torch.tensor(always_keep, device=input_ids.device)) & mask_BN
 
     @property
-    def _dial(self) -> Dial:
+    def _dial(self) -> Dial | Dials:
         """The innermost dial that this thread or task has set for the model."""
         return next((dial for key, dial in reversed(_DIALS.get()) if key is self._dial_key), _NO_DIAL)
 
     def dial(
         self,
-        keep: float | Tensor | None = None,
-        max_memory: int | None = None,
-        shift: float | None = None,
-        dense: bool = False,
+        keep: float | Tensor | Sequence[float | None] | None = None,
+        max_memory: int | Sequence[int | None] | None = None,
+        shift: float | Sequence[float | None] | None = None,
+        dense: bool | Sequence[bool] = False,
     ) -> "DialContext":
         """Keep more or fewer encodings than the model chose by itself, inside a `with` block; see `Dial`.
 
             with model.dial(keep=0.3):
                 tokens = model.generate(**inputs)
+
+        A list has one setting per sentence of the batch, None where it is unset; for decoding only.
 
         It acts in the thread or asyncio task that entered the block; others set their own. Of nested dials the
         innermost counts. In training, half of the sentences keep the rows that `keep` selects; in
@@ -81,7 +83,10 @@ class Controls(nn.Module):
         self._require_enabled()
         if self.training and shift is not None:
             raise ValueError("shift: moves the test-time gate; in training, use keep")
-        return DialContext(self, Dial(keep, max_memory, shift, dense))
+        dial = dial_of(keep, max_memory, shift, dense)
+        if self.training and isinstance(dial, Dials):
+            raise ValueError("dial: a list of settings works in decoding only; in training, use a tensor keep")
+        return DialContext(self, dial)
 
     def training_sparsity(self) -> float | None:
         """The sparsity of the training batches that `forward` has seen since the last `steer`, over all processes.
@@ -240,7 +245,7 @@ _LARGEST_STEP = 64.0
 _BISECTIONS = 6
 
 
-_DIALS: ContextVar[tuple[tuple[object, Dial], ...]] = ContextVar("dials", default=())
+_DIALS: ContextVar[tuple[tuple[object, Dial | Dials], ...]] = ContextVar("dials", default=())
 """The dials that are set in this thread or task, outermost first, each with the key of its model."""
 _NO_DIAL = Dial()
 
@@ -248,7 +253,7 @@ _NO_DIAL = Dial()
 class DialContext:
     """The dial of one `with` block. Dropping it without entering it warns, because then it has changed nothing."""
 
-    def __init__(self, model: Controls, dial: Dial) -> None:
+    def __init__(self, model: Controls, dial: Dial | Dials) -> None:
         self._model, self._setting = model, dial
         self._entered = False
 

@@ -26,7 +26,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from l0drop.core import hard_concrete
-from l0drop.core.dial import Dial, Draw
+from l0drop.core.dial import Dial, Dials, Draw
 from l0drop.core.gates import NOISE, Gate, Gates, gate_class, gate_name
 from l0drop.core.memory import compress, full, keep_one
 from l0drop.core.penalty import (
@@ -236,7 +236,7 @@ class L0DropModel(Controls, PreTrainedModel):
         assert run is None or len(run.layer_gates) == len(self.inner_gates), "the encoder did not iterate its layers"
         return self._gate(outputs, input_ids, attention_mask, hints, noise_key, dial, run)
 
-    def _is_short(self, dial: Dial) -> bool:
+    def _is_short(self, dial: Dial | Dials) -> bool:
         return not self.training and not dial.dense
 
     def _gate(
@@ -246,7 +246,7 @@ class L0DropModel(Controls, PreTrainedModel):
         attention_mask: Tensor | None,
         hints: Mapping[str, Tensor] | None,
         noise_key: Tensor | None,
-        dial: Dial,
+        dial: Dial | Dials,
         run: LayerRun | None,
     ) -> L0DropEncoderOutput:
         """The memory for the decoder, from encodings.
@@ -272,7 +272,8 @@ class L0DropModel(Controls, PreTrainedModel):
             if one.open_probability is not None:
                 penalty_B = penalty_B + penalty(one.open_probability, penalised_BN, l0drop.penalty)
         dropped_B = self._dropped(gates, mask_BN, always_BN, run) if self.training else None
-        draw = self._draw(gates, mask_BN, noise_key) if self.training and dial.keep is not None else None
+        sampled = self.training and isinstance(dial, Dial) and dial.keep is not None
+        draw = self._draw(gates, mask_BN, noise_key) if sampled else None
         gates = dial.turn(gates, mask_BN, l0drop.gating, self.gate.at, always_BN, draw)
         gates = keep_one(gates, mask_BN, l0drop.gating)
         if dropped_B is None:

@@ -1,12 +1,13 @@
 """The dial against its definition."""
 
 import re
+from typing import Any
 
 import pytest
 import torch
 
 from l0drop.core import hard_concrete
-from l0drop.core.dial import Dial, Draw
+from l0drop.core.dial import Dial, Dials, Draw, dial_of
 from l0drop.core.gates import Gates
 
 LENGTHS = (10, 7, 1, 3)
@@ -23,7 +24,7 @@ def gates(seed: int = 0) -> Gates:
     return Gates(hard_concrete.test_time_gate(log_alpha, 0.1) * MASK, None, log_alpha)
 
 
-def turned(dial: Dial, source: Gates, always: torch.Tensor | None = None, gating: str = "zero") -> torch.Tensor:
+def turned(dial: Dial | Dials, source: Gates, always: torch.Tensor | None = None, gating: str = "zero") -> torch.Tensor:
     return dial.turn(source, MASK, gating, at, always).values  # type: ignore[arg-type]
 
 
@@ -184,3 +185,29 @@ def test_bad_settings_are_refused_by_name() -> None:
     assert torch.equal(turned(Dial(dense=True), Gates(MASK.float())), MASK.float())
     with pytest.raises(ValueError, match="keep: expected one share, or one for each of 4 sentences, got 3"):
         turned(Dial(keep=torch.tensor([0.5, 0.5, 0.5])), gates())
+
+
+def test_a_list_has_one_setting_per_sentence() -> None:
+    always = torch.zeros_like(MASK)
+    always[1, 6] = True
+    settings: list[dict[str, Any]] = [{"keep": 0.3}, {"max_memory": 3}, {}, {"shift": -2.0}]
+    columns = {name: [setting.get(name) for setting in settings] for name in ("keep", "max_memory", "shift")}
+    together = turned(dial_of(**columns), gates(), always)
+    for row, setting in enumerate(settings):
+        assert torch.equal(together[row], turned(Dial(**setting), gates(), always)[row])
+    assert not torch.equal(together, gates().values)
+
+
+def test_bad_lists_are_refused_by_name() -> None:
+    for arguments, message in (
+        ({"keep": [0.5, 0.3], "shift": [None, 1.0]}, "choose one of keep, max_memory and shift"),
+        ({"keep": [0.5, 2.0]}, r"keep: expected a share in \(0, 1\]"),
+        ({"keep": [0.5, 0.3], "shift": [1.0]}, "lists of the same length"),
+        ({"keep": []}, "lists of the same length"),
+        ({"keep": torch.tensor([0.5, 0.3]), "shift": [None, 1.0]}, "keep: a tensor cannot be combined"),
+        ({"dense": [True, False]}, "dense: the sentences of one encoder call must agree"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            dial_of(**arguments)
+    with pytest.raises(ValueError, match="expected one setting for each of 4 sentences, got 2"):
+        turned(dial_of(keep=[0.5, 0.5]), gates())

@@ -331,6 +331,54 @@ def test_arguments_per_sentence_follow_their_sentence(monkeypatch):
         assert torch.equal(ours.kept, theirs.kept)
 
 
+DIALS = ({"keep": 0.3}, {"max_memory": 4}, {"shift": 1.5}, {"dense": True}, {}, {"keep": 0.6, "dense": True})
+
+
+@pytest.mark.parametrize(
+    ("family", "config"),
+    [
+        ("marian", {}),
+        ("t5", {"gating": "weight"}),
+        ("led", {}),
+        ("bart", {"gating": "mask", "layerwise": True}),
+        ("bart", {"layerwise": True}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("cost", [0.0, engine_module.ENCODE_COST])
+def test_each_sentence_has_its_own_dial(monkeypatch, family, config, cost):
+    """The result of a sentence is that of decoding it alone, whatever dials its neighbours have."""
+    monkeypatch.setattr(engine_module, "ENCODE_COST", cost)
+    engine = Engine(gated(family, **config))
+    batch = zoo.ragged_batch()
+    settings = {"num_beams": 3, "max_new_tokens": 9, "num_return_sequences": 2}
+    columns = {name: [dial.get(name) for dial in DIALS] for name in ("keep", "max_memory", "shift")}
+    together = engine.generate(**_inputs(batch), **columns, dense=["dense" in dial for dial in DIALS], **settings)
+    for row, dial in enumerate(DIALS):
+        length = int(batch["attention_mask"][row].sum())
+        alone = engine.generate(batch["input_ids"][row : row + 1, :length], **dial, **settings)
+        ours = together.sequences[2 * row : 2 * row + 2]
+        assert torch.equal(ours[:, : alone.sequences.shape[1]], alone.sequences)
+        torch.testing.assert_close(together.scores[2 * row : 2 * row + 2], alone.scores, atol=1e-6, rtol=0)
+        assert torch.equal(together.kept[row, :length], alone.kept[0])
+    assert len({int(kept.sum()) for kept in together.kept}) > 2
+
+
+def test_lists_of_dials_are_checked():
+    model = gated("marian")
+    with pytest.raises(ValueError, match="keep: expected one setting for each of 6 sentences, got 2"):
+        Engine(model).generate(**_inputs(), keep=[0.5, None])
+    with pytest.raises(ValueError, match="dense: expected one setting for each of 6 sentences, got 1"):
+        Engine(model).generate(**_inputs(), dense=[True])
+    plain = Engine(zoo.build("marian"))
+    with pytest.raises(ValueError, match="keep: this model has no gates"):
+        plain.generate(**_inputs(), keep=[0.5, None, None, None, None, None])
+    unset = plain.generate(**_inputs(), keep=[None] * 6, dense=[True] * 3 + [False] * 3, max_new_tokens=4)
+    assert torch.equal(unset.sequences, plain.generate(**_inputs(), max_new_tokens=4).sequences)
+    with pytest.raises(ValueError, match="in decoding only"):
+        model.train().dial(keep=[0.5, 0.5])
+
+
 @pytest.mark.parametrize(("every", "at"), [(1, 1.0), (3, 0.9), (10_000, 0.0)])
 @pytest.mark.parametrize("family", ["marian", "t5"])
 def test_removing_slots_without_descendants_changes_nothing(monkeypatch, family, every, at):

@@ -2,6 +2,7 @@
 
 import shutil
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,25 @@ def test_results_equal_those_of_generate(model: TextModel, sparse_folder: Path) 
         assert result.source_tokens == len(tokens)
         assert 0 < len(result.kept) < len(tokens), "the test needs kept and dropped tokens"
         assert result.output_tokens == int((output.sequences[0, 1:] != tokenizer.pad_token_id).sum())
+
+
+def test_a_source_may_have_its_own_dial(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a batch with other dials, and when that batch is halved."""
+    texts = [TEXTS[0], TEXTS[2], TEXTS[4], TEXTS[2]]
+    dials: list[dict[str, Any]] = [{"keep": 0.2}, {"dense": True}, {}, {"max_memory": 3}]
+    settings = model.settings(None, SETTINGS)
+    sources = [replace(source, dial=dial) for source, dial in zip(model.encode(texts), dials, strict=True)]
+    alone = [model.generate([text], **SETTINGS, **dial)[0] for text, dial in zip(texts, dials, strict=True)]
+    assert [result.text for result in model.decode(sources, settings)] == [result.text for result in alone]
+    decode_batch = model._decode
+
+    def small(batch: Any, *others: Any) -> Any:
+        if len(batch) > 1:
+            raise MemoryError
+        return decode_batch(batch, *others)
+
+    monkeypatch.setattr(model, "_decode", small)
+    assert [len(result.kept) for result in model.decode(sources, settings)] == [len(result.kept) for result in alone]
 
 
 def test_offsets_index_the_text(model: TextModel) -> None:
