@@ -300,7 +300,7 @@ class Study:
         for target in targets[1:]:
             recipes += [self.tuned(f"zero-{target:g}", seed, f"l0drop.target_sparsity={target}") for seed in seeds]
         if "rules" in parts:
-            recipes += [self.tuned(rule, 1, *rule_point(rule, "--parts").overrides) for rule in RULES]
+            recipes += [self.tuned(rule, 1, *rule_point(rule).overrides) for rule in RULES]
         if "rivals" in parts:
             recipes.append(self.tuned("cut", 1, f"model.init={self.runs / CUT}", *UNGATED))
         if "sweep" in parts:
@@ -331,7 +331,7 @@ class Study:
         metrics = json.loads((self.run_of(rule) / "metrics.json").read_text(encoding="utf-8"))
         rate = round(metrics["valid"]["sparsity"], 3)
         learned = self.tuned(f"learned-as-{rule}", 1, f"l0drop.target_sparsity={rate}")
-        chance = self.tuned(f"random-as-{rule}", 1, *rule_point(f"random:{rate}", "--parts").overrides)
+        chance = self.tuned(f"random-as-{rule}", 1, *rule_point(f"random:{rate}").overrides)
         return self.wanted([learned, chance])
 
     def gather(self) -> None:

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
+from l0drop.app.command import with_options
 from l0drop.app.interrupts import stopped_by_user
 from l0drop.app.runs import Threads
 
@@ -130,9 +131,11 @@ def _publish(result: dict[str, Any], folder: Path, some_parts: bool = False) -> 
     if warning := warning_of_analysis(result):
         log.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)
     for part, why in _omitted(result).items():
-        log.print(f"[yellow]omitted: {part}[/] ({escape(why)})", highlight=False, soft_wrap=True)
+        log.print(f"[yellow]omitted: {part}[/] ({escape(with_options(why))})", highlight=False, soft_wrap=True)
     if why := result.get("missing", {}).get("baseline"):
-        log.print(f"[yellow]not compared with a dense model[/] ({escape(why)})", highlight=False, soft_wrap=True)
+        log.print(
+            f"[yellow]not compared with a dense model[/] ({escape(with_options(why))})", highlight=False, soft_wrap=True
+        )
     _say(f"{folder / RESULT}, and {len(drawn)} figures in {folder / 'figures'}")
 
 

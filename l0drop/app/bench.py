@@ -12,7 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-bench = typer.Typer(no_args_is_help=True, help="Measure speed on this machine.")
+from l0drop.app.command import Command, Group
+from l0drop.app.numbers import listed
+
+bench = typer.Typer(cls=Group, no_args_is_help=True, help="Measure speed on this machine.")
 console = Console()
 log = Console(stderr=True)
 
@@ -53,7 +56,7 @@ def _start(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-@bench.command()
+@bench.command(cls=Command)
 def train(
     device: Annotated[str, typer.Option(help="cpu: the cost of the gate; cuda: the speed of training.")] = "cpu",
     rounds: Annotated[int | None, typer.Option(help="Rounds. Default: 10 on a CPU, 2 on a GPU.", min=1)] = None,
@@ -111,7 +114,7 @@ def _train_on_gpu(rounds: int | None, output: Path | None) -> None:
     _report(result, table, output)
 
 
-@bench.command()
+@bench.command(cls=Command)
 def layerwise(rounds: Rounds = 7, threads: Threads = 1, output: Output = None) -> None:
     """Time an encoder with gates between its layers: dropped rows removed, and masked."""
     from l0drop.bench.gates import layerwise_encoder
@@ -132,7 +135,7 @@ def layerwise(rounds: Rounds = 7, threads: Threads = 1, output: Output = None) -
     _report(result, table, output)
 
 
-@bench.command()
+@bench.command(cls=Command)
 def drift(threads: Threads = 1, output: Output = None) -> None:
     """Compare logits in low precision: short memory with dense memory, and dense memory with float32."""
     from l0drop.bench.gates import drift as measure
@@ -149,7 +152,7 @@ def drift(threads: Threads = 1, output: Output = None) -> None:
     _report(result, table, output)
 
 
-@bench.command()
+@bench.command(cls=Command)
 def decode(
     model: Annotated[str | None, typer.Argument(help="A run or model folder, or a name on the hub.")] = None,
     input_: Annotated[Path | None, typer.Option("--input", help="Text for the model to decode.")] = None,
@@ -287,7 +290,7 @@ def _verdict(found: dict[str, Any] | None, sentences: int) -> str:
     return f"[red]{verdict}[/]" if found["must_agree"] and found["different"] else verdict
 
 
-@bench.command()
+@bench.command(cls=Command)
 def dial(
     run: Annotated[Path, typer.Argument(help="A run folder, preferably trained with train.elastic.")],
     keep: Annotated[str, typer.Option(help="Shares to keep: 0.3,0.5,0.7 or 0.1:1:0.1", metavar="VALUES")],
@@ -296,7 +299,6 @@ def dial(
 ) -> None:
     """Measure quality and decoding time of one model at several settings of the dial, on its test set."""
     from l0drop.study.dial import dial_curve
-    from l0drop.study.sweep import listed
 
     _start(threads)
     result = dial_curve(run, listed(keep, "--keep"), progress=log.print)
@@ -318,7 +320,7 @@ def _dial_table(result: dict[str, Any]) -> Table:
     return table
 
 
-@bench.command()
+@bench.command(cls=Command)
 def predict(
     model: Annotated[str | None, typer.Argument(help="A run or model folder, or a name on the hub.")] = None,
     sparsity: Annotated[

@@ -13,6 +13,7 @@ from l0drop import __version__
 from l0drop.app import runs
 from l0drop.app.analyze import analyze
 from l0drop.app.bench import bench
+from l0drop.app.command import Command, Group
 from l0drop.app.demo import demo
 from l0drop.app.evaluate import evaluate
 from l0drop.app.explain import explain
@@ -25,7 +26,7 @@ IMPORTS = "L0DROP_IMPORT"
 DRAWING = ("demo", "report", "analyze")
 """Commands that draw figures."""
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(cls=Group, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def print_version(asked: bool) -> None:
@@ -66,16 +67,16 @@ def options(
     import_modules(modules)
 
 
-app.command()(demo)
-app.command()(runs.prepare)
-app.command()(runs.train)
-app.command()(sweep)
-app.command()(translate)
-app.command("summarize", help="An alias of translate.")(translate)
-app.command()(explain)
-app.command()(evaluate)
-app.command()(report)
-app.command()(analyze)
+app.command(cls=Command)(demo)
+app.command(cls=Command)(runs.prepare)
+app.command(cls=Command)(runs.train)
+app.command(cls=Command)(sweep)
+app.command(cls=Command)(translate)
+app.command("summarize", cls=Command, help="An alias of translate.")(translate)
+app.command(cls=Command)(explain)
+app.command(cls=Command)(evaluate)
+app.command(cls=Command)(report)
+app.command(cls=Command)(analyze)
 app.add_typer(bench, name="bench")
 
 

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
+from l0drop.app.command import with_options
 from l0drop.app.interrupts import stopped_by_user
 from l0drop.app.runs import Dtype, Threads
 
@@ -365,7 +366,8 @@ def tail_table(metrics: Mapping[str, Any]) -> RichTable | None:
     of_pair = "tail" in run
     other = "baseline" if of_pair else "dense"
     reference = "dense output" if "references" in metrics else "human reference"
-    rows, head = tail_rows(found["tail"], reference), ["tail risk", "system", other, reference]
+    rows = [[with_options(cell) for cell in row] for row in tail_rows(found["tail"], reference)]
+    head = ["tail risk", "system", other, reference]
     if not of_pair:  # baseline and reference are the same outputs, so none can gain
         chrf = found["tail"]["chrf"]
         rows[:2] = [[f"sentences under {100 - chrf['threshold']:.0f} chrF", f"{chrf['losing']:.1%}", "", ""]]

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from l0drop.app.interrupts import stopped_by_user
+from l0drop.app.numbers import listed
 from l0drop.app.runs import Overrides, RecipeFile, Runs, Threads
 
 console = Console()
@@ -52,13 +53,13 @@ def sweep(
     loaded = load_recipe(recipe, set_ or [])
     import torch
 
-    from l0drop.study.sweep import lambda_point, listed, rule_point, target_point
+    from l0drop.study.sweep import lambda_point, rule_point, target_point
     from l0drop.study.sweep import sweep as run_sweep
     from l0drop.training.run import Interrupted
 
     points = [lambda_point(value) for value in listed(lambda_, "--lambda")] if lambda_ is not None else []
     points += [target_point(value) for value in listed(target, "--target")] if target is not None else []
-    points += [rule_point(rule, "--rules") for rule in rules.split(",")] if rules is not None else []
+    points += [rule_point(rule) for rule in rules.split(",")] if rules is not None else []
     if not points:
         raise ValueError("--lambda, --target or --rules: give at least one of them, such as --target 0.2,0.4,0.6")
     if threads is not None:

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from l0drop.app.command import with_options
 from l0drop.app.runs import Dtype
 
 if TYPE_CHECKING:
@@ -345,7 +346,7 @@ def summary_lines(totals: "Totals", before: "Totals", seconds: float, gated: boo
 
 
 def warn(text: str) -> None:
-    log.print(f"[yellow]warning:[/] {escape(text)}", highlight=False, soft_wrap=True)
+    log.print(f"[yellow]warning:[/] {escape(with_options(text))}", highlight=False, soft_wrap=True)
 
 
 @contextmanager

@@ -275,7 +275,7 @@ def ctranslate2_library() -> Any:
         import ctranslate2
     except ImportError:
         raise ValueError(
-            "ctranslate2: not installed; pip install 'l0drop[bench]', or choose --systems without ct2"
+            "ctranslate2: not installed; pip install 'l0drop[bench]', or choose `systems` without ct2"
         ) from None
     return ctranslate2
 
@@ -295,7 +295,7 @@ def convert(model: PreTrainedModel, folder: Path, compute_type: str = "float32")
     family = base.config.model_type
     if family not in (*_NORMALIZES, "t5"):
         able = ", ".join((*_NORMALIZES, "t5"))
-        raise ValueError(f"ct2: supports {able}, not {family}; choose --systems without ct2-float32 and ct2-int8")
+        raise ValueError(f"ct2: supports {able}, not {family}; choose `systems` without ct2-float32 and ct2-int8")
     if family != "t5":
         base.config.normalize_before, base.config.normalize_embedding = _NORMALIZES[family]
     loader = converters.T5Loader() if family == "t5" else converters.BartLoader()

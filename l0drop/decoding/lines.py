@@ -56,7 +56,7 @@ class Lines:
         if lines and (self.number != lines or self.digest != digest):
             raise CorpusError(
                 f"{self.name}: the first {lines} lines differ from those that the interrupted run read; give the same "
-                "input, or start again with --restart"
+                "input, or start again with `restart=True`"
             )
 
     def location(self, number: int) -> str:
@@ -81,7 +81,7 @@ class Lines:
         except UnicodeDecodeError as error:
             raise CorpusError(
                 f"{self.location(self.number)}: not valid UTF-8 at byte {error.start} of the line ({error.reason}); "
-                "fix it, or use --errors replace"
+                'fix it, or use `errors="replace"`'
             ) from error
         return text.removeprefix("\ufeff") if self.number == 1 else text
 
@@ -94,7 +94,7 @@ class Lines:
         if isinstance(value, dict):
             if self._field not in value:
                 fields = ", ".join(value) or "no fields"
-                raise CorpusError(f"{location}: no field {self._field!r}; found {fields} (choose one with --field)")
+                raise CorpusError(f"{location}: no field {self._field!r}; found {fields} (choose one with `field`)")
             value = value[self._field]
         if not isinstance(value, str):
             raise CorpusError(f"{location}: expected a text, or an object with a text under {self._field!r}")
@@ -103,7 +103,8 @@ class Lines:
         except UnicodeEncodeError as error:  # JSON can contain half of a surrogate pair, which is not a character
             if self._errors == "strict":
                 raise CorpusError(
-                    f"{location}: half of a surrogate pair at character {error.start}; fix it, or use --errors replace"
+                    f"{location}: half of a surrogate pair at character {error.start}; "
+                    'fix it, or use `errors="replace"`'
                 ) from error
             value = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return value

@@ -86,7 +86,7 @@ def locked_output(output: Path, *, resume: bool = False, restart: bool = False) 
     Partial output of an interrupted run is an error, unless it is to be resumed or discarded.
     """
     if output.exists() and not output.is_file():
-        raise ValueError(f"{output}: is not a regular file; omit --output and redirect standard output instead")
+        raise ValueError(f"{output}: is not a regular file; omit `output` and redirect standard output instead")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(_lock_of(output), timeout=0)
@@ -99,8 +99,8 @@ def locked_output(output: Path, *, resume: bool = False, restart: bool = False) 
         before = None if restart else _read(output)
         if before is not None and not resume:
             raise ValueError(
-                f"{_partial_of(output)}: an interrupted run left {before['lines']} lines here; use --resume to "
-                "continue, or --restart to discard them"
+                f"{_partial_of(output)}: an interrupted run left {before['lines']} lines here; use `resume=True` to "
+                "continue, or `restart=True` to discard them"
             )
         yield
     finally:
@@ -148,19 +148,19 @@ def refuse_clashes(input_: Path | int | None, output: Path | None, summary: Path
     """
     name = "standard input" if isinstance(input_, int) else input_
     sides = [] if output is None else [_partial_of(output), _record_of(output), _lock_of(output)]
-    for option, path in (("--output", output), ("--summary", summary)):
+    for role, path in (("`output`", output), ("`summary`", summary)):
         if path is not None and path.name.endswith(ENDINGS):
-            raise ValueError(f"{option}: {path} has the name of an interrupted run's file; choose another name")
+            raise ValueError(f"{role}: {path} has the name of an interrupted run's file; choose another name")
     if _same_file(input_, output):
-        raise ValueError(f"--output: {output} is the input file, which would be overwritten")
+        raise ValueError(f"`output`: {output} is the input file, which would be overwritten")
     for side in sides:
         if _same_file(input_, side):
             raise ValueError(
-                f"--input: {name} is the file {side}, which --output {output} overwrites; rename one of them"
+                f"`input`: {name} is the file {side}, which `output` {output} overwrites; rename one of them"
             )
-    for option, other in (("--output", output), ("--input", input_), *(("a file of --output", side) for side in sides)):
+    for role, other in (("`output`", output), ("`input`", input_), *(("a file of `output`", side) for side in sides)):
         if _same_file(summary, other):
-            raise ValueError(f"--summary: {summary} is also {option} and would be overwritten")
+            raise ValueError(f"`summary`: {summary} is also {role} and would be overwritten")
 
 
 def _same_file(one: Path | int | None, other: Path | int | None) -> bool:
@@ -184,7 +184,7 @@ def _written(partial: Path, record: Mapping[str, Any]) -> "hashlib._Hash":
             left -= len(block)
     if digest.hexdigest() != record["output_sha256"]:
         raise ValueError(
-            f"{partial}: was changed after the interrupted run wrote it; restore the file, or use --restart"
+            f"{partial}: was changed after the interrupted run wrote it; restore the file, or use `restart=True`"
         )
     return digest
 
@@ -199,7 +199,7 @@ def _same(output: Path, facts: Mapping[str, Any]) -> dict[str, Any] | None:
     if different:
         raise ValueError(
             f"{_partial_of(output)}: the interrupted run had other settings (different: {', '.join(different)}); give "
-            "the same model and settings, or start again with --restart"
+            "the same model and settings, or start again with `restart=True`"
         )
     return record
 
@@ -215,9 +215,9 @@ def _read(output: Path) -> dict[str, Any] | None:
             raise ValueError("another version of l0drop wrote it")
         valid = isinstance(read["output_sha256"], str) and partial.stat().st_size >= read["output_bytes"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{record}: damaged ({error}); start again with --restart") from error
+        raise ValueError(f"{record}: damaged ({error}); start again with `restart=True`") from error
     if not valid:
-        raise ValueError(f"{record}: does not belong to {partial.name}; start again with --restart")
+        raise ValueError(f"{record}: does not belong to {partial.name}; start again with `restart=True`")
     return read
 
 

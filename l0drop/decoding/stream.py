@@ -208,7 +208,7 @@ def _decode_share(
         totals.halved += 1
         warn(
             f"{batch[0].name}: out of memory with {len(batch)} lines of up to {max(len(s.ids) for s in batch)} tokens; "
-            "trying again with half of them (a smaller --batch-tokens avoids this)"
+            "trying again with half of them (a smaller `batch_tokens` avoids this)"
         )
 
     try:

@@ -190,7 +190,8 @@ def _of_run(folder: Path, metrics: dict[str, Any], margin: float | None) -> Find
         value, sparsity = scored.get("score", {}).get("value"), scored.get("sparsity")
         rows = [Row(metrics["name"], role, value, sparsity, speed=_speed(folder), folder=folder)]
     evaluations = {metrics["name"]: evaluation}
-    return _complete(folder, "run", metrics["name"], rows, evaluations, [], metrics, f"{folder} --baseline RUN", margin)
+    command = f"l0drop evaluate {folder} --baseline RUN"
+    return _complete(folder, "run", metrics["name"], rows, evaluations, [], metrics, command, margin)
 
 
 def _of_sweep(folder: Path, margin: float | None) -> Findings:
@@ -213,7 +214,8 @@ def _of_sweep(folder: Path, margin: float | None) -> Findings:
     first = _dense_rows(sweep["baseline"]["run"], continued["run"], trained, evaluations)
     settings = next(iter(sweep["points"]), continued)
     metrics = {**settings, **{key: sweep[key] for key in SOFTWARE if key in sweep}, split: continued[split]}
-    return _complete(folder, "sweep", sweep["name"], [*first, *rows], evaluations, notes, metrics, str(folder), margin)
+    command = f"l0drop evaluate {folder}"
+    return _complete(folder, "sweep", sweep["name"], [*first, *rows], evaluations, notes, metrics, command, margin)
 
 
 def _of_demo(folder: Path, metrics: dict[str, Any], margin: float | None) -> Findings:
@@ -230,7 +232,7 @@ def _of_demo(folder: Path, metrics: dict[str, Any], margin: float | None) -> Fin
         sparse = Row("sparse", "sparse", value, metrics["sparsity"], change, speed=speed, folder=folder / "sparse")
     rows = [*_dense_rows("baseline", continued, systems, evaluations), sparse]
     name = f"demo: {metrics['task']}, gating {metrics['gating']}"
-    command = f"{folder / 'sparse'} --baseline {folder / continued}"
+    command = f"l0drop evaluate {folder / 'sparse'} --baseline {folder / continued}"
     metrics = {**metrics, "test": systems["sparse"]}
     return _complete(folder, "demo", name, rows, evaluations, notes, metrics, command, margin)
 
@@ -255,7 +257,7 @@ def _complete(
     notes: list[str], metrics: dict[str, Any], command: str, margin: float | None,
 ) -> Findings:  # fmt: skip
     """The parts that all kinds of folders share. evaluations: by run; notes: why some of them are not used; command:
-    the arguments for `l0drop evaluate`."""
+    the command that compares them."""
     runs = [row for row in rows if row.folder is not None]
     judged = [row for row in runs if row.compared is not None]
     known = {run: found for run, found in evaluations.items() if found is not None}
@@ -312,9 +314,7 @@ def _missing(analysed: list[Path], runs: list[Row], judged: list[Row], command: 
     points = [row for row in runs if row.is_gated]
     notes = []
     if len(judged) < len(points):
-        notes.append(
-            f"{len(judged)} of {len(points)} models were compared with a dense model: l0drop evaluate {command}"
-        )
+        notes.append(f"{len(judged)} of {len(points)} models were compared with a dense model: {command}")
     if points and all(row.speed is None for row in points):
         folder = points[-1].folder
         notes.append(f"Speed was not measured: l0drop bench decode {folder} --input FILE --json {folder}/bench.json")

@@ -126,7 +126,7 @@ def read_test_text(run: Path) -> EvaluationText:
     """The test text of a run's recipe, cut into examples as in training."""
     recipe = load_recipe(run / "recipe.yaml")
     if "test" not in recipe.data.splits:
-        raise CorpusError(f"{run / 'recipe.yaml'}: data.test is missing; name --source and --reference")
+        raise CorpusError(f"{run / 'recipe.yaml'}: data.test is missing; give `source` and `reference`")
     text, prefix = open_split(recipe.data, "test"), recipe.data.source_prefix
     pairs: Iterable[Pair] = text
     if recipe.data.documents:
@@ -466,16 +466,16 @@ def examples(
 def check_folder(folder: Path) -> None:
     """Refuse a folder that holds something other than an evaluation."""
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--output {folder}: is a file; name a folder")
+        raise ValueError(f"`output` {folder}: is a file; name a folder")
     if (folder / "recipe.yaml").exists():
-        raise ValueError(f"--output {folder}: is a run, whose {METRICS_FILE} comes from training; name another folder")
+        raise ValueError(f"`output` {folder}: is a run, whose {METRICS_FILE} comes from training; name another folder")
     if (file := folder / METRICS_FILE).exists():
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
         except ValueError:
             found = None
         if not isinstance(found, dict) or found.get("what") != "evaluation":
-            raise ValueError(f"--output {folder}: its {METRICS_FILE} is not from an evaluation; name another folder")
+            raise ValueError(f"`output` {folder}: its {METRICS_FILE} is not from an evaluation; name another folder")
 
 
 def write(folder: Path, metrics: dict[str, Any], files: Files) -> None:

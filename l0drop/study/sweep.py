@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,6 @@ from l0drop.study.parallel import train_in_parallel
 from l0drop.training.inputs import check_inputs
 from l0drop.training.run import open_run, prepare, train
 
-MOST = 1000
-"""Values that a range may have; more are taken for a typing error."""
 BASELINE, CONTINUED = "baseline", "continued"
 EARLIER_CONTINUED = "reference"
 SUMMARY, TIMINGS = "sweep.json", "timings.json"
@@ -76,52 +73,28 @@ def target_point(value: float) -> Point:
     return Point("target", value, ("l0drop.lambda_=null", "l0drop.ramp=null", f"l0drop.target_sparsity={value!r}"))
 
 
-def rule_point(text: str, option: str) -> Point:
+def rule_point(text: str) -> Point:
     """A gate by rule, fine-tuned like the others: its name, and a rate if it takes one: `pos` or `random:0.45`."""
     name, given, rate = text.strip().partition(":")
     if name == "learned":
-        raise ValueError(f"{option}: {name} is not a rule; --lambda and --target train the learned gate")
+        raise ValueError(f"`rules`: {name} is not a rule; `lambda_` and `target` train the learned gate")
     takes_rate = "rate" in inspect.signature(gate_class(name).__init__).parameters
     if takes_rate and not given:
-        raise ValueError(f"{option}: {name} needs a rate, such as {name}:0.5")
+        raise ValueError(f"`rules`: {name} needs a rate, such as {name}:0.5")
     if given and not takes_rate:
-        raise ValueError(f"{option}: {name} takes no rate; write {name} alone")
+        raise ValueError(f"`rules`: {name} takes no rate; write {name} alone")
     try:
         value = float(rate) if given else None
     except ValueError:
-        raise ValueError(f"{option}: {rate!r} is not a number; write {name}:0.5") from None
+        raise ValueError(f"`rules`: {rate!r} is not a number; write {name}:0.5") from None
     arguments = {} if value is None else {"rate": value}
     try:
         gate_class(name)(**arguments)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{option} {text}: {error}") from None
+        raise ValueError(f"`rules` {text}: {error}") from None
     unsteered = ("l0drop.target_sparsity=null", "l0drop.ramp=null", "l0drop.start=null", "l0drop.lambda_=0")
     rule = ("l0drop.layerwise=false", f"l0drop.gate={name}", f"l0drop.gate_args={json.dumps(arguments)}")
     return Point(name, value, (*UNLEARNED, *unsteered, *rule))
-
-
-def listed(text: str, option: str) -> list[float]:
-    """The numbers in `0.1,0.5`, in `0.1:1.5:0.1` (first, last, step; the last is included), or in a mix of both."""
-    numbers: dict[float, None] = {}
-    for part in text.split(","):
-        try:
-            ends = [Decimal(end.strip()) for end in part.split(":")]
-            if len(ends) not in (1, 3) or not all(end.is_finite() for end in ends):
-                raise InvalidOperation
-        except InvalidOperation:
-            raise ValueError(
-                f"{option}: {part!r} is neither a number nor FIRST:LAST:STEP, such as 0.1:1.5:0.1"
-            ) from None
-        first, last, step = ends if len(ends) == 3 else (ends[0], ends[0], Decimal(1))
-        if step <= 0 or last < first:
-            raise ValueError(
-                f"{option}: {part!r} has no values: the last number should not be below the first, and the step above 0"
-            )
-        if last - first > MOST * step:
-            raise ValueError(f"{option}: {part!r} has more than {MOST} values")
-        # in decimals, so that 0.1:0.3:0.1 has 0.3 in it
-        numbers |= dict.fromkeys(float(first + i * step) for i in range(int((last - first) / step) + 1))
-    return list(numbers)
 
 
 def sweep(

@@ -134,7 +134,7 @@ def _negations_missing(
     """Sentences that are negated in the source (in the reference if the source language has no list) but not in the
     output."""
     if languages is None:
-        return {"counted": False, "why": "the languages are not known (give --languages en-de)"}
+        return {"counted": False, "why": "the languages are not known (give `languages`)"}
     source, target = languages
     if target not in NEGATIONS:
         return {"counted": False, "why": f"no word list for {target}; there are lists for {', '.join(NEGATIONS)}"}

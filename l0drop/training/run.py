@@ -60,7 +60,7 @@ def open_run(recipe: Recipe, runs: Path = RUNS) -> Path:
         if different and not _is_unused(folder):
             raise RecipeError(
                 f"{folder}: this folder holds a run of another recipe (different: {', '.join(sorted(different))}); "
-                "choose another name (--set name=...) or delete the folder"
+                "choose another `name` in the recipe, or delete the folder"
             )
         if not different:
             return folder

@@ -648,7 +648,7 @@ class L0DropTrainer(Trainer):
     @property
     def _advice(self) -> str:
         return (
-            f"the last good checkpoint is in {self.checkpoint_folder}. Train again under another name (--set name=...) "
+            f"the last good checkpoint is in {self.checkpoint_folder}. Train again under another `name` of the recipe, "
             "with a lower train.learning_rate or train.clip"
         )
 
@@ -660,7 +660,7 @@ class L0DropTrainer(Trainer):
         if different:
             raise TrainingError(
                 f"{checkpoint}: was trained with another {' and another '.join(different)}; restore the old one, or "
-                "train under another name (--set name=...)"
+                "train under another `name` of the recipe"
             )
         if self.gated:
             self.model.schedule.load_state_dict(self.progress.schedule)

@@ -47,7 +47,7 @@ def test_the_number_of_lines_follows_from_the_line_feeds(data: bytes) -> None:
 
 
 def test_invalid_utf8_is_reported_with_its_line() -> None:
-    with pytest.raises(CorpusError, match="in, line 2: not valid UTF-8 at byte 1 of the line .*--errors replace"):
+    with pytest.raises(CorpusError, match='in, line 2: not valid UTF-8 at byte 1 of the line .*`errors="replace"`'):
         read(b"fine\na\xff\n")
     assert read(b"fine\na\xff\n", errors="replace") == ["fine", "a\ufffd"]
 

@@ -74,7 +74,7 @@ def test_partial_output_is_not_lost_by_accident(tmp_path: Path) -> None:
     output = tmp_path / "out.txt"
     interrupt(output)
     with pytest.raises(
-        ValueError, match=r"an interrupted run left 1 lines here; use --resume to continue, or --restart"
+        ValueError, match=r"an interrupted run left 1 lines here; use `resume=True` to continue, or `restart=True`"
     ):
         write(output, ["a\n"])
     with pytest.raises(ValueError, match=r"had other settings \(different: settings\)"):
@@ -100,7 +100,7 @@ def test_a_bad_record_is_an_error(tmp_path: Path) -> None:
     output = tmp_path / "out.txt"
     interrupt(output)
     (tmp_path / "out.txt.partial").write_text("")
-    with pytest.raises(ValueError, match="does not belong to out.txt.partial; start again with --restart"):
+    with pytest.raises(ValueError, match="does not belong to out.txt.partial; start again with `restart=True`"):
         write(output, ["a\n"], resume=True)
     (tmp_path / "out.txt.partial.json").write_text("{")
     with pytest.raises(ValueError, match="out.txt.partial.json: damaged"):
@@ -130,7 +130,7 @@ def test_changed_partial_output_is_not_resumed(tmp_path: Path) -> None:
     partial.write_text("b\n")
     with pytest.raises(
         ValueError,
-        match=r"out\.txt\.partial: was changed after the interrupted run wrote it; restore the file, or use --restart",
+        match=r"out\.txt\.partial: was changed after the interrupted run wrote it; restore the file, or use `restart",
     ):
         write(output, ["a\n", "c\n"], resume=True)
     assert partial.read_text() == "b\n"
@@ -147,7 +147,7 @@ def test_a_record_of_another_version_is_not_resumed(tmp_path: Path) -> None:
     interrupt(output)
     values = json.loads(record.read_text())
     record.write_text(json.dumps({**values, "format": 1}))
-    with pytest.raises(ValueError, match="another version of l0drop wrote it.*--restart"):
+    with pytest.raises(ValueError, match="another version of l0drop wrote it.*`restart=True`"):
         write(output, ["a\n"], resume=True)
     del values["output_sha256"]
     record.write_text(json.dumps(values))
@@ -177,18 +177,18 @@ def test_an_input_that_the_output_would_overwrite_is_refused(tmp_path: Path, nam
         given = tmp_path / "linked" / name
     with (folder / name).open("rb") as opened:
         given = opened.fileno() if link == "descriptor" else given
-        with pytest.raises(ValueError, match=r"^--(output: .* is the input file|input: .* is the file .*out\.txt)"):
+        with pytest.raises(ValueError, match=r"^`(output`: .* is the input file|input`: .* is the file .*out\.txt)"):
             refuse_clashes(given, folder / "out.txt", None)
         refuse_clashes(given, folder / "other.txt", None)
 
 
 @pytest.mark.parametrize("name", ["out.txt", "in.txt"])
 def test_a_summary_that_would_overwrite_another_file_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="^--summary: .* is also --.*put and would be overwritten"):
+    with pytest.raises(ValueError, match="^`summary`: .* is also `.*put` and would be overwritten"):
         refuse_clashes(tmp_path / "in.txt", tmp_path / "out.txt", tmp_path / "x" / ".." / name)
     (tmp_path / name).write_text("mine")
     os.link(tmp_path / name, tmp_path / "linked.json")
-    with pytest.raises(ValueError, match="^--summary: .* is also --.*put and would be overwritten"):
+    with pytest.raises(ValueError, match="^`summary`: .* is also `.*put` and would be overwritten"):
         refuse_clashes(tmp_path / "in.txt", tmp_path / "out.txt", tmp_path / "linked.json")
 
 
@@ -199,5 +199,5 @@ def test_files_of_an_interrupted_run_are_not_overwritten(tmp_path: Path, name: s
             refuse_clashes(None, output, summary)
     (tmp_path / name).write_text("mine")
     (tmp_path / "totals.json").symlink_to(tmp_path / name)
-    with pytest.raises(ValueError, match="is also a file of --output"):
+    with pytest.raises(ValueError, match="is also a file of `output`"):
         refuse_clashes(None, tmp_path / "out.txt", tmp_path / "totals.json")

@@ -26,7 +26,6 @@ from l0drop.study.sweep import (
     Point,
     continued_in,
     lambda_point,
-    listed,
     rule_point,
     start_of,
     sweep,
@@ -37,41 +36,6 @@ from tests.integration.test_training_commands import ENVIRONMENT, command, free_
 from tests.training import tiny
 
 QUIET = Console(quiet=True)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("0.1:1.5:0.1", [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5]),
-        ("0.1:0.35:0.1", [0.1, 0.2, 0.3]),
-        ("0.2, 0.4,0.6", [0.2, 0.4, 0.6]),
-        ("0.5,0.1:0.3:0.1,0.2", [0.5, 0.1, 0.2, 0.3]),
-        ("2", [2.0]),
-    ],
-)
-def test_numbers_and_ranges(text: str, expected: list[float]) -> None:
-    assert listed(text, "--lambda") == expected
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "a",
-        "0.1:0.2",
-        "0.1:0.2:0",
-        "0.3:0.1:0.1",
-        "0.1:0.3:-0.1",
-        "0.1,,0.2",
-        "nan",
-        "1:inf:1",
-        "0:1:1e-9",
-        "0:1e999999:1e-999999",
-    ],
-)
-def test_malformed_lists_are_named(text: str) -> None:
-    with pytest.raises(ValueError, match="--lambda: "):
-        listed(text, "--lambda")
 
 
 def rendered(content: Any) -> str:
@@ -413,7 +377,7 @@ def test_two_processes_train_each_point_together(whole: tuple[str, Path], tmp_pa
 
 def test_gates_by_rule_are_points_too(baseline: Path, tmp_path: Path) -> None:
     recipe = parse_recipe(tiny_sweep(tmp_path, str(baseline)), "test")
-    points = [rule_point("random:0.5", "--rules"), rule_point("group", "--rules"), rule_point("freq", "--rules")]
+    points = [rule_point("random:0.5"), rule_point("group"), rule_point("freq")]
     summary = sweep(recipe, points, tmp_path / "runs", console=QUIET)
     found = {entry["kind"]: entry for entry in summary["points"]}
     assert set(found) == {"random", "group", "freq"}
@@ -433,7 +397,7 @@ def test_rules_drop_settings_that_need_a_learned_gate(baseline: Path, tmp_path: 
     train = {"steps": 2, "elastic": True, "freeze": "all_but_gate"}
     section = {"gating": "mask", "layerwise": True, "target_sparsity": 0.4}
     recipe = parse_recipe(tiny_sweep(tmp_path, str(baseline), l0drop=section, train=train), "test")
-    summary = sweep(recipe, [rule_point("group", "--rules")], tmp_path / "runs", console=QUIET)
+    summary = sweep(recipe, [rule_point("group")], tmp_path / "runs", console=QUIET)
     assert summary["points"][0]["sparsity"] > 0
     stored = load_recipe(tmp_path / "runs" / "tiny-sweep" / "group" / "recipe.yaml")
     assert stored.l0drop is not None
@@ -448,14 +412,14 @@ def test_rules_drop_settings_that_need_a_learned_gate(baseline: Path, tmp_path: 
         ("pos:0.5", "takes no rate"),
         ("random:x", "not a number"),
         ("pso", "pso"),
-        ("random:2", "--rules random:2: rate"),
-        ("random:nan", "--rules random:nan: rate"),
+        ("random:2", "`rules` random:2: rate"),
+        ("random:nan", "`rules` random:nan: rate"),
         ("learned", "is not a rule"),
     ],
 )
 def test_invalid_rules_are_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        rule_point(text, "--rules")
+        rule_point(text)
 
 
 def test_a_sweep_of_missing_text_leaves_no_folder(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def annotator_for(
     why: str | None = None
     analysis: Annotator = Untagged(tokenizer)
     if tagging.assumed and tagging.language == "en" and not looks_english(sources):
-        why = "the source does not look like English, the only language of the tagger; if it is, give --language en"
+        why = 'the source does not look like English, the only language of the tagger; if it is, give `language="en"`'
     else:
         try:
             analysis = TextAnnotator((LABEL,), tokenizer, tagging.tagger, tagging.language)

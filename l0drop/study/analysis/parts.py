@@ -105,7 +105,7 @@ def chosen_parts(subject: Subject, only: Sequence[str] | None) -> tuple[list[str
     raises ValueError."""
     for name in only or ():
         if name not in NEEDS:
-            raise ValueError(f"--only: {name!r} is not one of {', '.join(NEEDS)}")
+            raise ValueError(f"`only`: {name!r} is not one of {', '.join(NEEDS)}")
     omitted = {}
     for part in only or NEEDS:
         lacking = [need for need in NEEDS[part] if need in subject.missing]
@@ -124,7 +124,7 @@ def analyze(
     material = subject.material
     for index in shown:
         if not 0 <= index < len(material):
-            raise ValueError(f"--show: there is no sentence {index}; the text has 0 to {len(material) - 1}")
+            raise ValueError(f"`show`: there is no sentence {index}; the text has 0 to {len(material) - 1}")
     device = next(iter(subject.models.values())).device
     result: dict[str, Any] = {
         "models": subject.names,

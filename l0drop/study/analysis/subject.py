@@ -74,12 +74,12 @@ def find_baseline(name: str, recipe: Recipe | None, given: str | None) -> tuple[
     if given is not None:
         return given, ""
     if recipe is None:
-        return None, f"{name} has no recipe that names its baseline; give --baseline RUN"
+        return None, f"{name} has no recipe that names its baseline; give `baseline`"
     start = recipe.model.init or recipe.model.pretrained
     if start is None:
-        return None, f"{name} was trained from scratch, so it has no baseline; give --baseline RUN"
+        return None, f"{name} was trained from scratch, so it has no baseline; give `baseline`"
     if recipe.model.init is not None and not Path(start).exists():
-        return None, f"the baseline {start} of {name} does not exist; give --baseline RUN"
+        return None, f"the baseline {start} of {name} does not exist; give `baseline`"
     return start, ""
 
 
@@ -128,7 +128,7 @@ def _roles(
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
     """The models by role, their folders, and the reasons for missing ones."""
     if isinstance(model, EntmaxModel):
-        raise ValueError(f"{name}: has sparse attention and is only compared with others; give it as --entmax {name}")
+        raise ValueError(f"{name}: has sparse attention and is only compared with others; give it as `entmax`")
     models, names, missing = {}, {}, {}
     if isinstance(model, L0DropModel):
         models["sparse"], names["sparse"] = model, name
@@ -138,18 +138,18 @@ def _roles(
         else:
             models["baseline"], names["baseline"] = load(found, device), found
             if isinstance(models["baseline"], L0DropModel | EntmaxModel):
-                raise ValueError(f"--baseline: {found} should be a plain model without gates")
+                raise ValueError(f"`baseline`: {found} should be a plain model without gates")
     else:
         if baseline is not None:
-            raise ValueError(f"--baseline: {name} has no gates, so it is a baseline itself; remove --baseline")
+            raise ValueError(f"`baseline`: {name} has no gates, so it is a baseline itself; remove `baseline`")
         models["baseline"], names["baseline"] = model, name
         missing["sparse"] = f"{name} has no gates; give a run that was trained with l0drop"
     if entmax is None:
-        missing["entmax"] = "no run with sparse attention was given (--entmax RUN)"
+        missing["entmax"] = "no run with sparse attention was given (`entmax`)"
     else:
         models["entmax"], names["entmax"] = load(entmax, device), entmax
         if not isinstance(models["entmax"], EntmaxModel):
-            raise ValueError(f"--entmax: {entmax} does not have sparse attention (l0drop.models.entmax makes it)")
+            raise ValueError(f"`entmax`: {entmax} does not have sparse attention (l0drop.models.entmax makes it)")
     return models, names, missing
 
 
@@ -252,8 +252,8 @@ def text_of(recipe: Recipe | None, reading: Reading, name: str) -> tuple[Paralle
         prefix = "" if recipe is None else recipe.data.source_prefix
         return open_text(TextCorpus(source=str(reading.source), target=target), prefix), str(reading.source)
     if reading.reference is not None:
-        raise ValueError("--reference: needs --source, whose lines it translates")
+        raise ValueError("`reference`: needs `source`, whose lines it translates")
     if recipe is None:
-        raise ValueError(f"--source: {name} has no recipe with a test set; give --source FILE")
+        raise ValueError(f"`source`: missing, and {name} has no recipe with a test set")
     split = recipe.data.splits[-1]
     return open_split(recipe.data, split, recipe.data.source_prefix), f"data.{split} of the recipe"

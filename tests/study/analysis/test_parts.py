@@ -196,7 +196,7 @@ def test_maps_of_sentences(whole) -> None:
         np.testing.assert_allclose(baseline.sum(1), 1, atol=5e-3)
         kept = np.array(sentence["kept"])
         np.testing.assert_allclose(sentence["systems"]["baseline"]["on_dropped"], baseline[:, ~kept].sum(1), atol=5e-3)
-    with pytest.raises(ValueError, match="--show: there is no sentence 10"):
+    with pytest.raises(ValueError, match="`show`: there is no sentence 10"):
         analyze(subject, ["maps"], [10])
     assert [m["sentence"] for m in analyze(subject, ["maps"], [4])["maps"]] == [4]
 
@@ -233,7 +233,7 @@ def test_a_baseline_alone(runs, baseline) -> None:
     assert "sparsity" not in result
     assert len(result["maps"]) == 3
     with (
-        pytest.raises(ValueError, match="--baseline: .* is a baseline itself"),
+        pytest.raises(ValueError, match="`baseline`: .* is a baseline itself"),
         opened(str(baseline), Reading(), baseline=str(runs / "sparse")),
     ):
         pass
@@ -266,7 +266,7 @@ def test_languages(runs, tmp_path) -> None:
     assert looks_english(["the dog sees a cat ."])
     with opened(str(runs / "sparse"), Reading(source=file)) as subject:
         result = analyze(subject, None)
-        with pytest.raises(ValueError, match="groups: the source does not look like English.*--language en"):
+        with pytest.raises(ValueError, match='groups: the source does not look like English.*`language="en"`'):
             analyze(subject, ["groups"])
     assert set(result["left_out"]) == {"groups", "interventions"}
     assert result["words"]["tokens"] > 0, "words are found without a tagger"
@@ -286,13 +286,13 @@ def test_refusals(runs, baseline, tmp_path) -> None:
             pass
 
     refused("no-such-run", tmp_path / "no-such-run")
-    refused("--baseline: .* should be a plain model", runs / "sparse", baseline=str(runs / "mask"))
-    refused("--entmax: .* does not have sparse attention", runs / "sparse", entmax=str(baseline))
-    refused("sparse attention and is only compared with others; give it as --entmax", runs / "entmax")
-    refused("--source: .* has no recipe with a test set", tmp_path_model(runs, tmp_path))
-    refused("--reference: needs --source", runs / "sparse", Reading(reference=tmp_path / "x"))
+    refused("`baseline`: .* should be a plain model", runs / "sparse", baseline=str(runs / "mask"))
+    refused("`entmax`: .* does not have sparse attention", runs / "sparse", entmax=str(baseline))
+    refused("sparse attention and is only compared with others; give it as `entmax`", runs / "entmax")
+    refused("`source`: .* has no recipe with a test set", tmp_path_model(runs, tmp_path))
+    refused("`reference`: needs `source`", runs / "sparse", Reading(reference=tmp_path / "x"))
     fine = opened(str(runs / "sparse"), Reading(sentences=4))
-    with fine as subject, pytest.raises(ValueError, match="--only: 'mess' is not one of mass, maps"):
+    with fine as subject, pytest.raises(ValueError, match="`only`: 'mess' is not one of mass, maps"):
         analyze(subject, ["mess"])
 
 
@@ -310,7 +310,7 @@ def test_a_model_folder_has_no_baseline(runs, tmp_path) -> None:
     file.write_text("the dog sees a cat .\nthe bird finds a road .\n", encoding="utf-8")
     with opened(str(tmp_path_model(runs, tmp_path)), Reading(source=file)) as subject:
         result = analyze(subject, ["mass", "entropy"])
-    assert "has no recipe that names its baseline; give --baseline RUN" in result["missing"]["baseline"]
+    assert "has no recipe that names its baseline; give `baseline`" in result["missing"]["baseline"]
     assert list(result["mass"]["systems"]) == ["sparse"]
     assert "baseline" not in result["entropy"]
 
