@@ -30,8 +30,9 @@ from l0drop.models.quiet import quiet_libraries
 from l0drop.models.sparsify import sparsify
 from l0drop.recipe import Recipe, parse_recipe
 from l0drop.runs.provenance import provenance
+from l0drop.training.fast import MULTIPLE
 from l0drop.training.ragged import any_shape
-from l0drop.training.trainer import MULTIPLE, L0DropTrainer
+from l0drop.training.trainer import L0DropTrainer
 
 Progress = Callable[[str], None]
 

@@ -29,6 +29,18 @@ def penalty(open_probability_BN: Tensor, mask_BN: Tensor, reduction: Reduction =
     return total_B if reduction == "sum" else total_B / mask_BN.sum(1).clamp_min(1)
 
 
+def penalised(
+    loss: Tensor,
+    penalty: Tensor,
+    lambda_: float | Tensor,
+    *,
+    sentences: int = 1,
+    of_sentences: int | Tensor = 1,
+) -> Tensor:
+    """loss + λ · penalty, where the penalty is the mean over a batch: `sentences` of the `of_sentences` of a step."""
+    return loss + lambda_ * penalty * sentences / of_sentences
+
+
 class LambdaSchedule:
     """λ over the training: call `step` once per optimizer step; it returns the next λ."""
 

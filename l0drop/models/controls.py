@@ -13,8 +13,18 @@ from torch import Tensor, nn
 from l0drop.core.dial import Dial, Dials, dial_of
 from l0drop.core.gates import Gate
 from l0drop.core.memory import check_mask
-from l0drop.core.penalty import TOLERANCE, Calibration, LambdaSchedule, Sentences, SteeredLambda, calibrate
+from l0drop.core.penalty import (
+    TOLERANCE,
+    Calibration,
+    ConstantLambda,
+    LambdaSchedule,
+    RampedLambda,
+    Sentences,
+    SteeredLambda,
+    calibrate,
+)
 from l0drop.core.values import number, share
+from l0drop.models.config import DEFAULT_LAMBDA
 from l0drop.models.outputs import Explanation
 from l0drop.models.view import eval_view
 
@@ -33,7 +43,24 @@ class Controls(nn.Module):
     calibration: Calibration | None = None
     _dial_key: object  # identifies the model and its views, not its copies
     _steps_unsteered: int = 0
-    _seen: tuple[Tensor, Tensor] | None  # dropped and real tokens in training since λ was last moved
+    training_counts: tuple[Tensor, Tensor] | None = None
+    """Dropped and real tokens of the training batches that `forward` has seen in this process since λ was last moved.
+    A loop that adds them up itself sets this to None before each batch."""
+
+    def set_schedule(self, rise: tuple[int, int] | None = None, **steering: Any) -> None:
+        """Choose the schedule of λ that the config asks for: a controller for a target sparsity, otherwise a constant.
+
+        rise: let a constant λ rise from 0 at the first of these steps to its value at the second.
+        steering: arguments of `SteeredLambda`, such as `ramp`.
+        """
+        l0drop = self.config.l0drop
+        value = DEFAULT_LAMBDA if l0drop.lambda_ is None else l0drop.lambda_
+        if l0drop.target_sparsity is not None:
+            self.schedule = SteeredLambda(l0drop.target_sparsity, **steering)
+        elif rise is not None:
+            self.schedule = RampedLambda(value, *rise)
+        else:
+            self.schedule = ConstantLambda(value)
 
     @property
     def lambda_(self) -> float:
@@ -93,9 +120,9 @@ class Controls(nn.Module):
 
         None if it has seen none. Every process must call it equally often.
         """
-        if self._seen is None:
+        if self.training_counts is None:
             return None
-        counts = torch.stack([torch.as_tensor(n, dtype=torch.float64) for n in self._seen])
+        counts = torch.stack([torch.as_tensor(n, dtype=torch.float64) for n in self.training_counts])
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(counts)
         return float(counts[0] / counts[1])
@@ -112,7 +139,7 @@ class Controls(nn.Module):
         held_out = None if validation is None else share("validation", validation)
         if measured is None:
             measured = self.training_sparsity()
-        self._seen = None
+        self.training_counts = None
         return self.schedule.step(measured, held_out)
 
     def _warn_if_never_steered(self) -> None:

@@ -29,15 +29,10 @@ from l0drop.core import hard_concrete
 from l0drop.core.dial import Dial, Dials, Draw
 from l0drop.core.gates import NOISE, Gate, Gates, gate_class, gate_name
 from l0drop.core.memory import compress, full, keep_one
-from l0drop.core.penalty import (
-    ConstantLambda,
-    LambdaSchedule,
-    SteeredLambda,
-    penalty,
-)
+from l0drop.core.penalty import penalised, penalty
 from l0drop.models.adopt import adopt_parameters
 from l0drop.models.card import write_card
-from l0drop.models.config import DEFAULT_LAMBDA, L0DropConfig
+from l0drop.models.config import L0DropConfig
 from l0drop.models.controls import Controls, real_tokens
 from l0drop.models.families import FAMILIES, Family
 from l0drop.models.layerwise import GatedLayers, LayerRun
@@ -92,13 +87,8 @@ class L0DropModel(Controls, PreTrainedModel):
         self.inner_gates = nn.ModuleList()
         if l0drop.layerwise:
             self._put_gates_between_layers()
-        self.schedule: LambdaSchedule = (
-            ConstantLambda(DEFAULT_LAMBDA if l0drop.lambda_ is None else l0drop.lambda_)
-            if l0drop.target_sparsity is None
-            else SteeredLambda(l0drop.target_sparsity)
-        )
+        self.set_schedule()
         self._dial_key = object()
-        self._seen: tuple[Tensor, Tensor] | None = None
         self.post_init()
 
     # --- building and saving the gate -----------------------------------------------------------------------------
@@ -413,12 +403,12 @@ class L0DropModel(Controls, PreTrainedModel):
         base = super().forward(attention_mask=bias, encoder_outputs=plain, labels=labels, return_dict=True, **kwargs)
         dropped, real = encoder_outputs.dropped.sum(), encoder_outputs.real.sum()
         if self.training:
-            before = (0, 0) if self._seen is None else self._seen
-            self._seen = (before[0] + dropped, before[1] + real)
+            before = (0, 0) if self.training_counts is None else self.training_counts
+            self.training_counts = (before[0] + dropped, before[1] + real)
             self._warn_if_never_steered()
         loss, l0 = base.loss, encoder_outputs.penalty.mean()
         if loss is not None and self.training:
-            loss = loss + self.lambda_ * l0
+            loss = penalised(loss, l0, self.lambda_)
         output = L0DropOutput(
             **{
                 **base,

@@ -266,11 +266,20 @@ def build_model(recipe: Recipe, tokenizers: TokenizerPair) -> tuple[Any, PreTrai
     if recipe.l0drop is None:
         return base, teacher
     model = sparsify(base, gate_config(recipe.l0drop, tokenizers))
+    _set_schedule(model, recipe, recipe.l0drop)
     if recipe.train.freeze == "all_but_gate":
         gates = {id(p) for p in (*model.gate.parameters(), *model.inner_gates.parameters())}
         for parameter in model.parameters():
             parameter.requires_grad_(id(parameter) in gates)
     return model, teacher
+
+
+def _set_schedule(model: Any, recipe: Recipe, section: L0Drop) -> None:
+    """The recipe's settings of λ; a new model learns to read before its gates may close."""
+    rise = None if section.ramp is None else (section.ramp.start, section.ramp.end)
+    ramp = round(recipe.train.steer_over * recipe.train.steps)
+    wait = ramp if recipe.model.transformer is not None else 0
+    model.set_schedule(rise, ki=recipe.train.steer_gain, wait=wait, ramp=ramp)
 
 
 def gate_config(section: L0Drop, tokenizers: TokenizerPair) -> L0DropConfig:

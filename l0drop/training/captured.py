@@ -7,13 +7,17 @@ second time, and replayed on other inputs from then on. Every value that differs
 """
 
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from l0drop.training.fast import Early, together
+from l0drop.training.low_precision import LowPrecision
+from l0drop.training.objective import Objective
+from l0drop.training.transfers import Early, together
 
 Forward = Callable[[dict[str, Tensor], Any], tuple[Tensor, dict[str, Tensor]]]
 """Maps a batch and a variant to the loss and to numbers for the log."""
@@ -91,3 +95,49 @@ class Captured:
             fault = str(error).partition("\n")[0]
             raise ValueError(f"train.capture: the step could not be captured ({fault}); set it to false") from error
         return _Graphs(static, forward, backward, loss.detach(), names, stacked)
+
+
+class CapturedSteps:
+    """The training steps of an objective, captured per shape.
+
+    low_precision: the copies whose gradients a backward pass collects.
+    precision: a context for the forward pass, such as autocast.
+    model: called for the model, because the Trainer wraps it when training starts.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        low_precision: LowPrecision | None,
+        precision: Callable[[], AbstractContextManager[Any]],
+        model: Callable[[], Any],
+    ) -> None:
+        self.objective, self.low_precision, self.precision, self.model = objective, low_precision, precision, model
+        self.captured = Captured(self._forward, self._backward)
+
+    def step(self, batch: dict[str, Any], device: torch.device) -> tuple[Tensor, Early]:
+        """The loss, and the numbers."""
+        batch, totals = self.objective.complete(batch), batch["totals"]
+        tensors = {name: batch[name] for name in ("input_ids", "attention_mask", "labels", "real")}
+        tensors |= {f"hints.{name}": hint for name, hint in batch["hints"].items()}
+        moving = [float(totals.target_tokens), float(totals.sentences), float(batch.get("lambda", 0.0))]
+        on_gpu = device.type == "cuda"
+        tensors["moving"] = torch.tensor(moving, pin_memory=on_gpu).to(device, non_blocking=True)
+        if "noise_key" in batch:
+            tensors["noise_key"] = batch["noise_key"]
+        return self.captured.step(tensors, batch["elastic"])
+
+    def _forward(self, tensors: dict[str, Tensor], elastic: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        """The captured part of a forward pass: every value that differs between steps is a tensor."""
+        tokens, sentences, lambda_ = tensors["moving"].unbind()
+        hints = {name.removeprefix("hints."): t for name, t in tensors.items() if name.startswith("hints.")}
+        totals: Any = SimpleNamespace(target_tokens=tokens, sentences=sentences)
+        batch = {**tensors, "hints": hints, "totals": totals, "lambda": lambda_, "elastic": elastic}
+        with self.precision():
+            loss, numbers, _ = self.objective(self.model(), batch)
+        return loss, {"loss": loss, **numbers}
+
+    def _backward(self, loss: Tensor) -> None:
+        loss.backward()
+        if self.low_precision is not None:
+            self.low_precision.collect()

@@ -1,14 +1,70 @@
-"""Checkpoints: written completely before they get their name, listed, and pruned."""
+"""Checkpoints: written completely before they get their name, listed, pruned, and the state a run resumes with."""
 
+import json
 import os
 import re
 import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from transformers.trainer import OPTIMIZER_NAME
 
+from l0drop.data.whole import write_whole
+
 _NAME = re.compile(r"checkpoint-(\d+)")
 STAGING = ".partial"
+STATE = "l0drop.json"
+
+
+class TrainingError(ValueError):
+    """A run that cannot continue; the message names the step and the remaining checkpoints."""
+
+
+@dataclass
+class ResumeState:
+    """The state that a resumed run needs in addition to weights and optimizer."""
+
+    best: float | None = None
+    best_step: int = 0
+    evaluations_without_improvement: int = 0
+    stopped_early: bool = False
+    schedule: dict[str, Any] = field(default_factory=dict)
+    made_from: dict[str, str | None] | None = None
+    """Digests of the training and the validation text, and of the teacher's weights."""
+    compiled_at: list[list[int]] = field(default_factory=list)
+    """Per process, the steps that triggered compilation."""
+
+    @classmethod
+    def read(cls, checkpoint: Path) -> "ResumeState":
+        return cls(**json.loads((checkpoint / STATE).read_text(encoding="utf-8")))
+
+    def write(self, checkpoint: Path) -> None:
+        write_whole(checkpoint / STATE, json.dumps(vars(self), indent=1))
+
+    def remember(self, value: float, step: int, patience: int | None) -> None:
+        """Compare the result of an evaluation with the best one; without a better one for too long, stop early."""
+        if self.best is None or value > self.best:
+            self.best, self.best_step, self.evaluations_without_improvement = value, step, 0
+        else:
+            self.evaluations_without_improvement += 1
+        self.stopped_early = patience is not None and self.evaluations_without_improvement >= patience
+
+    def check_made_from(self, made_from: dict[str, str | None], checkpoint: Path) -> None:
+        """Raise TrainingError if a checkpoint was trained with other inputs."""
+        stored = self.made_from
+        different = [name for name, digest in made_from.items() if stored and stored.get(name) != digest]
+        if different:
+            raise TrainingError(
+                f"{checkpoint}: was trained with another {' and another '.join(different)}; restore the old one, or "
+                "train under another `name` of the recipe"
+            )
+
+    def compiled_by(self, process: int) -> list[int]:
+        """The steps at which this process compiled; with fewer processes before, the batches differ anyway."""
+        if not self.compiled_at:
+            return []
+        return self.compiled_at[process if process < len(self.compiled_at) else 0]
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -1,382 +1,133 @@
-"""Faster training steps on a GPU, without changing the model.
+"""The fast path of training steps on a GPU, without changing the model: its parts, and which of them a run can use."""
 
-Each piece is active inside a `with` block only: compiled layers and gate, the output layer computed by `fused_loss`.
-`Early` fetches numbers from the GPU without waiting for it. The module `captured` replays whole steps.
-
-Shapes: B sentences, T target positions, R real target tokens of the batch, D model width, V vocabulary.
-"""
-
-from collections.abc import Iterator
-from contextlib import contextmanager
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers.modeling_layers import GradientCheckpointingLayer
+from torch import Tensor
 
-from l0drop.core.gates import Gates
-from l0drop.models.modeling import L0DropModel
-from l0drop.models.outputs import L0DropEncoderOutput
-from l0drop.training.fused_loss import TokenDistillation, distilled_cross_entropy_sum, linear_cross_entropy_sum
+from l0drop.recipe import Recipe
+from l0drop.training.compiled import Compiled
+from l0drop.training.low_precision import LowPrecision, StaticGradients, in_low_precision, quick_zero_grad
+from l0drop.training.output_layer import OutputLayer
+from l0drop.training.ragged import ragged_attention
 
-OPTIONS: dict[str, Any] = {
-    # a step runs hundreds of kernels, and checking their inputs takes as long as launching them
-    "size_asserts": False,
-    "alignment_asserts": False,
-    "scalar_asserts": False,
-    # the cache on disk ignores sizes, so it would return code that another run compiled at its batches
-    "fx_graph_cache": False,
-}
-"""Compiler options."""
+logger = logging.getLogger(__name__)
+
+MULTIPLE = 4
+"""Lengths are padded to multiples of this if steps may be captured."""
 
 
-class Compiled:
-    """The layers of a model and its gate, compiled separately for all shapes.
+@dataclass(frozen=True)
+class Forward:
+    """How a model's forward pass runs: inside these contexts, and without the logits of all positions if it can."""
 
-    Layers of a kind share their code, so a model with 6 + 6 layers compiles two.
+    contexts: tuple[Callable[[], AbstractContextManager[Any]], ...] = ()
+    output_layer: OutputLayer | None = None
+
+    def __call__(self, model: Any, arguments: dict[str, Any]) -> tuple[Any, Tensor | None]:
+        """The model's output, and the input [B, T, D] of its output layer if that is computed separately."""
+        with ExitStack() as stack:
+            for context in self.contexts:
+                stack.enter_context(context())
+            states = [] if self.output_layer is None else stack.enter_context(self.output_layer.states())
+            output = model(**arguments)
+        return output, states[0] if states else None
+
+
+class FastPath:
+    """The parts of the fast path that a run uses; those it cannot use are None, with a warning that says why.
+
+    on: `train.fast` of the recipe, by default whether there is a GPU.
+    student, teacher: how the forward passes of both models run.
+    captures: whether steps are captured as CUDA graphs.
+    length_multiple: lengths are padded to a multiple of it. It does not depend on obstacles to capturing, so that
+        another gate, or another process, does not change the batches.
     """
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.calls: dict[nn.Module, Any] = {}
-        for layer in model.modules():
-            if isinstance(layer, GradientCheckpointingLayer):
-                layer.compile(dynamic=True, options=OPTIONS)
-                self.calls[layer] = layer._compiled_call_impl
-                layer._compiled_call_impl = None
-        # gates between layers are called inside the encoder's loop
-        alone = isinstance(model, L0DropModel) and not model.config.l0drop.layerwise
-        self.gate = _CompiledGate(model) if alone else None
-        self._graphs = _graphs_compiled()
+    def __init__(
+        self, recipe: Recipe, model: Any, teacher: Any, *, device: torch.device, bf16: bool, alone: bool
+    ) -> None:
+        train = recipe.train
+        self.model, self.teacher_model = model, teacher
+        self.on = torch.cuda.is_available() if train.fast is None else train.fast
+        self.compiled = _compiled(model) if train.compile else None
+        dtype = torch.bfloat16 if bf16 else None
+        layer = _output_layer(model, dtype) if self.on else None
+        teacher_layer = _output_layer(teacher, dtype) if layer is not None and teacher is not None else None
+        if teacher is not None and teacher_layer is None:
+            layer = None
+        # several processes sum their gradients parameter by parameter during the backward pass
+        low = self.on and bf16 and alone and not model.is_gradient_checkpointing
+        self.low_precision = LowPrecision(model, torch.bfloat16) if low else None
+        self.student = Forward(_running(self.low_precision, self.compiled), layer)
+        self.teacher: Forward | None = None
+        if teacher is not None:
+            contexts = _running(Compiled(teacher) if self.compiled is not None else None)
+            if low:
+                in_low_precision(teacher, torch.bfloat16)
+                contexts = (lambda: torch.autocast(device.type, torch.bfloat16), *contexts)
+            self.teacher = Forward(contexts, teacher_layer)
+        asked = train.capture
+        wanted = (device.type == "cuda" and self.on) if asked is None else asked
+        self.length_multiple = train.length_multiple or (MULTIPLE if wanted else None)
+        self.captures = wanted and self._can_capture(recipe, device, alone)
+        self.gradients = StaticGradients(model, self.low_precision) if self.captures else None
+
+    def _can_capture(self, recipe: Recipe, device: torch.device, alone: bool) -> bool:
+        """Whether nothing prevents capturing; otherwise log the reason."""
+        config, section = self.model.config, recipe.l0drop
+        obstacles = {
+            "there is no GPU": device.type != "cuda",
+            "train.fast is off": not self.on,
+            "there are several processes": not alone,
+            "gradient checkpointing is on": self.model.is_gradient_checkpointing,
+            "layers are skipped at random (layerdrop)": any(
+                getattr(config, name, 0) for name in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+            ),
+            "the model's attention inspects its mask": config._attn_implementation != "sdpa",
+            "all logits are computed": self.student.output_layer is None,
+            "only the learned gate is known not to synchronise with the GPU": section is not None
+            and section.gate != "learned",
+            "l0drop.always_keep is set": section is not None and len(section.always_keep) > 0,
+            "there are gates between layers": section is not None and section.layerwise,
+        }
+        for reason, holds in obstacles.items():
+            if holds:
+                logger.warning("train.capture: steps are not captured, because %s", reason)
+                return False
+        return True
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Inside, layers and gate run their compiled code."""
-        try:
-            for layer, call in self.calls.items():
-                layer._compiled_call_impl = call
-            if self.gate is not None:
-                self.model.__dict__["_gate"] = self.gate
+        """Inside, training steps use attention for batches of any shape, and reset gradients quickly."""
+        with ExitStack() as stack:
+            if self.on:
+                stack.enter_context(ragged_attention(self.model))
+                stack.enter_context(quick_zero_grad(self.model, self.gradients))
+                if self.teacher_model is not None:
+                    stack.enter_context(ragged_attention(self.teacher_model))
             yield
-        finally:
-            for layer in self.calls:
-                layer._compiled_call_impl = None
-            self.model.__dict__.pop("_gate", None)
-
-    def compiled_since(self) -> bool:
-        """Whether this process has compiled since the last call: at a first batch, or because shapes needed other code.
-
-        The code serves all shapes, but depends on those it was compiled at (in how sums are split, for example).
-        """
-        before, self._graphs = self._graphs, _graphs_compiled()
-        return self._graphs > before
 
 
-def _graphs_compiled() -> int:
-    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+def _compiled(model: Any) -> Compiled | None:
+    if model.is_gradient_checkpointing:
+        # the recomputation would draw another dropout mask than the compiled pass
+        logger.warning("train.compile: ignored, because it cannot be combined with gradient checkpointing")
+        return None
+    return Compiled(model)
 
 
-class _CompiledGate:
-    """A model's path from encodings to memory, with its computation compiled."""
-
-    PASSED = ("hidden_states", "attentions", "global_attentions")
-    TENSORS = ("last_hidden_state", "memory_bias", "memory_index", "penalty", "dropped", "real")
-
-    def __init__(self, model: L0DropModel) -> None:
-        gate: Any = model._gate
-
-        def tensors(outputs: Any, *others: Any) -> tuple[Any, ...]:
-            memory = gate(outputs, *others, None)
-            assert memory.gates is not None
-            values, open_probability, log_alpha = memory.gates
-            return tuple(getattr(memory, name) for name in self.TENSORS), (values, open_probability, log_alpha)
-
-        self.tensors = torch.compile(tensors, dynamic=True, options=OPTIONS)
-
-    def __call__(self, outputs: Any, *others: Any) -> L0DropEncoderOutput:
-        tensors, gates = self.tensors(outputs, *others[:-1])
-        passed = {name: getattr(outputs, name, None) for name in self.PASSED}
-        return L0DropEncoderOutput(**dict(zip(self.TENSORS, tensors, strict=True)), **passed, gates=Gates(*gates))
-
-
-class LowPrecision:
-    """Copies of the layers' weights in low precision, for mixed precision without hundreds of small conversions.
-
-    Autocast converts every weight where it is used, and every gradient back. Here all weights are converted at once
-    before a forward pass, the layers use the copies as their parameters inside `running`, and `collect` adds all
-    gradients at once to those of the weights, in full precision. Rounding is the same as with autocast.
-    """
-
-    def __init__(self, model: Any, dtype: torch.dtype) -> None:
-        linear = [
-            module
-            for layer in model.modules()
-            if isinstance(layer, GradientCheckpointingLayer)
-            for module in layer.modules()
-            if isinstance(module, nn.Linear)
-        ]
-        names = [(module, name) for module in linear for name, _ in module.named_parameters(recurse=False)]
-        self.replaced = [(module, name, getattr(module, name)) for module, name in names]
-        self.weights = [weight for _, _, weight in self.replaced]
-        self.copies: list[Any] = [
-            nn.Parameter(weight.detach().to(dtype), requires_grad=weight.requires_grad) for weight in self.weights
-        ]
-        self.trained = [(w, c) for w, c in zip(self.weights, self.copies, strict=True) if w.requires_grad]
-        self.others = [p for p in model.parameters() if p.requires_grad and all(p is not w for w, _ in self.trained)]
-        self.gradients = _Flat([w for w, _ in self.trained])
-        self.more: _Flat | None = None
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Inside, the layers compute with copies of their current weights."""
-        with torch.no_grad():
-            torch._foreach_copy_(self.copies, self.weights)
-        try:
-            for (module, name, _), copy in zip(self.replaced, self.copies, strict=True):
-                module._parameters[name] = copy
-            yield
-        finally:
-            for module, name, weight in self.replaced:
-                module._parameters[name] = weight
-
-    @torch.no_grad()
-    def collect(self) -> None:
-        """After a backward pass: add the copies' gradients to those of the weights."""
-        first: list[int] = []
-        more: list[int] = []
-        skipped: list[int] = []
-        for index, (weight, copy) in enumerate(self.trained):
-            if copy.grad is None:  # the layer was skipped (layerdrop)
-                skipped += [index] if weight.grad is None else []
-            else:
-                (first if weight.grad is None else more).append(index)
-        found: list[Any] = [copy.grad for _, copy in self.trained]
-        if first:
-            torch._foreach_copy_(self.gradients.at(first), [found[index] for index in first])
-            for index in first:
-                self.trained[index][0].grad = self.gradients.parts[index]
-        if more:  # add to the gradients of an earlier part of the step
-            self.more = self.more or _Flat(self.gradients.parts)
-            torch._foreach_copy_(self.more.at(more), [found[index] for index in more])
-            torch._foreach_add_(self.gradients.at(more), self.more.at(more))
-        if skipped:  # the norm covers all gradients
-            torch._foreach_zero_(self.gradients.at(skipped))
-        for _, copy in self.trained:
-            copy.grad = None
-
-    @torch.no_grad()
-    def clip(self, max_norm: float) -> Tensor:
-        """Scale the gradient of all parameters down to this norm; returns the norm before."""
-        gradients = [self.gradients.whole, *(p.grad for p in self.others if p.grad is not None)]
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
-        return norm
-
-
-def in_low_precision(model: Any, dtype: torch.dtype) -> None:
-    """Convert the layers of a model that is not trained to low precision, permanently."""
-    for layer in model.modules():
-        if isinstance(layer, GradientCheckpointingLayer):
-            for module in layer.modules():
-                if isinstance(module, nn.Linear):
-                    module.to(dtype)
-
-
-class _Flat:
-    """New tensors with given shapes, contiguous in memory."""
-
-    def __init__(self, like: list[Tensor]) -> None:
-        sizes = [tensor.numel() for tensor in like]
-        self.whole = torch.zeros(sum(sizes), dtype=like[0].dtype, device=like[0].device) if like else torch.zeros(0)
-        parts = self.whole.split(sizes) if like else ()
-        self.parts = [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
-
-    def at(self, indices: list[int]) -> Any:
-        return [self.parts[index] for index in indices]
-
-
-class OutputLayer:
-    """A model's linear output layer and the bias of its logits, for a loss that never stores all logits.
-
-    dtype: of the products; None means that of the weights.
-    """
-
-    def __init__(self, model: Any, dtype: torch.dtype | None = None) -> None:
-        self.model, self.dtype = model, dtype
-        self.layer = model.get_output_embeddings()
-        if type(self.layer) is not nn.Linear:
-            raise ValueError(f"the output layer is {type(self.layer).__name__}, not linear")
-        self._compared = False
-
-    @property
-    def bias(self) -> Tensor | None:
-        """[V], the bias of the logits."""
-        own, added = self.layer.bias, getattr(self.model, "final_logits_bias", None)
-        if own is None or added is None:
-            return own if added is None else added.flatten()
-        return own + added.flatten()
-
-    @contextmanager
-    def states(self) -> Iterator[list[Tensor]]:
-        """Inside, a forward pass computes logits of the first position only, and appends the input of the output layer,
-        the decoder's states [B, T, D], to the yielded list."""
-        states: list[Tensor] = []
-
-        def first_position(layer: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-            states.append(inputs[0])
-            return (inputs[0][:1, :1],)
-
-        hook = self.layer.register_forward_pre_hook(first_position)
-        try:
-            yield states
-        finally:
-            hook.remove()
-
-    def loss(self, states_BTD: Tensor, labels_BT: Tensor, real_R: Tensor, smoothing: float, logits: Tensor) -> Tensor:
-        """Label-smoothed cross-entropy, summed over real target tokens.
-
-        real_R: their indices in the flattened batch; indices of padding are ignored. logits: the model's logits of the
-        first position.
-        """
-        return linear_cross_entropy_sum(
-            self.rows(states_BTD, real_R, logits),
-            self.layer.weight,
-            labels_BT.flatten().index_select(0, real_R),
-            bias_V=self.bias,
-            smoothing=smoothing,
-            dtype=self.dtype,
-        )
-
-    def distilled_loss(
-        self,
-        states_BTD: Tensor,
-        labels_BT: Tensor,
-        real_R: Tensor,
-        smoothing: float,
-        logits: Tensor,
-        distillation: TokenDistillation,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The weighted mean of cross-entropy and divergence from the teacher, then both terms."""
-        return distilled_cross_entropy_sum(
-            self.rows(states_BTD, real_R, logits),
-            self.layer.weight,
-            labels_BT.flatten().index_select(0, real_R),
-            distillation,
-            bias_V=self.bias,
-            smoothing=smoothing,
-            dtype=self.dtype,
-        )
-
-    def distillation(
-        self, states_BTD: Tensor, real_R: Tensor, logits: Tensor, weight: float, temperature: float
-    ) -> TokenDistillation:
-        """The states and output layer of this model, a teacher, for the same target tokens."""
-        rows_RD = self.rows(states_BTD, real_R, logits)
-        return TokenDistillation(rows_RD, self.layer.weight, self.bias, weight, temperature)
-
-    def rows(self, states_BTD: Tensor, real_R: Tensor, logits: Tensor) -> Tensor:
-        """[R, D], the states of real target tokens."""
-        states_XD = states_BTD.flatten(0, 1)
-        self._compare(states_XD[0], logits.flatten())
-        return states_XD.index_select(0, real_R)
-
-    @torch.no_grad()
-    def _compare(self, state_D: Tensor, logits_V: Tensor) -> None:
-        """Check, once, that the model computes its logits as this class does."""
-        if self._compared:
-            return
-        ours_V = (self.layer.weight.to(state_D.dtype) @ state_D).float()
-        ours_V = ours_V if self.bias is None else ours_V + self.bias
-        difference = (ours_V - logits_V.float()).abs().max()
-        if difference > 0.03 * logits_V.abs().max():  # bfloat16 is within 0.01
-            name = type(self.model).__name__
-            raise ValueError(
-                f"model: {name} computes its logits with more than its output layer; set train.fast: false"
-            )
-        self._compared = True
-
-
-def together(numbers: dict[str, Tensor]) -> tuple[list[str], Tensor]:
-    """The names, and the numbers as one tensor with the dtype of the first."""
-    first = next(iter(numbers.values()))
-    # counts of tokens are exact in float32 below 2^24
-    return list(numbers), torch.stack([number.detach().to(first.dtype) for number in numbers.values()])
-
-
-class Early:
-    """Numbers copied from the GPU as soon as they are computed, while the program launches more work."""
-
-    def __init__(self, names: list[str], numbers: Tensor) -> None:
-        self._names = names
-        self._arrived = torch.cuda.Event() if numbers.is_cuda else None
-        self._here = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=numbers.is_cuda)
-        self._here.copy_(numbers, non_blocking=True)
-        if self._arrived is not None:
-            self._arrived.record()
-
-    def read(self) -> dict[str, float]:
-        """Wait for the numbers and return them."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        return dict(zip(self._names, self._here.tolist(), strict=True))
-
-
-class Packed:
-    """The tensors of a batch as one tensor, for the transfer from a worker process to the GPU.
-
-    Receiving, pinning and sending a tensor has a cost that does not depend on its size. All are int64.
-    """
-
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self.shapes = {name: tensor.shape for name, tensor in tensors.items()}
-        self.numbers = torch.cat([tensor.flatten() for tensor in tensors.values()])
-
-    def pin_memory(self) -> "Packed":
-        """Called by the DataLoader in its own thread, so that the GPU can fetch the numbers directly."""
-        self.numbers = self.numbers.pin_memory()
-        return self
-
-    def unpacked(self, device: torch.device) -> dict[str, Tensor]:
-        """The tensors on a device, without waiting for the transfer."""
-        parts = self.numbers.to(device, non_blocking=True).split([shape.numel() for shape in self.shapes.values()])
-        # copies, because compiled code needs inputs aligned to 16 bytes
-        return {name: part.view(shape).clone() for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
-
-
-class StaticGradients:
-    """Gradients at fixed addresses: each backward pass adds to them, and `zero` sets them to 0."""
-
-    def __init__(self, model: Any, low_precision: LowPrecision | None) -> None:
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        own = trained if low_precision is None else low_precision.others
-        flat = _Flat(own)
-        for parameter, part in zip(own, flat.parts, strict=True):
-            parameter.grad = part
-        self.wholes = [flat.whole]
-        if low_precision is not None:
-            for (weight, _), part in zip(low_precision.trained, low_precision.gradients.parts, strict=True):
-                weight.grad = part
-            self.wholes.append(low_precision.gradients.whole)
-
-    def zero(self) -> None:
-        for whole in self.wholes:
-            whole.zero_()
-
-
-@contextmanager
-def quick_zero_grad(model: Any, gradients: StaticGradients | None = None) -> Iterator[None]:
-    """Inside, `model.zero_grad()` uses a list of parameters instead of visiting every module at every step."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-    def zero_grad(set_to_none: bool = True) -> None:
-        if gradients is not None:
-            gradients.zero()
-            return
-        for parameter in parameters:
-            parameter.grad = None
-
-    model.__dict__["zero_grad"] = zero_grad
+def _output_layer(model: Any, dtype: torch.dtype | None) -> OutputLayer | None:
     try:
-        yield
-    finally:
-        del model.__dict__["zero_grad"]
+        return OutputLayer(model, dtype)
+    except ValueError as fault:
+        logger.warning("train.fast: all logits are computed (%s)", fault)
+        return None
+
+
+def _running(*parts: LowPrecision | Compiled | None) -> tuple[Callable[[], AbstractContextManager[None]], ...]:
+    return tuple(part.running for part in parts if part is not None)

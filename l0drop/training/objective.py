@@ -4,13 +4,24 @@ Every term is a sum, divided by the totals of the whole optimizer step over all 
 gradient does not depend on how the step is split.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers.models.bart.modeling_bart import shift_tokens_right
+
+from l0drop.core import hard_concrete
+from l0drop.core.penalty import penalised
+from l0drop.models.modeling import L0DropModel
+from l0drop.recipe import Recipe
+from l0drop.training.fast import Forward
+from l0drop.training.fused_loss import TokenDistillation
+
+ELASTIC_STREAM = 1 << 20
+"""A stream of keyed noise that no gate uses."""
 
 
 @dataclass(frozen=True)
@@ -47,3 +58,111 @@ def decoder_inputs(model: Any, labels: Tensor) -> dict[str, Tensor]:
         return {"decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels)}
     config = model.config  # M2M100 shifts inside forward only, as BART does
     return {"decoder_input_ids": shift_tokens_right(labels, config.pad_token_id, config.decoder_start_token_id)}
+
+
+class StepLoss(NamedTuple):
+    """The loss of a micro-batch, numbers for the log, and the model's output."""
+
+    loss: Tensor
+    numbers: dict[str, Tensor]
+    output: Any
+
+
+class Objective:
+    """The loss of a micro-batch, times the number of processes, which average their gradients.
+
+    teacher: the model whose distributions are learned, and how its forward pass runs; None without distillation.
+    """
+
+    def __init__(
+        self, recipe: Recipe, model: Any, student: Forward, teacher: tuple[Any, Forward] | None, processes: int
+    ) -> None:
+        self.seed, self.train = recipe.seed, recipe.train
+        self.model, self.student, self.teacher, self.processes = model, student, teacher, processes
+        self.gated = isinstance(model, L0DropModel)
+
+    def complete(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """A batch with the values of its loss that change from step to step."""
+        if not self.gated:
+            return {**batch, "elastic": False}
+        return {
+            **batch,
+            "noise_key": noise_keys(batch["index"], batch["step"], self.seed),
+            "lambda": self.model.lambda_,
+            "elastic": self.train.elastic and batch["step"] % 2 == 1,
+        }
+
+    def __call__(self, model: Any, batch: dict[str, Any]) -> StepLoss:
+        """The loss of a completed batch; `model` may be wrapped for several processes."""
+        totals, labels = batch["totals"], batch["labels"]
+        arguments = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        arguments |= decoder_inputs(self.model, labels)
+        arguments["use_cache"] = False
+        dial: AbstractContextManager[Any] = nullcontext()
+        if self.gated:
+            arguments |= {"noise_key": batch["noise_key"], "own_loss": True, "hints": batch["hints"] or None}
+            if batch["elastic"]:
+                dial = self.model.dial(keep=self._elastic_keep(batch["noise_key"]))
+            if self.processes == 1:
+                self.model.training_counts = None  # `Steering` adds up the numbers of every batch itself
+        with dial:
+            output, states = self.student(model, arguments)
+        loss, numbers = self._token_loss(output, states, batch, arguments)
+        loss = loss / totals.target_tokens
+        if self.gated:
+            loss = penalised(
+                loss, output.penalty, batch["lambda"], sentences=len(labels), of_sentences=totals.sentences
+            )
+            numbers |= {"penalty": output.penalty, "sparsity": output.sparsity}
+            numbers |= dict(zip(("dropped", "real"), self.model.training_counts, strict=True))
+            if output.gates.open_probability is not None:
+                padding = batch["attention_mask"] == 0
+                numbers["open"] = output.gates.open_probability.masked_fill(padding, 0).sum()
+        return StepLoss(loss * self.processes, numbers, output)
+
+    def _token_loss(
+        self, output: Any, states: Tensor | None, batch: dict[str, Any], arguments: dict[str, Any]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Cross-entropy, mixed with the divergence from the teacher, summed over target tokens; then both terms."""
+        labels, smoothing, layer = batch["labels"], self.train.label_smoothing, self.student.output_layer
+        if layer is not None:
+            assert states is not None
+            common = (states, labels, batch["real"], smoothing, output.logits)
+            if self.teacher is None:
+                loss = layer.loss(*common)
+                return loss, {"cross_entropy": loss}
+            loss, cross_entropy, divergence = layer.distilled_loss(
+                *common, self._distillation(arguments, batch["real"])
+            )
+            return loss, {"cross_entropy": cross_entropy, "divergence": divergence}
+        cross_entropy = cross_entropy_sum(output.logits, labels, smoothing)
+        if self.teacher is None:
+            return cross_entropy, {"cross_entropy": cross_entropy}
+        assert self.train.teacher is not None
+        weight = self.train.teacher.weight
+        teacher_logits = self._teacher_pass(arguments)[0].logits
+        divergence = distillation_sum(output.logits, teacher_logits, labels, self.train.teacher.temperature)
+        loss = (cross_entropy + weight * divergence) / (1 + weight)
+        return loss, {"cross_entropy": cross_entropy, "divergence": divergence}
+
+    @torch.no_grad()
+    def _teacher_pass(self, arguments: dict[str, Any]) -> tuple[Any, Tensor | None]:
+        assert self.teacher is not None
+        model, forward = self.teacher
+        names = ("input_ids", "attention_mask", "decoder_input_ids", "use_cache")
+        return forward(model, {name: arguments[name] for name in names})
+
+    @torch.no_grad()
+    def _distillation(self, arguments: dict[str, Any], real_R: Tensor) -> TokenDistillation:
+        assert self.teacher is not None
+        assert self.train.teacher is not None
+        layer = self.teacher[1].output_layer
+        output, states = self._teacher_pass(arguments)
+        assert layer is not None
+        assert states is not None
+        weight, temperature = self.train.teacher.weight, self.train.teacher.temperature
+        return layer.distillation(states, real_R, output.logits, weight, temperature)
+
+    def _elastic_keep(self, keys: Tensor) -> Tensor:
+        low, high = self.train.elastic_range
+        return low + (high - low) * hard_concrete.keyed_uniform(keys, ELASTIC_STREAM)

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from l0drop.core.penalty import SteeredLambda
 from l0drop.data import hints
 from l0drop.data.corpus import TokenizedCorpus
 from l0drop.data.held_out import held_out_counts
@@ -34,12 +33,12 @@ from l0drop.training.assemble import (
 from l0drop.training.averaging import averaged
 from l0drop.training.bars import Bars
 from l0drop.training.callbacks import Interruption, LogFile
-from l0drop.training.checkpoints import checkpoints, clear_staging, is_resumable, step_of
+from l0drop.training.checkpoints import TrainingError, checkpoints, clear_staging, is_resumable, step_of
 from l0drop.training.inputs import check_inputs
 from l0drop.training.settings import decoding
 from l0drop.training.step_lines import StepLines
 from l0drop.training.teacher import TeacherText
-from l0drop.training.trainer import L0DropTrainer, TrainingError
+from l0drop.training.trainer import L0DropTrainer
 
 RUNS = Path("runs")
 
@@ -125,11 +124,6 @@ def _train(recipe: Recipe, runs: Path, console: Console) -> dict[str, Any]:
     bars = Bars(console, joined_processes().is_main_process)
     valid = [] if corpora["valid"].target_lengths is None else references(recipe, tokenizers, "valid", bars)
     model, teacher = build_model(recipe, tokenizers)
-    if recipe.l0drop is not None and recipe.l0drop.target_sparsity is not None:
-        rise = round(recipe.train.steer_over * recipe.train.steps)
-        wait = rise if recipe.model.transformer is not None else 0
-        target, gain = recipe.l0drop.target_sparsity, recipe.train.steer_gain
-        model.schedule = SteeredLambda(target, ki=gain, wait=wait, ramp=rise)
     if recipe.train.compile:
         torch.compiler.reset()  # code left by an earlier run of this process was compiled at other shapes
     interruption, lines = Interruption(), StepLines(recipe, bars)
@@ -145,7 +139,7 @@ def _train(recipe: Recipe, runs: Path, console: Console) -> dict[str, Any]:
             f"stopped at step {trainer.state.global_step} of {recipe.train.steps}, with a checkpoint; "
             "run the same command again to resume"
         )
-    metrics = _finish(trainer, folder)
+    metrics = _finish(trainer, folder, tokenizers, bars)
     if "warning" in metrics.get("calibration", {}) and trainer.args.should_save:
         console.print(f"[yellow]{metrics['calibration']['warning']}[/]")
     if (used := len(metrics["checkpoints"])) < recipe.train.average and trainer.args.should_save:
@@ -163,7 +157,7 @@ def _train_or_resume(trainer: L0DropTrainer) -> None:
     last = checkpoints(trainer.checkpoint_folder)[-1:]
     if last:
         trainer.restore(last[0])
-        if trainer.progress.stopped_early or step_of(last[0]) >= trainer.recipe.train.steps:
+        if trainer.resume_state.stopped_early or step_of(last[0]) >= trainer.recipe.train.steps:
             trainer._load_from_checkpoint(str(last[0]))
             return
         if not is_resumable(last[0]):
@@ -174,7 +168,7 @@ def _train_or_resume(trainer: L0DropTrainer) -> None:
     trainer.train(resume_from_checkpoint=str(last[0]) if last else None)
 
 
-def _finish(trainer: L0DropTrainer, folder: Path) -> dict[str, Any]:
+def _finish(trainer: L0DropTrainer, folder: Path, tokenizers: TokenizerPair, bars: Bars) -> dict[str, Any]:
     """Average, calibrate, score and save."""
     recipe, model = trainer.recipe, trainer.model
     used = checkpoints(trainer.checkpoint_folder)[-recipe.train.average :]
@@ -198,13 +192,13 @@ def _finish(trainer: L0DropTrainer, folder: Path) -> dict[str, Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the warning goes into metrics.json and to the console
             # force: hours of training must not be lost because the target was missed
-            calibration = model.calibrate(trainer.encoder_batches(valid, len(valid)), force=True)
+            calibration = model.calibrate(trainer.scoring.encoder_batches(valid, len(valid)), force=True)
         metrics["calibration"] = {**asdict(calibration), "met": calibration.met}
         if calibration.warning is not None:
             metrics["calibration"]["warning"] = calibration.warning
     for split in ("valid", "test"):
         if split in trainer.corpora and trainer.corpora[split].target_lengths is not None:
-            metrics[split] = _scored(trainer, folder, split)
+            metrics[split] = _scored(trainer, folder, split, tokenizers, bars)
     metrics["corpora"] = {split: asdict(corpus.summary) for split, corpus in trainer.corpora.items()}
     if held_out := held_out_counts(recipe.data):
         metrics["held_out"] = held_out
@@ -212,9 +206,9 @@ def _finish(trainer: L0DropTrainer, folder: Path) -> dict[str, Any]:
     if trainer.args.should_save:
         with locked(folder / "model"), whole_folder(folder / "model") as partial:
             model.save_pretrained(partial)
-            trainer.tokenizers.source.save_pretrained(partial)
-            if not trainer.tokenizers.shared:
-                trainer.tokenizers.target.save_pretrained(partial / "tokenizer_target")
+            tokenizers.source.save_pretrained(partial)
+            if not tokenizers.shared:
+                tokenizers.target.save_pretrained(partial / "tokenizer_target")
             if (folder / hints.FILE).exists():  # a rule's model makes hints from text wherever it is copied
                 shutil.copy(folder / hints.FILE, partial)
         write_whole(folder / "metrics.json", json.dumps(metrics, indent=1) + "\n")
@@ -222,13 +216,13 @@ def _finish(trainer: L0DropTrainer, folder: Path) -> dict[str, Any]:
     return metrics
 
 
-def _scored(trainer: L0DropTrainer, folder: Path, split: str) -> dict[str, Any]:
+def _scored(trainer: L0DropTrainer, folder: Path, split: str, tokenizers: TokenizerPair, bars: Bars) -> dict[str, Any]:
     """Decode a split, write its outputs, and return its scores."""
     is_known = split == "valid"
-    texts = trainer.references if is_known else references(trainer.recipe, trainer.tokenizers, split, trainer.bars)
-    score, meter, outputs = trainer.score(split, texts, len(texts))
+    texts = trainer.references if is_known else references(trainer.recipe, tokenizers, split, bars)
+    score, meter, outputs = trainer.scoring.score(split, texts)
     found: dict[str, Any] = {"score": score.as_json(), "sentences": len(texts)}
-    text = split_text(trainer.recipe, split, trainer.tokenizers)
+    text = split_text(trainer.recipe, split, tokenizers)
     if isinstance(text, TeacherText):
         found["references"] = f"outputs of {text.identity['model']}"
     if trainer.args.should_save:

@@ -10,8 +10,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from l0drop.data.batches import TokenBatches, collate
 from l0drop.data.corpus import TokenizedCorpus
-from l0drop.training.fast import Packed
 from l0drop.training.objective import Totals
+from l0drop.training.transfers import Packed
 
 
 class StepStream(IterableDataset):

@@ -10,9 +10,11 @@ pytest.importorskip("l0drop", reason="needs the dependencies of l0drop")
 
 from l0drop import L0DropConfig, sparsify
 from l0drop.core import hard_concrete
-from l0drop.training.fast import Compiled, LowPrecision, OutputLayer
+from l0drop.training.compiled import Compiled
 from l0drop.training.fused_loss import linear_cross_entropy_sum, plain_loss_and_gradient
+from l0drop.training.low_precision import LowPrecision
 from l0drop.training.objective import decoder_inputs, noise_keys
+from l0drop.training.output_layer import OutputLayer
 from l0drop.training.ragged import ragged_attention
 from tests.models import zoo
 

@@ -15,11 +15,14 @@ from l0drop import L0DropConfig, sparsify
 from l0drop.data.batches import TokenBatches
 from l0drop.data.corpus import TokenizedCorpus
 from l0drop.recipe import parse_recipe
-from l0drop.training.fast import Compiled, Early, LowPrecision, OutputLayer, Packed, quick_zero_grad, together
+from l0drop.training.compiled import Compiled
+from l0drop.training.low_precision import LowPrecision, quick_zero_grad
 from l0drop.training.objective import decoder_inputs
+from l0drop.training.output_layer import OutputLayer
 from l0drop.training.ragged import NAME, plain_attention, ragged_attention
 from l0drop.training.run import train
 from l0drop.training.stream import PackedStream, StepStream, extended, unpacked
+from l0drop.training.transfers import Early, Packed, together
 from tests.models import zoo
 from tests.training import tiny
 
@@ -283,12 +286,12 @@ def test_the_captured_part_is_the_whole_step(kind, baseline, tmp_path, monkeypat
     settings = {"steps": 8, "accumulation": 2, "batch_tokens": 600, "fast": True, "length_multiple": 4}
     settings |= {"elastic": {"elastic": True}, "distilled": {"teacher": {"weight": 0.5}}}.get(kind, {})
     for captured in (False, True):
-        values = tiny.sparse(tmp_path, str(baseline), train=settings)
+        values = tiny.sparse(tmp_path, str(baseline), train={**settings, "capture": captured})
         if kind == "plain":
             values["l0drop"] = None
         if captured:
-            monkeypatch.setattr("l0drop.training.trainer.Captured", Uncaptured)
-            monkeypatch.setattr("l0drop.training.trainer.L0DropTrainer._may_capture", lambda trainer: True)
+            monkeypatch.setattr("l0drop.training.captured.Captured", Uncaptured)
+            monkeypatch.setattr("l0drop.training.fast.FastPath._can_capture", lambda *arguments: True)
         logs[captured] = entries(tmp_path, f"captured-{captured}", values)
     for plain, captured in zip(logs[False], logs[True], strict=True):
         for name in {"loss", "cross_entropy", "grad_norm", "penalty", "sparsity", "lambda", "divergence"} & set(plain):

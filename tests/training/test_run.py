@@ -19,12 +19,12 @@ from l0drop.core.dial import Dial
 from l0drop.data.text import CorpusError
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import RecipeError, parse_recipe
+from l0drop.training import objective
 from l0drop.training import trainer as trainer_module
 from l0drop.training.assemble import load_dense
 from l0drop.training.averaging import averaged
-from l0drop.training.checkpoints import checkpoints
+from l0drop.training.checkpoints import TrainingError, checkpoints
 from l0drop.training.run import prepare, train
-from l0drop.training.trainer import TrainingError
 from tests.training import tiny
 from tests.training.compiler import compile_by_shapes, made_at
 from tests.training.stopped import stopped_at
@@ -332,7 +332,7 @@ def stopped_after_5(trainer: Any) -> None:
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = tiny.recipe(tmp_path, train={"steps": 10, "save_every": 5, "eval_every": 10})
-    real, calls = trainer_module.cross_entropy_sum, []
+    real, calls = objective.cross_entropy_sum, []
 
     def breaks(*arguments: Any) -> Any:
         calls.append(1)
@@ -341,12 +341,12 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path, monkeypatch: 
             loss.register_hook(lambda gradient: gradient * float("nan"))
         return loss
 
-    monkeypatch.setattr(trainer_module, "cross_entropy_sum", breaks)
+    monkeypatch.setattr(objective, "cross_entropy_sum", breaks)
     with pytest.raises(TrainingError, match="weights are not finite after step 10"):
         run(tmp_path, values)
     kept = checkpoints(tmp_path / "runs" / values["name"] / "checkpoints")
     assert [path.name for path in kept] == ["checkpoint-5"]
-    monkeypatch.setattr(trainer_module, "cross_entropy_sum", real)
+    monkeypatch.setattr(objective, "cross_entropy_sum", real)
     metrics, _ = run(tmp_path, values)
     assert metrics["steps"] == 10
 
@@ -477,14 +477,14 @@ def test_an_untrained_start_is_named(tmp_path: Path) -> None:
 
 def test_nan_loss_stops_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
     values = tiny.recipe(tmp_path, train={"steps": 30, "save_every": 5, "learning_rate": 1e-3})
-    real, calls = trainer_module.cross_entropy_sum, []
+    real, calls = objective.cross_entropy_sum, []
 
     def breaks(*arguments: Any) -> torch.Tensor:
         calls.append(1)
         return real(*arguments) * (float("nan") if len(calls) == 8 else 1.0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer_module, "cross_entropy_sum", breaks)
+        patch.setattr(objective, "cross_entropy_sum", breaks)
         with pytest.raises(TrainingError, match="the loss is nan at step 8; the last good checkpoint is in"):
             run(tmp_path, values)
     kept = checkpoints(tmp_path / "runs" / "tiny" / "checkpoints")
