@@ -27,6 +27,7 @@ class GatingName(StrEnum):
     zero = "zero"
     mask = "mask"
     weight = "weight"
+    mean = "mean"
 
 
 def demo(

@@ -26,7 +26,7 @@ from l0drop.bench.peers import Batch, plain_generation
 from l0drop.bench.random_models import Share
 from l0drop.bench.timing import Progress
 from l0drop.bench.workloads import LENGTH_PENALTY, RandomModel, Shape, Text
-from l0drop.core.memory import Memory
+from l0drop.core.memory import Memory, has_shared_row
 from l0drop.data.text import file_stamp
 from l0drop.decoding.engine import Encoded, Engine
 from l0drop.decoding.text import load
@@ -229,7 +229,7 @@ class Bench:
             raise ValueError(f"model: {type(model).__name__} decodes through generate, which this does not predict")
         head = model.get_output_embeddings()
         widest = max(m.out_features for m in model.modules() if type(m) is nn.Linear and m is not head)
-        self.sizes = Sizes(beams, config.hidden_size, widest, config.l0drop.gating == "zero")
+        self.sizes = Sizes(beams, config.hidden_size, widest, has_shared_row(config.l0drop.gating))
         self.positions = positions_of(model, "decoder")
 
     def encode(self, batch: int, source: int, dropped: float = 0.5, dense: bool = False) -> Encoded:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from l0drop.core.gates import Gates, unreadable
-from l0drop.core.memory import Gating
+from l0drop.core.memory import Gating, has_shared_row
 from l0drop.core.values import number
 
 GateAt = Callable[[Tensor], Tensor]
@@ -35,8 +35,8 @@ class Dial:
 
     keep: the share of real tokens to keep: n = max(1, round(keep · real tokens)) per sentence. It may be a tensor [B],
         one share per sentence. In training some sentences keep other rows (`Draw`).
-    max_memory: the maximum number of rows in the memory, including the zero row of gating `zero`; tokens of
-        `always_keep` stay even beyond it.
+    max_memory: the maximum number of rows in the memory, including the shared row of gating `zero` and `mean`;
+        tokens of `always_keep` stay even beyond it.
     shift: added to log α; a larger shift keeps more.
     dense: decode on the full gated memory.
     """
@@ -115,9 +115,11 @@ class Dial:
     def _at_most(self, gates: Gates, mask_BN: Tensor, gating: Gating, always_BN: Tensor | None) -> Tensor:
         assert self.max_memory is not None
         assert gates.log_alpha is not None
-        rows = self.max_memory - (gating == "zero")
+        rows = self.max_memory - has_shared_row(gating)
         if rows < 1:
-            raise ValueError("max_memory: gating zero needs one row for the zero row and one to keep: at least 2")
+            raise ValueError(
+                f"max_memory: with gating {gating} one row represents the dropped tokens, and one is kept: at least 2"
+            )
         open_BN = gates.values != 0
         rank_BN = _rank(gates.log_alpha, open_BN, always_BN)
         return _keep_always(torch.where(rank_BN < rows, gates.values, 0.0), always_BN)

@@ -1,4 +1,4 @@
-"""The meaning of a dropped encoding for the decoder, in each of the three gatings. Defined in this file only.
+"""The meaning of a dropped encoding for the decoder, in each gating. Defined in this file only.
 
 `compress` builds the short memory, `full` the dense one. A decoder that adds `bias` to its attention scores computes
 the same on both.
@@ -8,6 +8,7 @@ the same on both.
 | zero   | encoding × gate; closed rows stay as zero vectors            | kept rows + one zero row, bias log count |
 | mask   | encoding × gate; closed rows are masked out                  | kept rows                                |
 | weight | encodings; attention weight × gate, renormalised             | kept rows, bias log gate                 |
+| mean   | g·x + (1 - g)·m, with m the mean of what the gates take away | kept rows + one row m, bias log count    |
 
 With `mask` and `weight` a sentence whose gates are all closed keeps one position, with gate 1; see `keep_one`.
 
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from l0drop.core.gates import Gates, unreadable
 
-Gating = Literal["zero", "mask", "weight"]
+Gating = Literal["zero", "mask", "weight", "mean"]
 GATINGS: tuple[str, ...] = get_args(Gating)
 
 
@@ -32,8 +33,8 @@ class Memory:
 
     states: [B, K, D], in source order.
     bias: [B, 1, 1, K], added to the attention scores; -inf on padding; float32, or float64 with float64 states.
-    index: [B, K], the source position of each row; -1 for the zero row and padding.
-    count: [B], the number of dropped real tokens; with gating `zero`, the zero row represents them.
+    index: [B, K], the source position of each row; -1 for the shared row and padding.
+    count: [B], the number of dropped real tokens; with `zero` and `mean`, the shared row represents them.
     """
 
     states: Tensor
@@ -42,10 +43,15 @@ class Memory:
     count: Tensor
 
 
-def compress(encodings: Tensor, gates: Gates, mask: Tensor, gating: Gating = "zero") -> Memory:
-    """The short memory: kept rows in source order, padded to the longest; with `zero` the zero row in front.
+def has_shared_row(gating: str) -> bool:
+    """Whether one row of the short memory represents all dropped encodings: the zero row, or with `mean` the row m."""
+    return gating in ("zero", "mean")
 
-    The zero row is there even for a sentence that dropped nothing: its bias is then log 0 = -inf.
+
+def compress(encodings: Tensor, gates: Gates, mask: Tensor, gating: Gating = "zero") -> Memory:
+    """The short memory: kept rows in source order, padded to the longest; with `zero` and `mean` the shared row first.
+
+    The shared row is there even for a sentence that dropped nothing: its bias is then log 0 = -inf.
     """
     mask_BN = _checked(encodings, gates, mask, gating)
     values_BN = keep_one(gates, mask_BN, gating).values
@@ -57,13 +63,14 @@ def compress(encodings: Tensor, gates: Gates, mask: Tensor, gating: Gating = "ze
     real_BK = torch.arange(rows, device=mask_BN.device) < kept_B[:, None]
     gate_BK = values_BN.gather(1, index_BK)
     states_BKD = encodings.gather(1, index_BK[..., None].expand(-1, -1, encodings.shape[-1]))
+    shared_B1D = _shared_row(encodings, values_BN, mask_BN, gating)
     # where, not a product: padding may hold anything, NaN included
-    states_BKD = torch.where(real_BK[..., None], _scaled(states_BKD, gate_BK, gating), 0)
+    states_BKD = torch.where(real_BK[..., None], _gated(states_BKD, gate_BK, shared_B1D, gating), 0)
     bias_BK = _row_bias(gate_BK, real_BK, gating, states_BKD.dtype)
     index_BK = index_BK.masked_fill(~real_BK, -1)
     count_B = mask_BN.sum(1) - kept_B
-    if gating == "zero":
-        states_BKD = torch.cat([torch.zeros_like(encodings[:, :1]), states_BKD], 1)
+    if has_shared_row(gating):
+        states_BKD = torch.cat([shared_B1D, states_BKD], 1)
         bias_BK = torch.cat([count_B[:, None].to(bias_BK.dtype).log(), bias_BK], 1)
         index_BK = torch.nn.functional.pad(index_BK, (1, 0), value=-1)
     return Memory(states_BKD, bias_BK[:, None, None], index_BK, count_B)
@@ -74,8 +81,8 @@ def full(encodings: Tensor, gates: Gates, mask: Tensor, gating: Gating = "zero")
     mask_BN = _checked(encodings, gates, mask, gating)
     values_BN = keep_one(gates, mask_BN, gating).values
     kept_BN = values_BN != 0
-    seen_BN = mask_BN if gating == "zero" else kept_BN
-    states_BND = _scaled(encodings, values_BN, gating)
+    seen_BN = mask_BN if has_shared_row(gating) else kept_BN
+    states_BND = _gated(encodings, values_BN, _shared_row(encodings, values_BN, mask_BN, gating), gating)
     bias_BN = _row_bias(values_BN, seen_BN, gating, states_BND.dtype)
     index_BN = torch.arange(mask_BN.shape[1], device=mask_BN.device).expand_as(mask_BN).masked_fill(~seen_BN, -1)
     return Memory(states_BND, bias_BN[:, None, None], index_BN, mask_BN.sum(1) - kept_BN.sum(1))
@@ -84,10 +91,10 @@ def full(encodings: Tensor, gates: Gates, mask: Tensor, gating: Gating = "zero")
 def keep_one(gates: Gates, mask_BN: Tensor, gating: Gating) -> Gates:
     """With `mask` and `weight`, give a sentence whose gates are all closed one position with gate 1.
 
-    This is the first position of largest log α, or the first real token if there is no log α. `zero` needs no such
-    rule: the zero row alone is a valid memory.
+    This is the first position of largest log α, or the first real token if there is no log α. `zero` and
+    `mean` need no such rule: the shared row alone is a valid memory.
     """
-    if gating == "zero":
+    if has_shared_row(gating):
         return gates
     score_BN = torch.zeros_like(gates.values) if gates.log_alpha is None else gates.log_alpha
     best_B1 = score_BN.masked_fill(~mask_BN, -torch.inf).argmax(1, keepdim=True)
@@ -120,8 +127,28 @@ def _checked(encodings: Tensor, gates: Gates, mask: Tensor, gating: str) -> Tens
     return mask_BN
 
 
-def _scaled(states: Tensor, gate: Tensor, gating: str) -> Tensor:
-    return states if gating == "weight" else states * gate[..., None].to(states.dtype)
+def _shared_row(encodings: Tensor, gate_BN: Tensor, mask_BN: Tensor, gating: str) -> Tensor:
+    """[B, 1, D], the vector that a closed gate leaves in place of an encoding: 0, or with `mean` the row m.
+
+    m = Σ (1 - g) x / Σ (1 - g) over the real tokens, and 0 where all gates are 1.
+    """
+    if gating != "mean":
+        return torch.zeros_like(encodings[:, :1])
+    wide = torch.promote_types(encodings.dtype, torch.float32)
+    taken_BN = torch.where(mask_BN, 1 - gate_BN.to(wide), 0)
+    # where, not a product with 0: padding may hold anything, NaN included
+    encodings_BND = torch.where(mask_BN[..., None], encodings.to(wide), 0)
+    total_B1 = taken_BN.sum(1, keepdim=True)
+    share_BN = taken_BN / torch.where(total_B1 > 0, total_B1, 1)
+    return (share_BN[:, None] @ encodings_BND).to(encodings.dtype)
+
+
+def _gated(states: Tensor, gate: Tensor, shared_B1D: Tensor, gating: str) -> Tensor:
+    """The rows that the decoder attends to, before dropped ones are masked out or joined."""
+    if gating == "weight":
+        return states
+    gate = gate[..., None].to(states.dtype)
+    return states * gate + shared_B1D * (1 - gate) if gating == "mean" else states * gate
 
 
 def _row_bias(gate: Tensor, seen: Tensor, gating: str, dtype: torch.dtype) -> Tensor:

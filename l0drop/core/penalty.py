@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from l0drop.core import hard_concrete
-from l0drop.core.memory import Gating
+from l0drop.core.memory import Gating, has_shared_row
 from l0drop.core.values import number
 
 Reduction = Literal["mean", "sum"]
@@ -274,7 +274,7 @@ def calibrate(batches: Iterable[Sentences], target: float, threshold: float, gat
     closable, real = [], 0
     for log_alpha_BN, mask_BN, always_BN in batches:
         may_close_BN = mask_BN.clone()
-        if gating != "zero":
+        if not has_shared_row(gating):
             best_B1 = log_alpha_BN.masked_fill(~mask_BN, -torch.inf).argmax(1, keepdim=True)
             may_close_BN.scatter_(1, best_B1, False)
         if always_BN is not None:

@@ -24,8 +24,8 @@ DEFAULT_LAMBDA = 0.3
 class L0DropConfig:
     """The settings of gates and penalty. Bad values raise ValueError with the field's name, also on assignment.
 
-    gating: how the decoder sees a dropped encoding: `zero` (the paper), `mask` or `weight`. Weights are trained for one
-        gating, so a model's gating cannot be changed.
+    gating: how the decoder sees a dropped encoding: `zero` (the paper), `mask`, `weight` or `mean`. Weights are trained
+        for one gating, so a model's gating cannot be changed.
     lambda_: the weight of the penalty; default: 0.3, as in the paper. Not together with `target_sparsity`.
     target_sparsity: the share of encodings to drop; `model.steer` moves λ to reach it.
     penalty: `mean` or `sum` over a sentence's real tokens.
@@ -124,9 +124,9 @@ class L0DropConfig:
         require("always_keep", fine, "a list of token ids")
         require("layerwise", isinstance(self.layerwise, bool), "True or False")
         require("enabled", isinstance(self.enabled, bool), "True or False")
-        if self.layerwise and self.gating == "weight":
+        if self.layerwise and self.gating not in ("zero", "mask"):
             raise ValueError(
-                "layerwise: gates between layers act on encodings, so gating must be zero or mask, not weight"
+                f"layerwise: gates between layers act on single rows, so gating must be zero or mask, not {self.gating}"
             )
         if self.layerwise and self.gate != "learned":
             raise ValueError(f"layerwise: only the learned gate works between layers, not {self.gate!r}")

@@ -28,7 +28,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from l0drop.core import hard_concrete
 from l0drop.core.dial import Dial, Dials, Draw
 from l0drop.core.gates import NOISE, Gate, Gates, gate_class, gate_name
-from l0drop.core.memory import compress, full, keep_one
+from l0drop.core.memory import compress, full, has_shared_row, keep_one
 from l0drop.core.penalty import penalised, penalty
 from l0drop.models.adopt import adopt_parameters
 from l0drop.models.card import write_card
@@ -341,7 +341,7 @@ class L0DropModel(Controls, PreTrainedModel):
             closed_BN = closed_BN & ~always_BN
         closed_BN = closed_BN & mask_BN
         dropped_B = closed_BN.sum(1)
-        if self.config.l0drop.gating == "zero":
+        if has_shared_row(self.config.l0drop.gating):
             return dropped_B
         return dropped_B - (closed_BN == mask_BN).all(1).long()  # a sentence whose gates are all closed keeps one row
 

@@ -98,9 +98,9 @@ class Ramp(Section):
 class L0Drop(Section):
     """How the model drops encodings: the fields of `L0DropConfig`, and the ramp of λ."""
 
-    gating: Literal["zero", "mask", "weight"] = "zero"
+    gating: Literal["zero", "mask", "weight", "mean"] = "zero"
     """How a gate acts. `zero` (the paper): a dropped encoding becomes a zero vector. `mask`: the decoder does not
-    attend to it. `weight`: gates multiply attention weights."""
+    attend to it. `weight`: gates multiply attention weights. `mean`: it becomes the mean of all dropped encodings."""
     lambda_: NotNegative | None = None
     """λ, the weight of the penalty in the loss. Give this or `target_sparsity`."""
     target_sparsity: Annotated[Number, Field(gt=0, lt=1)] | None = None
@@ -146,7 +146,10 @@ class L0Drop(Section):
 
     @rule
     def _gates_between_layers(self) -> Faults:
-        if self.layerwise and self.gating == "weight":
-            yield "layerwise", "gates between layers act on encodings: gating should be zero or mask, not weight"
+        if self.layerwise and self.gating not in ("zero", "mask"):
+            yield (
+                "layerwise",
+                f"gates between layers act on single rows: gating should be zero or mask, not {self.gating}",
+            )
         if self.layerwise and self.gate != "learned":
             yield "layerwise", f"only the learned gate can stand between layers, not {self.gate}"

@@ -25,6 +25,7 @@ from l0drop.bench.predict import (
     total,
 )
 from l0drop.bench.workloads import Shape
+from l0drop.core.memory import has_shared_row
 from tests.bench.test_decoding import l0drop
 from tests.decoding import folders
 from tests.models import zoo
@@ -190,12 +191,12 @@ def test_a_best_gain_below_a_tenth_is_not_a_yes():
     assert answer(PREDICTION, 0.5, 64, longest + 1).startswith("Yes, ")
 
 
-@pytest.mark.parametrize(("family", "gating"), [("marian", "zero"), ("t5", "mask")])
+@pytest.mark.parametrize(("family", "gating"), [("marian", "zero"), ("t5", "mask"), ("bart", "mean")])
 def test_memories_have_the_rows_that_are_predicted(family, gating):
     bench = Bench(sparsify(zoo.build(family), L0DropConfig(gating=gating)).eval(), beams=2)
-    assert bench.sizes == Sizes(2, 32, 64, gating == "zero")
+    assert bench.sizes == Sizes(2, 32, 64, has_shared_row(gating))
     short, dense = (bench.encode(3, 40, 0.7, dense=dense) for dense in (False, True))
-    assert set(short.rows.tolist()) == {bench.sizes.kept(40, 0.7)} == {12 + (gating == "zero")}
+    assert set(short.rows.tolist()) == {bench.sizes.kept(40, 0.7)} == {12 + has_shared_row(gating)}
     assert dense.memory.states.shape[1] == 40
     assert set(bench.memory(3, 40).rows.tolist()) == {40}
     bench.decode(bench.memory(3, 40), 5)

@@ -48,8 +48,8 @@ def test_keep_may_differ_by_sentence() -> None:
         assert torch.equal(together[row], turned(Dial(keep=share), gates())[row])
 
 
-@pytest.mark.parametrize(("gating", "rows"), [("zero", 3), ("mask", 4), ("weight", 4)])
-def test_max_memory_counts_the_zero_row_and_opens_no_gate(gating: str, rows: int) -> None:
+@pytest.mark.parametrize(("gating", "rows"), [("zero", 3), ("mean", 3), ("mask", 4), ("weight", 4)])
+def test_max_memory_counts_the_shared_row_and_opens_no_gate(gating: str, rows: int) -> None:
     source = gates()
     values = turned(Dial(max_memory=4), source, gating=gating)
     for row in range(4):
@@ -178,7 +178,7 @@ def test_bad_settings_are_refused_by_name() -> None:
         for value in ("0.3", True, [0.3]):
             with pytest.raises(TypeError, match=f"{name}: expected a number, got {re.escape(repr(value))}"):
                 Dial(**{name: value})
-    with pytest.raises(ValueError, match="max_memory: gating zero needs"):
+    with pytest.raises(ValueError, match="max_memory: with gating zero one row represents the dropped tokens"):
         turned(Dial(max_memory=1), gates())
     with pytest.raises(ValueError, match="dial: this gate has no log α"):
         turned(Dial(keep=0.5), Gates(MASK.float()))

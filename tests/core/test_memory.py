@@ -1,4 +1,4 @@
-"""The three gatings: short memory = dense memory = definition, for any lengths and gates."""
+"""Every gating: short memory = dense memory = definition, for any lengths and gates."""
 
 import pytest
 import torch
@@ -24,6 +24,11 @@ def by_definition(x: Tensor, gate: Tensor, mask: Tensor, gating: str, projection
     """The definition of each gating, with attention weights instead of biases."""
     query, key, value, offset = projections
     states = x if gating == "weight" else x * gate[..., None]
+    if gating == "mean":
+        for sentence, (row, real) in enumerate(zip(gate, mask, strict=True)):
+            taken = (1 - row[real])[:, None]
+            mean = (taken * x[sentence, real]).sum(0) / taken.sum() if taken.sum() > 0 else torch.zeros(x.shape[-1])
+            states[sentence, real] += taken * mean
     scores = query @ (states @ key + offset).transpose(1, 2) / query.shape[-1] ** 0.5
     weights = scores.exp() * mask[:, None]
     if gating == "mask":
@@ -78,7 +83,7 @@ def test_short_equals_dense_equals_definition(gating: str, case: tuple[Tensor, G
         index = short.index[row]
         assert index[index >= 0].tolist() == kept[row].nonzero().flatten().tolist(), "source order, kept rows only"
         assert torch.equal(short.bias[row, 0, 0, index >= 0] == -torch.inf, torch.zeros(int(kept[row].sum())).bool())
-    assert short.states.shape[1] == int(kept.sum(1).max()) + (gating == "zero")
+    assert short.states.shape[1] == int(kept.sum(1).max()) + (gating in ("zero", "mean"))
 
 
 def test_a_memory_without_the_count_is_wrong() -> None:
@@ -101,6 +106,49 @@ def test_zero_gating_with_nothing_and_everything_dropped() -> None:
     assert memory.bias[0, 0, 0].tolist() == [-torch.inf, 0, 0, 0]
     torch.testing.assert_close(memory.bias[1, 0, 0], torch.tensor([3.0, 0, 0, 0]).log())
     assert torch.equal(memory.states[1], torch.zeros(4, 2))
+
+
+def test_mean_gating_with_nothing_and_everything_dropped() -> None:
+    """An open sentence keeps its encodings; a closed one becomes its mean, counted as often as it has tokens."""
+    x, mask = torch.tensor([[[1.0], [2], [9]], [[1], [2], [9]]]), torch.ones(2, 3, dtype=torch.bool)
+    memory = compress(x, Gates(torch.tensor([[1.0, 1, 1], [0, 0, 0]])), mask, "mean")
+    assert memory.index.tolist() == [[-1, 0, 1, 2], [-1, -1, -1, -1]]
+    assert memory.states[..., 0].tolist() == [[0, 1, 2, 9], [4, 0, 0, 0]]
+    assert memory.bias[0, 0, 0].tolist() == [-torch.inf, 0, 0, 0]
+    torch.testing.assert_close(memory.bias[1, 0, 0], torch.tensor([3.0, 0, 0, 0]).log())
+
+
+def test_mean_gating_is_continuous_and_half_open_rows_are_mixed() -> None:
+    x, mask = torch.tensor([[[1.0], [5], [9]]]).double(), torch.ones(1, 3, dtype=torch.bool)
+    half = full(x, Gates(torch.tensor([[1.0, 0.5, 0]]).double()), mask, "mean").states[0, :, 0]
+    mean = (0.5 * 5 + 1 * 9) / 1.5
+    torch.testing.assert_close(half, torch.tensor([1, 0.5 * 5 + 0.5 * mean, mean]).double())
+    for near, limit in (
+        ([1.0, 1e-9, 0], [1.0, 0, 0]),
+        ([1.0, 1 - 1e-9, 1], [1.0, 1, 1]),
+        ([1.0, 1 - 1e-9, 0], [1.0, 1, 0]),
+    ):
+        both = [full(x, Gates(torch.tensor([gate]).double()), mask, "mean").states for gate in (near, limit)]
+        torch.testing.assert_close(*both, atol=1e-7, rtol=0)
+
+
+def test_mean_gating_has_finite_gradients_where_all_gates_are_open() -> None:
+    """The mean of nothing is 0, and its gradient is finite; half-open gates agree with finite differences."""
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(2, 4, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([[True] * 4, [True, True, True, False]])
+    gate = torch.ones(2, 4, dtype=torch.float64).masked_fill(~mask, 0).requires_grad_()
+    found = torch.autograd.grad(full(x, Gates(gate), mask, "mean").states.square().sum(), (x, gate))
+    assert all(gradient.isfinite().all() for gradient in found)
+    inside = torch.tensor([[0.2, 0.9, 0, 1], [0.4, 0, 0.7, 0]], dtype=torch.float64)
+    half = inside.requires_grad_()
+
+    def states(x: Tensor, gate: Tensor) -> Tensor:
+        return full(x, Gates(gate.clamp(0, 1)), mask, "mean").states[mask]
+
+    interior = torch.tensor([[0.2, 0.9, 0.1, 0.8], [0.4, 0.3, 0.7, 0.5]], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, g: states(x, g * mask), (x, interior))
+    assert states(x, half).isfinite().all()
 
 
 def test_a_sentence_with_all_gates_closed_keeps_its_best_position() -> None:
@@ -161,7 +209,7 @@ def test_weight_gating_equals_renormalised_weights_in_value_and_gradient() -> No
 
 def test_bad_input_is_refused_by_name() -> None:
     x, mask, gates = torch.randn(2, 3, 2), torch.ones(2, 3, dtype=torch.bool), Gates(torch.ones(2, 3))
-    with pytest.raises(ValueError, match="gating: expected one of zero, mask, weight, got 'drop'"):
+    with pytest.raises(ValueError, match="gating: expected one of zero, mask, weight, mean, got 'drop'"):
         compress(x, gates, mask, "drop")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="mask: expected shape"):
         compress(x, gates, mask[:, :2])

@@ -190,7 +190,7 @@ def sparsity_when_decoding(batches: list[Sentences], threshold: float, gating: s
 AS_TRAINED = -hard_concrete.threshold(0.1)
 
 
-@pytest.mark.parametrize("gating", ["zero", "mask", "weight"])
+@pytest.mark.parametrize("gating", ["zero", "mask", "weight", "mean"])
 @pytest.mark.parametrize("always", [False, True])
 @pytest.mark.parametrize("target", [0.1, 0.5, 0.8])
 def test_calibration_finds_the_threshold_nearest_to_the_target(gating: str, always: bool, target: float) -> None:

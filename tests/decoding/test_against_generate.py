@@ -82,7 +82,13 @@ def test_every_setting_is_drawn() -> None:
 
 
 @settings(max_examples=250, deadline=None)
-@given(st.sampled_from(FAMILIES), st.sampled_from(["zero", "mask", "weight"]), generations(), dials, st.integers(0, 99))
+@given(
+    st.sampled_from(FAMILIES),
+    st.sampled_from(["zero", "mask", "weight", "mean"]),
+    generations(),
+    dials,
+    st.integers(0, 99),
+)
 @example(
     "marian", "zero",
     {"max_new_tokens": 4, "num_beams": 2, "forced_eos_token_id": [2, 9], "suppress_tokens": [9, 4],

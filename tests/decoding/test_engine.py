@@ -15,7 +15,7 @@ from l0drop.decoding.stack import Stack
 from l0drop.models.entmax import with_entmax
 from tests.models import zoo
 
-GATINGS = ("zero", "mask", "weight")
+GATINGS = ("zero", "mask", "weight", "mean")
 MANY_EOS = [2, *range(20, 32)]
 """An eighth of the vocabulary ends a sentence, so that random models stop early and at different lengths."""
 

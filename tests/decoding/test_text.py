@@ -189,7 +189,7 @@ def test_repr_describes_the_model(baseline: Path, tmp_path: Path, sparse_folder:
 # --- explanations ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gating", ["zero", "mask", "weight"])
+@pytest.mark.parametrize("gating", ["zero", "mask", "weight", "mean"])
 def test_attention_equals_that_of_the_dense_memory(baseline: Path, tmp_path: Path, gating: str) -> None:
     folder = folders.sparse(baseline, tmp_path / gating, gating=gating)
     explained = load(folder, "cpu", "float64").explain(TEXTS[2], **SETTINGS)

@@ -239,7 +239,7 @@ DRY = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize(
-    "kind", ["plain", "zero", "mask", "weight", "elastic", "distilled", "compiled", "compiled-elastic"]
+    "kind", ["plain", "zero", "mask", "weight", "mean", "elastic", "distilled", "compiled", "compiled-elastic"]
 )
 def test_captured_steps_equal_uncaptured_ones(kind, precision, tmp_path):
     """Several epochs of several shapes, so that most steps are replayed; gradients are compared by their norm."""
@@ -263,7 +263,7 @@ def test_captured_steps_equal_uncaptured_ones(kind, precision, tmp_path):
         ours = {**settings, **more.get(kind, {}), "capture": capture}
         values = tiny.sparse(tmp_path, str(tmp_path / "runs" / "base"), f"captured-{capture}", train=ours)
         values["l0drop"] = None if kind == "plain" else {"target_sparsity": 0.4, "start": 1.0}
-        if kind in ("zero", "mask", "weight"):
+        if kind in ("zero", "mask", "weight", "mean"):
             values["l0drop"]["gating"] = kind
         train(parse_recipe(values, "test"), tmp_path / "runs", Console(quiet=True))
         lines = (tmp_path / "runs" / f"captured-{capture}" / "log.jsonl").read_text().splitlines()

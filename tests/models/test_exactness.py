@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from l0drop import L0DropConfig, sparsify
-from l0drop.core.memory import GATINGS
+from l0drop.core.memory import GATINGS, has_shared_row
 from tests.models import zoo
 
 LABELS = torch.randint(3, zoo.VOCABULARY, (6, 7), generator=torch.Generator().manual_seed(9))
@@ -55,10 +55,10 @@ def test_short_memory_equals_full_gated_memory(
         with model.dial(dense=True):
             dense = model(**batch, labels=LABELS)
         kept = fixed_gate.values.ne(0) & batch["attention_mask"].bool()
-        assert short.encoder_last_hidden_state.shape[1] == int(kept.sum(1).max()) + (gating == "zero")
+        assert short.encoder_last_hidden_state.shape[1] == int(kept.sum(1).max()) + has_shared_row(gating)
         assert dense.encoder_last_hidden_state.shape[1] == 24
         assert float(short.sparsity) == pytest.approx(
-            1 - (int(kept.sum()) + (gating != "zero")) / int(batch["attention_mask"].sum()), abs=1e-6
+            1 - (int(kept.sum()) + (not has_shared_row(gating))) / int(batch["attention_mask"].sum()), abs=1e-6
         )
         scale = max(1.0, float(dense.logits.abs().max()))
         assert float((short.logits - dense.logits).abs().max()) <= tolerance * scale

@@ -173,7 +173,7 @@ HINTS = {
 }
 
 
-@pytest.mark.parametrize("gating", ["zero", "mask", "weight"])
+@pytest.mark.parametrize("gating", ["zero", "mask", "weight", "mean"])
 @pytest.mark.parametrize("name", ["pos", "freq", "inv_freq", "group", "random", "norm"])
 def test_short_equals_dense_before_and_after_saving(name: str, gating: str, tmp_path: Path) -> None:
     hints = {hint: HINTS[hint] for hint in gate_class(name).needs} or None

@@ -16,7 +16,7 @@ from tests.models import zoo
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"gating": "drop"}, "gating: expected one of zero, mask, weight, got 'drop'"),
+        ({"gating": "drop"}, "gating: expected one of zero, mask, weight, mean, got 'drop'"),
         ({"epsilon": 0}, "epsilon: expected a positive number"),
         ({"epsilon": -0.1}, "epsilon: expected a positive number"),
         ({"beta": 0}, "beta: expected a positive number"),

@@ -26,7 +26,7 @@ from l0drop.training.transfers import Early, Packed, together
 from tests.models import zoo
 from tests.training import tiny
 
-GATINGS = (None, "zero", "mask", "weight")
+GATINGS = (None, "zero", "mask", "weight", "mean")
 
 
 def build(family, gating=None, **settings):

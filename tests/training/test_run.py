@@ -104,9 +104,9 @@ print("OUTPUT", type(model).__name__, tokenizer.batch_decode(tokens, skip_specia
     assert "OUTPUT L0DropMarianMTModel" in result.stdout
 
 
-@pytest.mark.parametrize("gating", ["zero", "mask", "weight"])
+@pytest.mark.parametrize("gating", ["zero", "mask", "weight", "mean"])
 def test_gatings_and_layers(baseline: Path, tmp_path: Path, gating: str) -> None:
-    layerwise = gating != "weight"
+    layerwise = gating in ("zero", "mask")
     values = tiny.sparse(tmp_path, str(baseline), l0drop={"gating": gating, "lambda_": 0.3, "layerwise": layerwise})
     metrics, folder = run(tmp_path, {**values, "train": {**values["train"], "steps": 3}})
     assert json.loads((folder / "model" / "config.json").read_text())["l0drop"]["gating"] == gating

@@ -8,7 +8,19 @@ from typing import Any
 
 import matplotlib
 
-from l0drop.report.figures.drawing import BLUE, GOLD, GREEN, GREY, RED, STYLE, Drawing, axes_of, in_percent, rendered
+from l0drop.report.figures.drawing import (
+    BLUE,
+    GOLD,
+    GREEN,
+    GREY,
+    PURPLE,
+    RED,
+    STYLE,
+    Drawing,
+    axes_of,
+    in_percent,
+    rendered,
+)
 from l0drop.report.findings import Findings
 from l0drop.study.sweep import LEARNED, RULES, continued_in
 
@@ -91,7 +103,7 @@ def difference_curve(findings: Findings) -> Drawing:
     return rendered("difference", "Difference to the dense model against sparsity", caption, figure)
 
 
-_GATINGS = {"zero": ("o", BLUE), "mask": ("s", RED), "weight": ("^", GREEN)}
+_GATINGS = {"zero": ("o", BLUE), "mask": ("s", RED), "weight": ("^", GREEN), "mean": ("D", PURPLE)}
 _MARKS = (("s", GREY), ("o", BLUE), ("^", GREEN), ("D", RED))
 
 

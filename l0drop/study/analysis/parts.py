@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from l0drop.core.memory import has_shared_row
 from l0drop.data.batches import collate
 from l0drop.data.text import read_json
 from l0drop.data.whole import locked, write_whole
@@ -160,8 +161,8 @@ def analyze(
             score = None if role == material.target_of else material.score(texts)
             result["source"] = source_use(model, material, texts, score, tick)
     if "mass" in result and sparse is not None:
-        zero = result["gating"] == "zero"
-        result["mass"]["share_on_zero_row"] = result["mass"]["share_on_dropped"]["sparse"] if zero else 0.0
+        shared = has_shared_row(result["gating"])
+        result["mass"]["share_on_zero_row"] = result["mass"]["share_on_dropped"]["sparse"] if shared else 0.0
     missing = {name: why for name, why in subject.missing.items() if name in ROLES}
     return {**result, "missing": missing, "left_out": omitted, **provenance(device)}
 
