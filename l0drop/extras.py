@@ -12,8 +12,11 @@ EXTRAS = {
     "matplotlib": "study",
     "pydantic": "train",
     "rouge_score": "train",
+    "prometheus_client": "serve",
     "sacrebleu": "train",
+    "starlette": "serve",
     "tensorboard": "logging",
+    "uvicorn": "serve",
     "yaml": "train",
 }
 """From the module's name to the extra's; `study` includes `train`."""

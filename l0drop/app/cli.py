@@ -18,6 +18,7 @@ from l0drop.app.demo import demo
 from l0drop.app.evaluate import evaluate
 from l0drop.app.explain import explain
 from l0drop.app.report import report
+from l0drop.app.serve.command import serve
 from l0drop.app.sweep import sweep
 from l0drop.app.translate import translate
 from l0drop.extras import MissingPackageError, needed_for
@@ -74,6 +75,7 @@ app.command(cls=Command)(sweep)
 app.command(cls=Command)(translate)
 app.command("summarize", cls=Command, help="An alias of translate.")(translate)
 app.command(cls=Command)(explain)
+app.command(cls=Command)(serve)
 app.command(cls=Command)(evaluate)
 app.command(cls=Command)(report)
 app.command(cls=Command)(analyze)

@@ -1,0 +1,170 @@
+"""`l0drop serve`: options, loading, uvicorn."""
+
+import importlib
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from l0drop.app.runs import Dtype
+from l0drop.app.translate import Device, DtypeOption, log
+
+if TYPE_CHECKING:
+    from l0drop.app.serve.models import Served
+
+KEYS = "L0DROP_KEYS"
+"""Keys in the environment, separated by white space."""
+
+
+def serve(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[NAME=]MODEL...",
+            help="Run folders, model folders or names on the hub, each with a name for clients. "
+            "Default name: the last part of the path.",
+        ),
+    ],
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N", help="The port to listen on; 0 takes a free one.", min=0)] = 8000,
+    languages: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=EN:DE", help="The language pair of a model, for LibreTranslate's clients."),
+    ] = None,
+    summarizes: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A model that summarizes; the others translate.")
+    ] = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help=f"Keys that clients must send, one per line. Also: {KEYS}."),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A host name that clients use. Default: local names, if ADDRESS is local."),
+    ] = None,
+    cors: Annotated[
+        list[str] | None, typer.Option(metavar="ORIGIN", help="A web origin whose pages may call the service.")
+    ] = None,
+    detector: Annotated[
+        str | None, typer.Option(metavar="MODULE:NAME", help="A function that detects languages, for source=auto.")
+    ] = None,
+    shadow: Annotated[
+        float, typer.Option(metavar="SHARE", help="The share of texts to decode a second time, for comparison.")
+    ] = 0.0,
+    shadow_model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The model for the second decoding. Default: the same, dense.")
+    ] = None,
+    max_text: Annotated[int, typer.Option(metavar="N", help="Maximum characters of one text.", min=1)] = 50_000,
+    max_texts: Annotated[int, typer.Option(metavar="N", help="Maximum texts of one request.", min=1)] = 256,
+    queue: Annotated[int, typer.Option(metavar="N", help="Texts that may wait; more are refused.", min=1)] = 2048,
+    timeout: Annotated[float, typer.Option(metavar="S", help="Seconds from a request to its answer.", min=0.1)] = 60.0,
+    log_texts: Annotated[bool, typer.Option("--log-texts", help="Write texts and outputs to the log.")] = False,
+    device: Device = None,
+    dtype: DtypeOption = None,
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", help="CPU threads. Default: torch's choice.", min=1)
+    ] = None,
+) -> None:
+    """Answer clients of LibreTranslate, Hugging Face and OpenAI over HTTP, and show a page with the dropped tokens."""
+    import torch
+    import uvicorn
+
+    from l0drop.app.serve.guard import LOCAL, Access
+    from l0drop.app.serve.limits import Limits
+    from l0drop.app.serve.server import application, uvicorn_config
+    from l0drop.app.serve.service import Service
+    from l0drop.models.quiet import quiet_libraries
+
+    quiet_libraries()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    limits = Limits(text=max_text, texts=max_texts, queue=queue, seconds=timeout)
+    secrets = _keys(keys)
+    if host not in LOCAL and not secrets:
+        log.print(
+            f"[yellow]warning:[/] anyone who can reach {host} can use the service; --keys FILE asks for a key",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+    found = load_models(models, languages or [], summarizes or [], device, dtype)
+    reference = None
+    if shadow_model is not None:
+        reference = found.by_name.get(shadow_model)
+        if reference is None:
+            raise ValueError(f"--shadow-model: {shadow_model} is not one of the models that are served")
+    access = Access(secrets, allow_host or (LOCAL if host in LOCAL else ()), cors or ())
+    service = Service(found, limits, shadow, reference, log_texts)
+    app = application(service, access, _detector(detector))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    for served in found:
+        gates = "" if served.model.is_gated else ", no gates"
+        log.print(f"{served.name}: {served.task}{gates}", highlight=False, soft_wrap=True, markup=False)
+    uvicorn.Server(uvicorn_config(app, host=host, port=port)).run()
+
+
+def load_models(
+    names: list[str], languages: list[str], summarizes: list[str], device: str | None, dtype: Dtype | None
+) -> Any:
+    """The models to serve, from the command line's arguments."""
+    from l0drop.app.serve.models import Models
+
+    paths = dict(_named(given) for given in names)
+    if len(paths) < len(names):
+        raise ValueError("MODEL: two models have the same name; give them names: NAME=MODEL")
+    pairs = dict(_pair(given) for given in languages)
+    for option, given in (("--languages", pairs), ("--summarizes", summarizes)):
+        unknown = [name for name in given if name not in paths]
+        if unknown:
+            raise ValueError(f"{option}: {unknown[0]} is not one of the models ({', '.join(paths)})")
+    return Models(
+        [_served(name, path, pairs.get(name), name in summarizes, device, dtype) for name, path in paths.items()]
+    )
+
+
+def _served(
+    name: str, path: str, pair: tuple[str, str] | None, summarizes: bool, device: str | None, dtype: Dtype | None
+) -> "Served":
+    from l0drop.app.serve.models import Served, own_pair
+    from l0drop.decoding.text import load
+
+    model = load(path, device, dtype)
+    return Served(name, model, "summarization" if summarizes else "translation", pair or own_pair(model))
+
+
+def _named(given: str) -> tuple[str, str]:
+    """The name and the path of a model argument."""
+    name, equals, path = given.partition("=")
+    if equals and name and "/" not in name and not Path(given).exists():
+        return name, path
+    return (given if not Path(given).is_dir() else Path(given).resolve().name), given
+
+
+def _pair(given: str) -> tuple[str, tuple[str, str]]:
+    name, _, pair = given.rpartition("=")
+    source, _, target = pair.partition(":")
+    if not (name and source and target):
+        raise ValueError(f"--languages: expected NAME=SOURCE:TARGET, such as sparse=en:de, got {given!r}")
+    return name, (source, target)
+
+
+def _keys(file: Path | None) -> list[str]:
+    """The keys of the file and the environment."""
+    text = file.read_text(encoding="utf-8") if file is not None else ""
+    keys = [*text.split(), *os.environ.get(KEYS, "").split()]
+    if file is not None and not text.split():
+        raise ValueError(f"--keys: {file} has no key")
+    short = [number for number, key in enumerate(keys, 1) if len(key) < 8]
+    if short:
+        raise ValueError(f"--keys: key {short[0]} has fewer than 8 characters and could be guessed")
+    return keys
+
+
+def _detector(name: str | None) -> Any:
+    if name is None:
+        return None
+    module, _, function = name.partition(":")
+    found = getattr(importlib.import_module(module), function, None) if function else None
+    if not callable(found):
+        raise ValueError(f"--detector: expected MODULE:NAME of a function, got {name!r}")
+    return found

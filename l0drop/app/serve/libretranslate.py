@@ -1,0 +1,262 @@
+"""The dialect of LibreTranslate: Weblate, Subtitle Edit, Open WebUI and others speak it."""
+
+from collections.abc import Callable
+from typing import Annotated, Any
+from urllib.parse import parse_qsl
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from l0drop.app.serve.guard import client_of, require_key, while_connected
+from l0drop.app.serve.native import Dialled
+from l0drop.app.serve.requests import FORM, JSON, Problem, checked, json_response, media_type, parse_json, read_body
+from l0drop.app.serve.service import Answer, Query, Service
+
+Detector = Callable[[str], list[dict[str, Any]]]
+"""Takes a text; returns dictionaries with `language` and `confidence`, best first."""
+
+NAMES = dict(
+    pair.split(maxsplit=1)
+    for pair in [
+        "af Afrikaans",
+        "ar Arabic",
+        "bg Bulgarian",
+        "bn Bengali",
+        "ca Catalan",
+        "cs Czech",
+        "da Danish",
+        "de German",
+        "el Greek",
+        "en English",
+        "eo Esperanto",
+        "es Spanish",
+        "et Estonian",
+        "eu Basque",
+        "fa Persian",
+        "fi Finnish",
+        "fr French",
+        "ga Irish",
+        "gl Galician",
+        "he Hebrew",
+        "hi Hindi",
+        "hr Croatian",
+        "hu Hungarian",
+        "id Indonesian",
+        "is Icelandic",
+        "it Italian",
+        "ja Japanese",
+        "ko Korean",
+        "lt Lithuanian",
+        "lv Latvian",
+        "ms Malay",
+        "nb Norwegian",
+        "nl Dutch",
+        "pl Polish",
+        "pt Portuguese",
+        "ro Romanian",
+        "ru Russian",
+        "sk Slovak",
+        "sl Slovenian",
+        "sq Albanian",
+        "sr Serbian",
+        "sv Swedish",
+        "sw Swahili",
+        "ta Tamil",
+        "th Thai",
+        "tl Tagalog",
+        "tr Turkish",
+        "uk Ukrainian",
+        "ur Urdu",
+        "vi Vietnamese",
+        "zh Chinese",
+    ]
+)
+
+
+class Translate(Dialled):
+    """A request to translate. Unknown fields are ignored, as LibreTranslate ignores them."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    q: str | list[str]
+    source: str
+    target: str
+    format: str = "text"
+    alternatives: Annotated[int, Field(ge=0)] = 0
+    api_key: str | None = None
+    kept: Annotated[bool, Field(description="Add the source tokens that were kept.")] = False
+
+
+class Detect(BaseModel):
+    """A request to detect a language."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    q: str
+    api_key: str | None = None
+
+
+async def translate(request: Request) -> Response:
+    """`POST /translate`"""
+    service: Service = request.app.state.service
+    values = await _values(request)
+    require_key(request, values.get("api_key"))
+    body = checked(Translate, values)
+    if not body.q:
+        raise Problem(400, "Invalid request: missing q parameter")
+    if body.format != "text":
+        raise Problem(400, f"format: {body.format!r} is not supported; send format=text")
+    texts = [body.q] if isinstance(body.q, str) else body.q
+    source, detected = body.source, None
+    if source == "auto":
+        detected = _detect(request, texts[0])[0]
+        source = detected["language"]
+    served = service.models.for_pair(source, body.target)
+    alternatives = body.alternatives
+    generation: dict[str, Any] = {}
+    if alternatives:
+        beams = max(alternatives + 1, served.model.engine.search(**served.model.settings(None, {})).beams)
+        generation = {"num_return_sequences": alternatives + 1, "num_beams": beams}
+    query = Query(served, texts, client_of(request), generation, body.dial(), served.languages(source, body.target))
+    answers = await while_connected(request, service.generate(query))
+    return json_response(_answer(body, answers, detected))
+
+
+def _answer(body: Translate, answers: list[Answer], detected: dict[str, Any] | None) -> dict[str, Any]:
+    """One text gives strings, a list gives lists."""
+
+    def one_or_all(values: list[Any]) -> Any:
+        return values[0] if isinstance(body.q, str) else values
+
+    answer = {"translatedText": one_or_all([answer.result.text for answer in answers])}
+    if body.alternatives:
+        others = [[other.text for other in answer.result.alternatives] for answer in answers]
+        answer["alternatives"] = one_or_all(others)
+    if detected is not None:
+        answer["detectedLanguage"] = one_or_all([detected for _ in answers])
+    if body.kept:
+        kept = [[{"start": t.start, "end": t.end} for t in a.result.kept if t.start is not None] for a in answers]
+        answer["kept"] = one_or_all(kept)
+    return answer
+
+
+async def detect(request: Request) -> Response:
+    """`POST /detect`"""
+    values = await _values(request)
+    require_key(request, values.get("api_key"))
+    body = checked(Detect, values)
+    if not body.q:
+        raise Problem(400, "Invalid request: missing q parameter")
+    return json_response(_detect(request, body.q))
+
+
+async def languages(request: Request) -> Response:
+    """`GET /languages`"""
+    service: Service = request.app.state.service
+    body = await read_body(request, service.limits)  # some clients send the key in the body of a GET
+    require_key(request, dict(parse_qsl(body.decode("utf-8", "replace"))).get("api_key"))
+    targets: dict[str, list[str]] = {}
+    for served in service.models:
+        if served.task == "translation":
+            for source, target in served.pairs:
+                if target not in targets.setdefault(source, []):
+                    targets[source].append(target)
+    codes = [*targets, *sorted({target for found in targets.values() for target in found} - targets.keys())]
+    return json_response([{"code": code, "name": name_of(code), "targets": targets.get(code, [])} for code in codes])
+
+
+async def settings(request: Request) -> Response:
+    """`GET /frontend/settings`"""
+    service: Service = request.app.state.service
+    pair = next((pair for served in service.models for pair in served.pairs), None)
+    source, target = pair or ("auto", "auto")
+    return json_response(
+        {
+            "apiKeys": bool(request.app.state.access.keys),
+            "keyRequired": bool(request.app.state.access.keys),
+            "charLimit": service.limits.text,
+            "filesTranslation": False,
+            "supportedFilesFormat": [],
+            "suggestions": False,
+            "frontendTimeout": 500,
+            "language": {
+                "source": {"code": source, "name": name_of(source)},
+                "target": {"code": target, "name": name_of(target)},
+            },
+        }
+    )
+
+
+async def health(request: Request) -> Response:
+    """`GET /health`"""
+    return json_response({"status": "ok"})
+
+
+def name_of(code: str) -> str:
+    """The English name of a language; its code if the name is unknown."""
+    return NAMES.get(code.replace("-", "_").split("_")[0], code)
+
+
+def _detect(request: Request, text: str) -> list[dict[str, Any]]:
+    detector: Detector | None = request.app.state.detector
+    if detector is None:
+        raise Problem(400, "no language detector is configured; name the source language")
+    return detector(text)
+
+
+async def _values(request: Request) -> dict[str, Any]:
+    """The fields of a JSON object, or of a form."""
+    limits = request.app.state.service.limits
+    body = await read_body(request, limits)
+    kind = media_type(request)
+    if kind == JSON:
+        values = parse_json(body)
+        if not isinstance(values, dict):
+            raise Problem(400, "JSON: expected an object")
+        return values
+    if kind == FORM:
+        return _form(body)
+    raise Problem(415, f"Content-Type: expected {JSON} or {FORM}")
+
+
+def _form(body: bytes) -> dict[str, Any]:
+    """The fields of a form; `q` may occur several times."""
+    try:
+        pairs = parse_qsl(body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=10_000)
+    except ValueError as error:
+        raise Problem(400, f"form: {error}") from None
+    values: dict[str, Any] = {}
+    for name, value in pairs:
+        if name != "q" and name in values:
+            raise Problem(400, f"form: the field {name!r} occurs twice")
+        if name == "q" and name in values:
+            earlier = values[name]
+            values[name] = [*earlier, value] if isinstance(earlier, list) else [earlier, value]
+        else:
+            values[name] = _FORM_TYPES[name](value, name) if name in _FORM_TYPES else value
+    return values
+
+
+def _number(value: str, name: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise Problem(400, f"{name}: expected a number, got {value!r}") from None
+
+
+def _whole(value: str, name: str) -> int:
+    if not value.isdecimal():
+        raise Problem(400, f"{name}: expected a whole number, got {value!r}")
+    return int(value)
+
+
+def _truth(value: str, name: str) -> bool:
+    if value not in ("true", "false"):
+        raise Problem(400, f"{name}: expected true or false, got {value!r}")
+    return value == "true"
+
+
+_FORM_TYPES: dict[str, Callable[[str, str], Any]] = {
+    "alternatives": _whole, "max_memory": _whole, "keep": _number, "shift": _number, "dense": _truth, "kept": _truth,
+}  # fmt: skip

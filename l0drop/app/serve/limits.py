@@ -1,0 +1,29 @@
+"""The limits of the service. Each has an option of `l0drop serve` or is generous enough for its clients."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits on one request, and on all requests together.
+
+    body: bytes. text: characters of one text. texts: texts in one request. beams, new_tokens: of the search. queue:
+    texts that wait. requests: requests in progress. seconds: from a request to its answer. body_seconds: until the body
+    has arrived. header_seconds: until the head of a new connection's request has arrived.
+    """
+
+    body: int = 2_000_000
+    text: int = 50_000
+    texts: int = 256
+    beams: int = 16
+    new_tokens: int = 1024
+    queue: int = 2048
+    requests: int = 512
+    seconds: float = 60.0
+    body_seconds: float = 15.0
+    header_seconds: float = 15.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value <= 0:
+                raise ValueError(f"{name}: expected a number above 0, got {value}")

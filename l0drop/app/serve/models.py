@@ -1,0 +1,160 @@
+"""The models that are served: names, languages, tasks, and what their dial can do."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from l0drop.app.serve.requests import Problem
+from l0drop.core.dial import Dial
+from l0drop.decoding.languages import is_multilingual, language_ids
+from l0drop.decoding.results import Result
+from l0drop.decoding.text import Source, TextModel
+
+Task = Literal["translation", "summarization"]
+TASKS: tuple[Task, ...] = ("translation", "summarization")
+DIAL = ("keep", "max_memory", "shift")
+PROBE = "1 2 3"
+"""A text that every tokenizer reads."""
+
+
+@dataclass(eq=False)
+class Served:
+    """A model under the name that clients use.
+
+    pair: source and target language of a model with one pair; None if unknown or multilingual.
+    """
+
+    name: str
+    model: TextModel
+    task: Task = "translation"
+    pair: tuple[str, str] | None = None
+    dials: frozenset[str] = frozenset()
+    """The settings of the dial that its gate supports; `dense` always works."""
+    _kept: float = field(default=1.0, init=False)  # a running mean of the kept share at the model's own setting
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.model.model.device.type == "cpu"
+
+    @property
+    def codes(self) -> list[str]:
+        """The languages of a multilingual model, as its tokenizer names them."""
+        tokenizer = self.model.tokenizers.source
+        if not is_multilingual(tokenizer):
+            return []
+        names = getattr(tokenizer, "lang_code_to_id", None)
+        return sorted(names) if names else sorted(tokenizer.convert_ids_to_tokens(sorted(language_ids(tokenizer))))
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """The language pairs that it is known to translate."""
+        if self.pair is not None:
+            return [self.pair]
+        return [(source, target) for source in self.codes for target in self.codes if source != target]
+
+    def translates(self, source: str, target: str) -> bool:
+        if self.task != "translation":
+            return False
+        return self.pair == (source, target) or {source, target} <= set(self.codes)
+
+    def languages(self, source: str, target: str) -> dict[str, str]:
+        """The arguments of `TextModel.generate` for a pair: only multilingual models have any."""
+        return {"source_lang": source, "target_lang": target} if self.codes else {}
+
+    def warm_up(self) -> None:
+        """Decode once, and find the settings of the dial that the gate supports."""
+        self.model.generate([PROBE], max_new_tokens=2)
+        if self.model.is_gated:
+            tries: dict[str, Any] = {"keep": 0.5, "max_memory": 8, "shift": 0.5}
+            self.dials = frozenset(name for name, value in tries.items() if self._takes({name: value}))
+
+    def _takes(self, dial: Mapping[str, Any]) -> bool:
+        try:
+            self.model.generate([PROBE], max_new_tokens=2, **dial)
+        except ValueError:
+            return False
+        return True
+
+    def check_dial(self, dial: Mapping[str, Any]) -> None:
+        """Raise a Problem for a setting that this model cannot follow."""
+        try:
+            Dial(**dial)
+        except (TypeError, ValueError) as error:
+            raise Problem(400, str(error)) from None
+        for name in dial:
+            if name in DIAL and not self.model.is_gated:
+                raise Problem(400, f"{name}: {self.name} has no gates, so nothing can be dropped")
+            if name in DIAL and name not in self.dials:
+                raise Problem(400, f"{name}: the gate of {self.name} is a rule, which this setting cannot change")
+        if dial.get("max_memory") == 1 and self.model.model.config.l0drop.gating == "zero":
+            raise Problem(400, "max_memory: expected at least 2 rows, one for all dropped tokens and one to keep")
+
+    def expected_rows(self, source: Source) -> int:
+        """The expected length of its memory."""
+        length, dial = len(source.ids), source.dial
+        if not self.model.is_gated or dial.get("dense"):
+            return length
+        share = dial.get("keep", self._kept)
+        return min(round(share * length), dial.get("max_memory", length))
+
+    def observe(self, source: Source, result: Result) -> None:
+        """Learn the kept share of the model's own setting."""
+        if not source.dial and result.source_tokens:
+            self._kept = 0.95 * self._kept + 0.05 * len(result.kept) / result.source_tokens
+
+    def facts(self) -> dict[str, Any]:
+        """For clients that choose a model."""
+        config = self.model.model.config
+        l0drop = getattr(config, "l0drop", None)
+        return {
+            "task": self.task,
+            "model_type": config.model_type,
+            "gated": self.model.is_gated,
+            "gating": l0drop.gating if self.model.is_gated and l0drop is not None else None,
+            "dial": [*sorted(self.dials), "dense"] if self.model.is_gated else [],
+            "pair": list(self.pair) if self.pair else None,
+            "languages": self.codes,
+            "max_source_tokens": self.model.max_source,
+            "dtype": self.model.dtype,
+        }
+
+
+class Models:
+    """The models given at start, by name; the first is the default."""
+
+    def __init__(self, models: Sequence[Served]) -> None:
+        if not models:
+            raise ValueError("MODEL: give at least one model to serve")
+        self.by_name: dict[str, Served] = {}
+        for served in models:
+            if served.name in self.by_name:
+                raise ValueError(f"{served.name}: two models have this name; give them names: NAME=MODEL")
+            self.by_name[served.name] = served
+
+    def __iter__(self) -> Iterator[Served]:
+        return iter(self.by_name.values())
+
+    @property
+    def default(self) -> Served:
+        return next(iter(self.by_name.values()))
+
+    def named(self, name: str | None) -> Served:
+        if name is None:
+            return self.default
+        if name not in self.by_name:
+            raise Problem(404, f"model: there is no model of this name; /v1/models lists {len(self.by_name)}")
+        return self.by_name[name]
+
+    def for_pair(self, source: str, target: str) -> Served:
+        """The first model that translates from `source` to `target`."""
+        for served in self:
+            if served.translates(source, target):
+                return served
+        raise Problem(400, f"{source!r} to {target!r} is not supported; /languages lists the pairs")
+
+
+def own_pair(model: TextModel) -> tuple[str, str] | None:
+    """The languages that a bilingual tokenizer names, as those of Marian checkpoints do."""
+    tokenizer = model.tokenizers.source
+    found = tuple(getattr(tokenizer, name, None) for name in ("source_lang", "target_lang"))
+    return found if all(isinstance(name, str) and name for name in found) else None  # type: ignore[return-value]

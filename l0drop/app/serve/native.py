@@ -1,0 +1,161 @@
+"""Our own dialect: every setting in, everything that is known out."""
+
+import time
+from dataclasses import asdict
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from l0drop.app.serve.guard import client_of, while_connected
+from l0drop.app.serve.models import Served
+from l0drop.app.serve.requests import Strict, checked, json_response, read_json
+from l0drop.app.serve.service import Answer, Query, Service
+from l0drop.decoding.results import Explained
+
+DIAL = ("keep", "max_memory", "shift", "dense")
+DIGITS = 5
+"""Decimals of attention weights in an answer."""
+
+
+class Dialled(Strict):
+    """The dial, as optional fields of every dialect."""
+
+    keep: Annotated[float | None, Field(gt=0, le=1, description="The share of source tokens to keep.")] = None
+    max_memory: Annotated[int | None, Field(ge=1, le=1_000_000, description="The maximum number of memory rows.")] = (
+        None
+    )
+    shift: Annotated[float | None, Field(ge=-1000, le=1000, description="Added to log α; above 0 keeps more.")] = None
+    dense: Annotated[bool, Field(description="Decode on the full gated memory.")] = False
+
+    def dial(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in DIAL}
+        return {name: value for name, value in values.items() if value is not None and value is not False}
+
+
+class Search(Strict):
+    """Generation settings; unset ones come from the model."""
+
+    num_beams: Annotated[int | None, Field(ge=1)] = None
+    max_new_tokens: Annotated[int | None, Field(ge=1)] = None
+    min_new_tokens: Annotated[int | None, Field(ge=0)] = None
+    num_return_sequences: Annotated[int | None, Field(ge=1)] = None
+    length_penalty: float | None = None
+    repetition_penalty: Annotated[float | None, Field(gt=0)] = None
+    no_repeat_ngram_size: Annotated[int | None, Field(ge=0)] = None
+    early_stopping: bool | Literal["never"] | None = None
+
+    def generation(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in Search.model_fields}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class Explain(Dialled, Search):
+    """One text to explain."""
+
+    text: str
+    model: Annotated[str | None, Field(description="A name of /v1/models. Default: the first.")] = None
+    source_lang: str | None = None
+    target_lang: str | None = None
+    prefix: Annotated[str | None, Field(description="Text put before every source. Default: the model's.")] = None
+    timeout: Annotated[float | None, Field(gt=0, description="Seconds; at most the service's limit.")] = None
+
+    def query(self, service: Service, texts: list[str], request: Request, **others: Any) -> Query:
+        pair = {"source_lang": self.source_lang, "target_lang": self.target_lang}
+        return Query(
+            served=service.models.named(self.model),
+            texts=texts,
+            client=client_of(request),
+            generation=self.generation(),
+            dial=self.dial(),
+            languages={name: value for name, value in pair.items() if value is not None},
+            prefix=self.prefix,
+            seconds=self.timeout,
+            **others,
+        )
+
+
+class Generate(Explain):
+    """Texts to decode."""
+
+    text: str | list[str]  # type: ignore[assignment]
+    long: Annotated[
+        Literal["split", "cut"], Field(description="What to do with a text that exceeds the model's positions.")
+    ] = "split"
+    alone: Annotated[bool, Field(description="Decode each text in a batch of its own, to measure its time.")] = False
+
+
+async def generate(request: Request) -> Response:
+    """`POST /v1/generate`"""
+    began = time.perf_counter()
+    service: Service = request.app.state.service
+    body = checked(Generate, await read_json(request, service.limits))
+    texts = [body.text] if isinstance(body.text, str) else body.text
+    query = body.query(service, texts, request, long=body.long, alone=body.alone)
+    answers = await while_connected(request, service.generate(query))
+    results = [_result(answer) for answer in answers]
+    return json_response(
+        {"model": query.served.name, "results": results, "seconds": round(time.perf_counter() - began, 6)}
+    )
+
+
+async def explain(request: Request) -> Response:
+    """`POST /v1/explain`"""
+    service: Service = request.app.state.service
+    body = checked(Explain, await read_json(request, service.limits))
+    query = body.query(service, [body.text], request)
+    explained, done = await while_connected(request, service.explain(query))
+    return json_response(
+        {
+            "model": query.served.name,
+            "gated": query.served.model.is_gated,
+            **_explained(explained, query.served),
+            "seconds": round(done.decode_seconds, 6),
+        }
+    )
+
+
+def _result(answer: Answer) -> dict[str, Any]:
+    result = answer.result
+    return {
+        **asdict(result),
+        "pieces": answer.pieces,
+        "seconds": {"queue": round(answer.queue_seconds, 6), "decode": round(answer.decode_seconds, 6)},
+        "batch": answer.batch,
+    }
+
+
+def _explained(explained: Explained, served: Served) -> dict[str, Any]:
+    """Source tokens with gates, output tokens with their characters, attention [T, N] as a mean of layers and heads."""
+    kept = set(explained.kept)
+    gates = [None] * len(explained.source) if explained.gates is None else explained.gates.tolist()
+    return {
+        "text": explained.text,
+        "score": explained.score,
+        "source": [
+            {**asdict(token), "kept": i in kept, "gate": gate}
+            for i, (token, gate) in enumerate(zip(explained.source, gates, strict=True))
+        ],
+        "kept_tokens": len(kept),
+        "cut": explained.cut,
+        "output": _output_tokens(explained, served),
+        "attention": [[round(weight, DIGITS) for weight in row] for row in explained.attention.tolist()],
+        "dropped_attention": [round(weight, DIGITS) for weight in explained.zero_row.mean((0, 1)).tolist()],
+    }
+
+
+def _output_tokens(explained: Explained, served: Served) -> list[dict[str, Any]]:
+    """Output tokens with the characters of the output that each adds."""
+    tokenizer: Any = served.model.tokenizers.target
+    ids = [tokenizer.convert_tokens_to_ids(token) for token in explained.output]
+    ends = [0]
+    for count in range(1, len(ids) + 1):
+        text = tokenizer.decode(ids[:count], skip_special_tokens=True)
+        shared = next((i for i, (a, b) in enumerate(zip(text, explained.text, strict=False)) if a != b), len(text))
+        ends.append(max(ends[-1], min(shared, len(explained.text))))
+    return [
+        {"text": token, "start": start, "end": end}
+        for token, (start, end) in zip(explained.output, pairwise(ends), strict=True)
+    ]

@@ -1,0 +1,161 @@
+"""The OpenAPI description, from the same classes that check the requests."""
+
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from l0drop import __version__
+from l0drop.app.serve.guard import Access
+from l0drop.app.serve.huggingface import Inputs
+from l0drop.app.serve.libretranslate import Detect, Translate
+from l0drop.app.serve.native import Explain, Generate
+from l0drop.app.serve.requests import FORM, JSON
+from l0drop.app.serve.service import Service
+
+BODIES: tuple[type[BaseModel], ...] = (Generate, Explain, Inputs, Translate, Detect)
+ERRORS = {
+    400: "a value, a field or the JSON is wrong; `error` names it",
+    403: "a wrong key, or a request from another site",
+    404: "there is no such model or path",
+    405: "another method is needed",
+    408: "the body did not arrive in time",
+    413: "the body, a text or the list is too large",
+    415: "another Content-Type is needed, or the body is compressed",
+    421: "the service is not addressed by one of its names",
+    500: "the service failed",
+    503: "the queue is full or the models are not ready; Retry-After says when to try again",
+    504: "the deadline passed",
+    507: "the text does not fit into memory",
+}
+READING = (403, 404, 405, 421, 500, 503)
+TOKEN = {
+    "type": "object",
+    "required": ["text", "start", "end"],
+    "properties": {
+        "text": {"type": "string"},
+        "start": {"type": ["integer", "null"]},
+        "end": {"type": ["integer", "null"]},
+    },
+}
+STRINGS = {"type": "array", "items": {"type": "string"}}
+ONE_OR_MORE = {"anyOf": [{"type": "string"}, STRINGS]}
+
+
+def description(service: Service, access: Access) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of a service."""
+    _, definitions = models_json_schema(
+        [(body, "validation") for body in BODIES], ref_template="#/components/schemas/{model}"
+    )
+    names = list(service.models.by_name)
+    model = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "enum": names}}
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "l0drop serve",
+            "version": __version__,
+            "description": "Encoder-decoders that drop encodings, for clients that exist.",
+        },
+        "paths": {
+            "/v1/generate": {"post": _post("Decode texts", Generate, _GENERATED)},
+            "/v1/explain": {"post": _post("One text with gates and attention", Explain, _EXPLAINED)},
+            "/v1/models": {"get": _get("The models, in OpenAI's schema", _MODELS)},
+            "/v1/models/{name}": {"get": {**_get("One model", _MODEL), "parameters": [model]}},
+            "/models/{name}": {
+                "post": {**_post("Hugging Face's translation and summarization", Inputs, _TASK), "parameters": [model]}
+            },
+            "/translate": {"post": _post("LibreTranslate", Translate, _TRANSLATED, FORM)},
+            "/detect": {"post": _post("LibreTranslate's language detection", Detect, _DETECTED, FORM)},
+            "/languages": {"get": _get("LibreTranslate's languages", _LANGUAGES)},
+            "/frontend/settings": {"get": {**_get("LibreTranslate's settings", {"type": "object"}), "security": []}},
+            "/health": {"get": {**_get("LibreTranslate's health check", _STATUS), "security": []}},
+            "/healthz": {"get": {**_get("Whether the process answers", _STATUS), "security": []}},
+            "/readyz": {"get": {**_get("Whether the models are ready", _STATUS), "security": []}},
+            "/metrics": {
+                "get": {
+                    "summary": "Prometheus metrics",
+                    "responses": {
+                        "200": {"description": "metrics", "content": {"text/plain": {"schema": {"type": "string"}}}},
+                        **_errors(READING),
+                    },
+                }
+            },
+        },
+        "components": {"schemas": {**definitions["$defs"], "Error": _ERROR}},
+    }
+    if access.keys:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"key": []}]
+    for path in document["paths"].values():
+        for operation in path.values():
+            if access.keys and operation.get("security") != []:
+                operation["responses"]["401"] = _error("a key is needed")
+    return document
+
+
+def _get(summary: str, answer: dict[str, Any]) -> dict[str, Any]:
+    return {"summary": summary, "responses": {"200": _content("the answer", answer), **_errors(READING)}}
+
+
+def _post(summary: str, body: type[BaseModel], answer: dict[str, Any], *others: str) -> dict[str, Any]:
+    schema = {"$ref": f"#/components/schemas/{body.__name__}"}
+    content = {JSON: {"schema": schema}, **{kind: {"schema": schema} for kind in others}}
+    return {
+        "summary": summary,
+        "requestBody": {"required": True, "content": content},
+        "responses": {"200": _content("the answer", answer), **_errors(tuple(ERRORS))},
+    }
+
+
+def _errors(statuses: tuple[int, ...]) -> dict[str, Any]:
+    return {str(status): _error(ERRORS[status]) for status in statuses}
+
+
+def _error(text: str) -> dict[str, Any]:
+    return _content(text, {"$ref": "#/components/schemas/Error"})
+
+
+def _content(text: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": text, "content": {JSON: {"schema": schema}}}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    """An object with these required properties."""
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+_NUMBER, _INTEGER, _STRING, _BOOLEAN = ({"type": name} for name in ("number", "integer", "string", "boolean"))
+_STATUS = _object(status=_STRING)
+_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {}}}
+_RESULT = _object(
+    text=_STRING,
+    score={"type": ["number", "null"]},
+    kept={"type": "array", "items": TOKEN},
+    source_tokens=_INTEGER,
+    output_tokens=_INTEGER,
+    cut=_INTEGER,
+    alternatives={"type": "array", "items": _object(text=_STRING, score=_NUMBER)},
+    pieces=_INTEGER,
+    seconds=_object(queue=_NUMBER, decode=_NUMBER),
+    batch=_INTEGER,
+)
+_GENERATED = _object(model=_STRING, results={"type": "array", "items": _RESULT}, seconds=_NUMBER)
+_EXPLAINED = _object(
+    model=_STRING,
+    gated=_BOOLEAN,
+    text=_STRING,
+    score=_NUMBER,
+    source={"type": "array", "items": TOKEN},
+    kept_tokens=_INTEGER,
+    cut=_INTEGER,
+    output={"type": "array", "items": TOKEN},
+    attention={"type": "array", "items": {"type": "array", "items": _NUMBER}},
+    dropped_attention={"type": "array", "items": _NUMBER},
+    seconds=_NUMBER,
+)
+_MODEL = _object(id=_STRING, object=_STRING, created=_INTEGER, owned_by=_STRING, l0drop={"type": "object"})
+_MODELS = _object(object=_STRING, data={"type": "array", "items": _MODEL})
+_TASK = {"type": "array", "items": {"type": "object"}}
+_TRANSLATED = _object(translatedText=ONE_OR_MORE)
+_DETECTED = {"type": "array", "items": _object(language=_STRING, confidence=_NUMBER)}
+_LANGUAGES = {"type": "array", "items": _object(code=_STRING, name=_STRING, targets=STRINGS)}

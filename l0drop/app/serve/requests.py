@@ -1,0 +1,119 @@
+"""Bodies within limits, strict JSON, and errors as answers."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from l0drop.app.serve.limits import Limits
+
+JSON = "application/json"
+FORM = "application/x-www-form-urlencoded"
+
+
+class Problem(Exception):  # noqa: N818
+    """A request that gets an error as its answer."""
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.headers = status, message, dict(headers or {})
+
+
+class Strict(BaseModel):
+    """A request body: unknown fields and other types are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    # a client's own invalid characters may be quoted in an error
+    content = json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
+    return Response(content, status, dict(headers or {}), media_type=JSON)
+
+
+def error_response(problem: Problem) -> Response:
+    """The form of errors in all dialects but OpenAI's."""
+    return json_response({"error": problem.message}, problem.status, problem.headers)
+
+
+def media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def read_body(request: Request, limits: Limits, most: int | None = None) -> bytes:
+    """The body, refused as early as possible if it is too large, compressed, or too slow."""
+    most = limits.body if most is None else most
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise Problem(415, "Content-Encoding: compressed bodies are not accepted")
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal():
+        raise Problem(400, "Content-Length: expected a number")
+    too_large = Problem(413, f"the body is larger than {most:,} bytes", {"Connection": "close"})
+    if int(length) > most:
+        raise too_large
+    chunks, size = [], 0
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > most:
+                    raise too_large
+                chunks.append(chunk)
+    except TimeoutError:
+        raise Problem(
+            408, f"the body did not arrive within {limits.body_seconds:g} s", {"Connection": "close"}
+        ) from None
+    except ClientDisconnect:
+        raise Problem(400, "the client closed the connection") from None
+    return b"".join(chunks)
+
+
+def parse_json(body: bytes) -> Any:
+    """JSON without duplicate keys, NaN and infinity, which parsers read differently."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            again = next(name for name in names if names.count(name) > 1)
+            raise Problem(400, f"JSON: the key {again!r} occurs twice")
+        return found
+
+    def no_constant(name: str) -> Any:
+        raise Problem(400, f"JSON: {name} is not a JSON value")
+
+    try:
+        return json.loads(body.decode("utf-8"), object_pairs_hook=unique, parse_constant=no_constant)
+    except UnicodeDecodeError as error:
+        raise Problem(400, f"JSON: byte {error.start} is not valid UTF-8") from None
+    except ValueError as error:
+        raise Problem(400, f"JSON: {error}") from None
+    except RecursionError:
+        raise Problem(400, "JSON: nested too deeply") from None
+
+
+async def read_json(request: Request, limits: Limits, most: int | None = None) -> Any:
+    if media_type(request) != JSON:
+        raise Problem(415, f"Content-Type: expected {JSON}")
+    return parse_json(await read_body(request, limits, most))
+
+
+def checked(kind: type[Body], value: Any) -> Body:
+    """The body as an object; a Problem that names the field at fault."""
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("list[", "constrained-")))
+        message = first["msg"][0].lower() + first["msg"][1:]
+        raise Problem(400, f"{where}: {message}" if where else message) from None
+    except RecursionError:
+        raise Problem(400, "JSON: nested too deeply") from None

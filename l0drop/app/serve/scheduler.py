@@ -1,0 +1,256 @@
+"""One queue for the texts of all connections, and the worker thread that decodes them in batches.
+
+A batch holds texts of one model and one search, with any dials, of similar expected memory length. Clients take turns:
+the next text is that of the client who has received the least work so far. Everything but decoding runs on the event
+loop.
+"""
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from l0drop.app.serve.metrics import Metrics
+from l0drop.app.serve.models import Served
+from l0drop.app.serve.requests import Problem
+from l0drop.decoding.results import Explained, Result
+from l0drop.decoding.text import BATCH_TOKENS, MIN_CPU_TOKENS, OutOfMemoryError, Source
+
+GATHER_SHARE, GATHER_MOST = 0.05, 0.02
+"""An idle worker waits for more texts: this share of the last batch's seconds, at most so many seconds."""
+PATIENCE = 0.5
+"""A text that has waited so many seconds joins any batch of its model and search, whatever its length."""
+MOST_REMEMBERED = 1000
+"""Clients without waiting texts whose work is remembered while others wait."""
+SHORTEST = 16
+"""Expected memory lengths below this count as equal."""
+
+
+@dataclass(eq=False)
+class Item:
+    """A text in the queue. `run` replaces the decoding of a batch for an item that is decoded alone."""
+
+    served: Served
+    source: Source
+    settings: Mapping[str, Any]
+    client: str
+    deadline: float
+    run: Callable[[], Any] | None = None
+    alone: bool = False
+    future: "asyncio.Future[Done]" = field(init=False)
+    queued: float = field(init=False)
+
+    @property
+    def together(self) -> Hashable:
+        """Items with the same value can be decoded in one batch."""
+        search = tuple(sorted((name, repr(value)) for name, value in self.settings.items()))
+        return (self.served.name, search, id(self) if self.run or self.alone else None)
+
+    @property
+    def cost(self) -> int:
+        return len(self.source.ids) * int(self.settings.get("num_beams") or 1)
+
+    @property
+    def length_class(self) -> int:
+        """Items of one class have expected memory lengths within a factor of two."""
+        return math.ceil(math.log2(max(SHORTEST, self.served.expected_rows(self.source))))
+
+
+@dataclass(frozen=True)
+class Done:
+    """A decoded text. queue_seconds: it waited. decode_seconds: its batch took. batch: texts in it."""
+
+    result: Any
+    queue_seconds: float
+    decode_seconds: float
+    batch: int
+
+
+class FairQueue:
+    """Items by client; `take` serves the client with the least work so far."""
+
+    def __init__(self) -> None:
+        self._items: dict[str, deque[Item]] = {}
+        self._work: dict[str, float] = {}
+        self.count = 0
+
+    def put(self, item: Item) -> None:
+        waiting = self._items.setdefault(item.client, deque())
+        if not waiting:  # a new client starts level with the others: it has no credit from its absence
+            least = min((self._work[client] for client, items in self._items.items() if items), default=0.0)
+            self._work[item.client] = max(self._work.get(item.client, 0.0), least)
+        waiting.append(item)
+        self.count += 1
+
+    def drop(self, is_over: Callable[[Item], bool]) -> list[Item]:
+        """Remove items that are no longer wanted."""
+        gone: list[Item] = []
+        for client, items in list(self._items.items()):
+            over = {item for item in items if is_over(item)}
+            if over:
+                gone += over
+                self._items[client] = deque(item for item in items if item not in over)
+        self.count -= len(gone)
+        self._forget()
+        return gone
+
+    def take(self, fits: Callable[[Sequence[Item], Item], bool]) -> list[Item]:
+        """The next batch: the first item in turn, and others for which `fits(batch, item)`."""
+        batch: list[Item] = []
+        passed: dict[str, deque[Item]] = {client: deque() for client in self._items}
+        turns = {client for client, items in self._items.items() if items}
+        while turns:
+            client = min(turns, key=lambda name: self._work[name])
+            item = self._items[client].popleft()
+            if not batch or fits(batch, item):
+                batch.append(item)
+                self._work[client] += item.cost
+            else:
+                passed[client].append(item)
+            if not self._items[client]:
+                turns.discard(client)
+        for client, items in passed.items():
+            self._items[client].extendleft(reversed(items))
+        self.count -= len(batch)
+        self._forget()
+        return batch
+
+    def _forget(self) -> None:
+        """Drop clients without items, so that memory does not grow with the number of clients seen."""
+        for client in [client for client, items in self._items.items() if not items]:
+            del self._items[client]
+        if not self._items or len(self._work) > len(self._items) + MOST_REMEMBERED:
+            self._work = {client: self._work[client] for client in self._items}
+
+
+class Scheduler:
+    """Accepts texts on the event loop and decodes them in one worker thread."""
+
+    def __init__(self, metrics: Metrics, queue: int, batch_tokens: int = BATCH_TOKENS) -> None:
+        self.metrics, self.most, self.batch_tokens = metrics, queue, batch_tokens
+        self._queue = FairQueue()
+        self._wake = asyncio.Event()
+        self._worker = ThreadPoolExecutor(1, "decoding")
+        self._loop: asyncio.Task[None] | None = None
+        self._last_seconds = 0.0
+        self._per_text = 0.05  # a running mean of decoding seconds per text, for Retry-After
+
+    def start(self) -> None:
+        self._loop = asyncio.create_task(self._run(), name="scheduler")
+
+    async def stop(self) -> None:
+        """End after the texts that were accepted."""
+        while self._queue.count:
+            await asyncio.sleep(0.01)
+        if self._loop is not None:
+            self._loop.cancel()
+        await asyncio.get_running_loop().run_in_executor(None, self._worker.shutdown)
+
+    @property
+    def waiting(self) -> int:
+        return self._queue.count
+
+    def check_room(self, texts: int) -> None:
+        """Raise a Problem unless the queue has room for so many texts."""
+        if self._queue.count + texts > self.most:
+            seconds = max(1, math.ceil(self._queue.count * self._per_text))
+            raise Problem(503, "the queue is full; try again later", {"Retry-After": str(min(seconds, 60))})
+
+    async def decode(self, items: Sequence[Item]) -> list[Done]:
+        """The results of these items, in order. Cancelling it, or one failure, takes its other items off the queue."""
+        self.check_room(len(items))
+        now = time.monotonic()
+        for item in items:
+            item.future, item.queued = asyncio.get_running_loop().create_future(), now
+            self._queue.put(item)
+        self._queued_changed()
+        self._wake.set()
+        try:
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + max(0.0, items[0].deadline - now)):
+                return await asyncio.gather(*(item.future for item in items))
+        except TimeoutError:
+            self.metrics.expired.inc(sum(not item.future.done() or item.future.cancelled() for item in items))
+            raise Problem(504, "the deadline passed before the text was decoded", {"Retry-After": "5"}) from None
+        finally:
+            cancelled = [item.future.cancel() for item in items]
+            if any(cancelled):
+                self._queue.drop(lambda item: item.future.cancelled())
+                self._queued_changed()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            if not self._queue.count:
+                self._wake.clear()
+                await self._wake.wait()
+                await asyncio.sleep(min(GATHER_MOST, GATHER_SHARE * self._last_seconds))
+            batch = self._queue.take(self._fits)
+            self._queued_changed()
+            if not batch:
+                continue
+            began = time.monotonic()
+            outcomes = await loop.run_in_executor(self._worker, _decode, batch)
+            seconds = time.monotonic() - began
+            self._last_seconds = seconds
+            self._per_text = 0.9 * self._per_text + 0.1 * seconds / len(batch)
+            self._observe(batch, outcomes, began, seconds)
+            for item, outcome in zip(batch, outcomes, strict=True):
+                if item.future.done():  # its client has gone, or its deadline has passed
+                    continue
+                if isinstance(outcome, BaseException):
+                    item.future.set_exception(_problem(outcome))
+                else:
+                    item.future.set_result(Done(outcome, began - item.queued, seconds, len(batch)))
+
+    def _fits(self, batch: Sequence[Item], item: Item) -> bool:
+        first = batch[0]
+        if item.together != first.together:
+            return False
+        if item.length_class != first.length_class and time.monotonic() - item.queued < PATIENCE:
+            return False
+        least = MIN_CPU_TOKENS if item.served.on_cpu else 1
+        longest = max(least, len(item.source.ids), *(len(other.source.ids) for other in batch))
+        return (len(batch) + 1) * longest <= self.batch_tokens
+
+    def _observe(self, batch: Sequence[Item], outcomes: Sequence[Any], began: float, seconds: float) -> None:
+        metrics, name = self.metrics, batch[0].served.name
+        metrics.batch_texts.labels(name).observe(len(batch))
+        metrics.batch_seconds.labels(name).observe(seconds)
+        for item, outcome in zip(batch, outcomes, strict=True):
+            metrics.queue_seconds.observe(began - item.queued)
+            if isinstance(outcome, BaseException):
+                metrics.failed.labels(name).inc()
+            elif isinstance(outcome, Result):
+                item.served.observe(item.source, outcome)
+                metrics.source_tokens.labels(name).inc(outcome.source_tokens)
+                metrics.kept_tokens.labels(name).inc(len(outcome.kept))
+                metrics.output_tokens.labels(name).inc(outcome.output_tokens)
+                if outcome.source_tokens:
+                    metrics.kept_share.labels(name).observe(len(outcome.kept) / outcome.source_tokens)
+
+    def _queued_changed(self) -> None:
+        self.metrics.queued.set(self._queue.count)
+
+
+def _decode(batch: Sequence[Item]) -> list[Result | Explained | Exception]:
+    """An outcome per item, in the worker thread. If a batch fails, its halves are tried, so only the cause fails."""
+    first = batch[0]
+    try:
+        if first.run is not None:
+            return [first.run()]
+        return [*first.served.model.decode([item.source for item in batch], first.settings)]
+    except Exception as error:
+        if len(batch) == 1:
+            return [error]
+    middle = len(batch) // 2
+    return _decode(batch[:middle]) + _decode(batch[middle:])
+
+
+def _problem(error: BaseException) -> BaseException:
+    if isinstance(error, OutOfMemoryError):
+        return Problem(507, "the text does not fit into the service's memory; send a shorter one")
+    return error

@@ -1,0 +1,117 @@
+"""The Starlette application: routes, lifespan, uvicorn."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from l0drop.app.serve import huggingface, libretranslate, native, openai
+from l0drop.app.serve.guard import Access, Guard, on_http_exception, on_problem
+from l0drop.app.serve.openapi import description
+from l0drop.app.serve.requests import Problem, json_response
+from l0drop.app.serve.service import Service
+
+
+def application(
+    service: Service, access: Access | None = None, detector: libretranslate.Detector | None = None
+) -> Starlette:
+    """The ASGI application of a service."""
+    access = access or Access()
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        service.start()
+        yield
+        await service.stop()
+
+    app = Starlette(
+        routes=[
+            Route("/healthz", _alive, methods=["GET"]),
+            Route("/readyz", _ready, methods=["GET"]),
+            Route("/metrics", _metrics, methods=["GET"]),
+            Route("/openapi.json", _openapi, methods=["GET"]),
+            Route("/v1/generate", native.generate, methods=["POST"]),
+            Route("/v1/explain", native.explain, methods=["POST"]),
+            Route("/v1/models", openai.list_models, methods=["GET"]),
+            Route("/v1/models/{name:path}", openai.get_model, methods=["GET"]),
+            Route("/models/{name:path}", huggingface.run_task, methods=["POST"]),
+            Route("/translate", libretranslate.translate, methods=["POST"]),
+            Route("/detect", libretranslate.detect, methods=["POST"]),
+            Route("/languages", libretranslate.languages, methods=["GET"]),
+            Route("/frontend/settings", libretranslate.settings, methods=["GET"]),
+            Route("/health", libretranslate.health, methods=["GET"]),
+        ],
+        middleware=[Middleware(Guard, service=service, access=access)],
+        exception_handlers={Problem: on_problem, HTTPException: on_http_exception},
+        lifespan=lifespan,
+    )
+    app.state.service, app.state.access, app.state.detector = service, access, detector
+    app.state.began = int(time.time())
+    return app
+
+
+class TimedProtocol(H11Protocol):
+    """uvicorn's HTTP protocol, which closes a connection whose first request does not arrive in time."""
+
+    seconds = 15.0
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(self.seconds, self._close_if_silent)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_timer.cancel()
+        super().connection_lost(exc)
+
+    def _close_if_silent(self) -> None:
+        if self.cycle is None:
+            self.transport.close()
+
+
+def uvicorn_config(app: Starlette, **options: Any) -> uvicorn.Config:
+    """uvicorn's settings; SIGTERM ends the server after the requests that were accepted."""
+    service: Service = app.state.service
+    protocol = type("Protocol", (TimedProtocol,), {"seconds": service.limits.header_seconds})
+    return uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        log_config=None,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=int(service.limits.seconds) + 5,
+        **options,
+    )
+
+
+async def _alive(request: Request) -> Response:
+    """`GET /healthz`: the process answers."""
+    return json_response({"status": "ok"})
+
+
+async def _ready(request: Request) -> Response:
+    """`GET /readyz`: the models are loaded and have decoded once."""
+    ready = request.app.state.service.ready
+    return json_response({"status": "ready" if ready else "preparing"}, 200 if ready else 503)
+
+
+async def _metrics(request: Request) -> Response:
+    """`GET /metrics`, for Prometheus."""
+    return Response(request.app.state.service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _openapi(request: Request) -> Response:
+    """`GET /openapi.json`"""
+    return json_response(description(request.app.state.service, request.app.state.access))

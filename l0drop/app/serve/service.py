@@ -1,0 +1,199 @@
+"""From a query to results: checks, splitting, decoding. The dialects translate to and from it."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+from l0drop.app.serve.limits import Limits
+from l0drop.app.serve.metrics import Metrics
+from l0drop.app.serve.models import Models, Served
+from l0drop.app.serve.requests import Problem
+from l0drop.app.serve.scheduler import Done, Item, Scheduler
+from l0drop.app.serve.shadow import Shadow
+from l0drop.decoding.results import Explained, Result
+from l0drop.decoding.splitting import Piece, encode_pieces, join_results
+from l0drop.decoding.text import Source
+
+log = logging.getLogger("l0drop.serve")
+
+Long = Literal["split", "cut"]
+
+
+@dataclass(frozen=True)
+class Query:
+    """Texts for one model with one search.
+
+    dial: `keep`, `max_memory`, `shift`, `dense`. languages: `source_lang` and `target_lang` of a multilingual model.
+    long: what happens to a text that exceeds the model's positions. alone: each text is decoded in a batch of its own,
+    so that its time is its own. seconds: the deadline, at most the service's.
+    """
+
+    served: Served
+    texts: Sequence[str]
+    client: str
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    dial: Mapping[str, Any] = field(default_factory=dict)
+    languages: Mapping[str, str] = field(default_factory=dict)
+    prefix: str | None = None
+    long: Long = "split"
+    alone: bool = False
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The result of one text. pieces: how many parts it was split into. The times are those of its slowest part."""
+
+    result: Result
+    pieces: int
+    queue_seconds: float
+    decode_seconds: float
+    batch: int
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A text in pieces that fit the model."""
+
+    text: str
+    pieces: Sequence[Piece]
+    sources: Sequence[Source]
+
+
+class Service:
+    """Everything behind the dialects. It lives from `start` to `stop`, on one event loop."""
+
+    def __init__(
+        self,
+        models: Models,
+        limits: Limits,
+        shadow: float = 0.0,
+        reference: Served | None = None,
+        log_texts: bool = False,
+    ) -> None:
+        self.models, self.limits, self.metrics, self.log_texts = models, limits, Metrics(), log_texts
+        self.ready = False
+        self.scheduler = Scheduler(self.metrics, limits.queue)
+        self.shadow = Shadow(self.generate, self.metrics, shadow, reference)
+        self._tokenizing = ThreadPoolExecutor(1, "tokenizing")
+        self._warming: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self.scheduler.start()
+        self._warming = asyncio.create_task(self._warm_up(), name="warm-up")
+
+    async def stop(self) -> None:
+        if self._warming is not None:
+            self._warming.cancel()
+        await self.shadow.stop()
+        await self.scheduler.stop()
+        self._tokenizing.shutdown()
+
+    async def _warm_up(self) -> None:
+        for served in self.models:
+            await asyncio.to_thread(served.warm_up)
+        self.ready = True
+
+    async def generate(self, query: Query) -> list[Answer]:
+        """An answer per text, in order; the same as `TextModel.generate`, except that long texts are split."""
+        self._check(query)
+        settings = self._settings(query)
+        texts = await self._in_thread(self._encode, query)
+        deadline = time.monotonic() + min(query.seconds or self.limits.seconds, self.limits.seconds)
+        items = [
+            Item(query.served, source, settings, query.client, deadline, alone=query.alone)
+            for text in texts
+            for source in text.sources
+            if not source.is_blank
+        ]
+        done = iter(await self.scheduler.decode(items) if items else ())
+        answers = [
+            _answer(text, [_BLANK if source.is_blank else next(done) for source in text.sources]) for text in texts
+        ]
+        if self.log_texts:
+            for text, answer in zip(query.texts, answers, strict=True):
+                log.info("%s: %r -> %r", query.served.name, text, answer.result.text)
+        self.shadow.consider(query, answers)
+        return answers
+
+    async def explain(self, query: Query) -> tuple[Explained, Done]:
+        """The output for one text with gates and attention; a long text is cut."""
+        self._check(query)
+        settings = self._settings(query)
+        (text,) = query.texts
+        (source,) = await self._in_thread(self._sources, query, [text])
+        if source.is_blank:
+            raise Problem(400, "text: is blank, there is nothing to explain")
+        given: dict[str, Any] = {**query.languages, **query.dial, **query.generation}
+        run = partial(query.served.model.explain, text, prefix=query.prefix, **given)
+        deadline = time.monotonic() + min(query.seconds or self.limits.seconds, self.limits.seconds)
+        (done,) = await self.scheduler.decode([Item(query.served, source, settings, query.client, deadline, run=run)])
+        return done.result, done
+
+    def _check(self, query: Query) -> None:
+        """Raise a Problem for a query beyond the limits, or one that the model cannot follow."""
+        if not self.ready:
+            raise Problem(503, "the models are still being prepared", {"Retry-After": "2"})
+        limits = self.limits
+        if len(query.texts) > limits.texts:
+            raise Problem(413, f"at most {limits.texts} texts per request, got {len(query.texts)}")
+        for index, text in enumerate(query.texts):
+            if len(text) > limits.text:
+                raise Problem(
+                    413, f"text {index + 1} has {len(text):,} characters; at most {limits.text:,} are accepted"
+                )
+        for name, most in (("num_beams", limits.beams), ("max_new_tokens", limits.new_tokens)):
+            if (query.generation.get(name) or 0) > most:
+                raise Problem(400, f"{name}: at most {most}, got {query.generation[name]}")
+        query.served.check_dial(query.dial)
+        self.scheduler.check_room(len(query.texts))
+
+    def _settings(self, query: Query) -> dict[str, Any]:
+        """All settings of the search, checked."""
+        model = query.served.model
+        try:
+            settings = model.settings(query.languages.get("target_lang"), query.generation)
+            model.engine.search(**settings)
+        except (TypeError, ValueError) as error:
+            raise Problem(400, str(error)) from None
+        return settings
+
+    def _encode(self, query: Query) -> list[_Text]:
+        texts = []
+        for text in query.texts:
+            if query.long == "cut":
+                pieces, sources = [(0, len(text))], self._sources(query, [text])
+            else:
+                pieces, sources = encode_pieces(text, partial(self._sources, query))
+            texts.append(_Text(text, pieces, [replace(source, dial=query.dial) for source in sources]))
+        return texts
+
+    def _sources(self, query: Query, texts: Sequence[str]) -> list[Source]:
+        return query.served.model.encode(
+            texts, source_lang=query.languages.get("source_lang"), prefix=query.prefix, names=lambda index: "text"
+        )
+
+    async def _in_thread(self, work: Any, *arguments: Any) -> Any:
+        """Tokenizing, off the event loop; errors in the client's text become Problems."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._tokenizing, partial(work, *arguments))
+        except (TypeError, ValueError) as error:
+            raise Problem(400, str(error)) from None
+
+
+_BLANK = Done(Result(""), 0.0, 0.0, 0)
+
+
+def _answer(text: _Text, parts: Sequence[Done]) -> Answer:
+    return Answer(
+        result=join_results(text.text, text.pieces, [part.result for part in parts]),
+        pieces=len(parts),
+        queue_seconds=max(part.queue_seconds for part in parts),
+        decode_seconds=max(part.decode_seconds for part in parts),
+        batch=max(part.batch for part in parts),
+    )

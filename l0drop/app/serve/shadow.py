@@ -1,0 +1,84 @@
+"""Shadow mode: a share of the texts is decoded a second time, and the two outputs are compared.
+
+The reference is the same model on its full gated memory with its own gates, or another served model, such as the
+baseline without gates. The first shows the effect of clients' dials, and faults of short decoding, because a short
+memory gives the same output. The second shows the quality that dropping costs on the texts of these days.
+"""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from l0drop.app.serve.metrics import Metrics
+from l0drop.app.serve.models import Served
+from l0drop.app.serve.requests import Problem
+from l0drop.data.metrics import chrf
+from l0drop.decoding.results import Result
+
+if TYPE_CHECKING:
+    from l0drop.app.serve.service import Answer, Query
+
+RECENT = 500
+"""Texts that the gauges in /metrics cover."""
+CLIENT = "shadow"
+"""Shadow texts wait in the queue like those of one more client."""
+DENSE = "dense"
+"""The reference's name in /metrics if it is the same model."""
+
+
+class Shadow:
+    """Decodes texts again in the background, after their answers were given."""
+
+    def __init__(
+        self,
+        generate: "Callable[[Query], Awaitable[list[Answer]]]",
+        metrics: Metrics,
+        share: float,
+        reference: Served | None = None,
+    ) -> None:
+        if not 0 <= share <= 1:
+            raise ValueError(f"--shadow: expected a share between 0 and 1, got {share:g}")
+        self.generate, self.metrics, self.share, self.reference = generate, metrics, share, reference
+        self._random = random.Random(0)
+        self._recent: dict[tuple[str, str], deque[tuple[bool, float, float]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def consider(self, query: "Query", answers: "Sequence[Answer]") -> None:
+        """Choose texts of an answered query."""
+        if not self.share or query.client == CLIENT or query.served is self.reference:
+            return
+        for text, answer in zip(query.texts, answers, strict=True):
+            if answer.result.source_tokens and self._random.random() < self.share:
+                task = asyncio.create_task(self._compare(replace(query, texts=[text]), answer.result))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _compare(self, query: "Query", result: Result) -> None:
+        served = self.reference or query.served
+        dial = {"dense": True} if self.reference is None else {}
+        try:
+            (again,) = await self.generate(replace(query, served=served, dial=dial, client=CLIENT, alone=False))
+        except Problem:  # a full queue, or the deadline
+            return
+        await asyncio.to_thread(self._report, query.served, result, again.result)
+
+    def _report(self, served: Served, result: Result, other: Result) -> None:
+        labels = (served.name, DENSE if self.reference is None else self.reference.name)
+        same, kept = result.text == other.text, len(result.kept) / result.source_tokens
+        score = 100.0 if same else chrf([result.text], [other.text]).value
+        recent = self._recent.setdefault(labels, deque(maxlen=RECENT))
+        recent.append((same, score, kept))
+        metrics = self.metrics
+        metrics.shadow_texts.labels(*labels).inc()
+        metrics.shadow_same.labels(*labels).inc(same)
+        gauges = (metrics.shadow_agreement, metrics.shadow_chrf, metrics.shadow_kept)
+        for gauge, values in zip(gauges, zip(*recent, strict=True), strict=True):
+            gauge.labels(*labels).set(sum(values) / len(values))

@@ -1,0 +1,39 @@
+"""Fixtures: a service with a sparse model, the baseline without gates, and a summarizer, in float64."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from l0drop import load
+from l0drop.app.serve.models import Served
+from l0drop.decoding.text import TextModel
+from tests.app.serve.running import Running, running
+from tests.decoding import folders
+
+
+@pytest.fixture(scope="session")
+def sparse_folder(baseline: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folders.sparse(baseline, tmp_path_factory.mktemp("served") / "model")
+
+
+@pytest.fixture(scope="session")
+def sparse(sparse_folder: Path) -> TextModel:
+    return load(sparse_folder, "cpu", "float64")
+
+
+@pytest.fixture(scope="session")
+def plain(baseline: Path) -> TextModel:
+    return load(baseline, "cpu", "float64")
+
+
+@pytest.fixture(scope="session")
+def service(sparse: TextModel, plain: TextModel) -> Iterator[Running]:
+    """Shared by tests that leave it as it is."""
+    models = [
+        Served("sparse", sparse, pair=("en", "xx")),
+        Served("plain", plain, pair=("en", "yy")),
+        Served("short", sparse, "summarization"),
+    ]
+    with running(models) as found:
+        yield found

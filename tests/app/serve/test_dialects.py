@@ -1,0 +1,139 @@
+"""Real clients talk to the service unchanged, and get the text of `load(...).generate`."""
+
+import json
+import urllib.error
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import HfHubHTTPError
+from libretranslatepy import LibreTranslateAPI
+
+from l0drop.app.serve.guard import LOCAL, Access
+from l0drop.app.serve.models import Served
+from l0drop.decoding.text import TextModel
+from tests.app.serve.running import Running, running
+
+TEXTS = ["the dog sees a cat .", "a river knows the stone the bird ."]
+KEYS = ["first-secret", "second-secret"]
+
+
+@pytest.fixture(scope="module")
+def locked(sparse: TextModel) -> Iterator[Running]:
+    """A service that asks for a key, with a language detector."""
+    models = [Served("sparse", sparse, pair=("en", "xx"))]
+    found = [{"language": "en", "confidence": 90.0}]
+    with running(models, Access(KEYS, LOCAL), detector=lambda text: found) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def outputs(sparse: TextModel) -> list[str]:
+    return [result.text for result in sparse.generate(TEXTS)]
+
+
+# --- LibreTranslate ---------------------------------------------------------------------------------------------------
+
+
+def test_a_libretranslate_client(service: Running, outputs: list[str]) -> None:
+    client = LibreTranslateAPI(service.url)
+    assert client.translate(TEXTS[0], "en", "xx") == outputs[0]
+    assert {"code": "en", "name": "English", "targets": ["xx", "yy"]} in client.languages()
+    with pytest.raises(urllib.error.HTTPError) as error:
+        client.detect(TEXTS[0])
+    assert error.value.code == 400
+    assert "no language detector" in json.load(error.value)["error"]
+
+
+def test_a_libretranslate_client_with_a_key(locked: Running, outputs: list[str]) -> None:
+    for key in KEYS:
+        client = LibreTranslateAPI(locked.url, key)
+        assert client.translate(TEXTS[0], "en", "xx") == outputs[0]
+        assert client.languages()[0]["code"] == "en"
+        assert client.detect(TEXTS[0])[0]["language"] == "en"
+    for bad in (None, "", "first-secre", "first-secret "):
+        client = LibreTranslateAPI(locked.url, bad)
+        for call in (lambda: client.translate(TEXTS[0], "en", "xx"), client.languages, lambda: client.detect("x")):  # noqa: B023
+            with pytest.raises(urllib.error.HTTPError) as error:
+                call()
+            assert error.value.code == 403
+
+
+def test_libretranslate_lists_alternatives_and_extra_fields(service: Running, sparse: TextModel) -> None:
+    answer = service.post(
+        "/translate", {"q": TEXTS, "source": "en", "target": "xx", "alternatives": 2, "kept": True, "keep": 0.4, "x": 1}
+    ).json()
+    beams = max(3, sparse.engine.search(**sparse.settings(None, {})).beams)
+    wanted = sparse.generate(TEXTS, num_beams=beams, num_return_sequences=3, keep=0.4)
+    assert answer["translatedText"] == [result.text for result in wanted]
+    assert answer["alternatives"] == [[other.text for other in result.alternatives] for result in wanted]
+    assert [len(kept) for kept in answer["kept"]] == [sum(t.end is not None for t in r.kept) for r in wanted]
+    one = service.post("/translate", {"q": TEXTS[0], "source": "en", "target": "xx", "alternatives": 1}).json()
+    assert isinstance(one["translatedText"], str)
+    assert len(one["alternatives"]) == 1
+    form = httpx.post(service.url + "/translate", data={"q": TEXTS, "source": "en", "target": "xx", "keep": "0.4"})
+    assert form.json()["translatedText"] == [result.text for result in sparse.generate(TEXTS, keep=0.4)]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"q": "", "source": "en", "target": "xx"}, "missing q parameter"),
+        ({"source": "en", "target": "xx"}, "q: field required"),
+        ({"q": "x", "source": "en", "target": "xx", "format": "html"}, "format: 'html' is not supported"),
+        ({"q": "x", "source": "xx", "target": "en"}, "'xx' to 'en' is not supported"),
+        ({"q": "x", "source": "auto", "target": "xx"}, "no language detector"),
+        ({"q": "x", "source": "en", "target": "xx", "alternatives": 99}, "num_beams: at most 16"),
+        ([], "expected an object"),
+    ],
+    ids=str,
+)
+def test_libretranslate_errors(service: Running, values: object, message: str) -> None:
+    answer = service.post("/translate", values)
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]
+
+
+def test_the_detector_finds_the_source_language(locked: Running, outputs: list[str]) -> None:
+    values = {"q": TEXTS[0], "source": "auto", "target": "xx", "api_key": KEYS[1]}
+    answer = locked.post("/translate", values).json()
+    assert answer == {"translatedText": outputs[0], "detectedLanguage": {"language": "en", "confidence": 90.0}}
+
+
+def test_libretranslate_settings_and_health(service: Running, locked: Running) -> None:
+    settings = service.get("/frontend/settings").json()
+    assert settings["keyRequired"] is False
+    assert settings["language"]["source"] == {"code": "en", "name": "English"}
+    assert locked.get("/frontend/settings").json()["keyRequired"] is True
+    assert service.get("/health").json() == {"status": "ok"}
+
+
+# --- Hugging Face -----------------------------------------------------------------------------------------------------
+
+
+def test_an_inference_client(service: Running, locked: Running, outputs: list[str]) -> None:
+    client = InferenceClient(token="unused")
+    model = f"{service.url}/models/sparse"
+    assert client.translation(TEXTS[0], model=model).translation_text == outputs[0]
+    assert client.translation(TEXTS[0], model=model, src_lang="en", tgt_lang="xx").translation_text == outputs[0]
+    assert client.summarization(TEXTS[1], model=f"{service.url}/models/short").summary_text == outputs[1]
+    with pytest.raises(HfHubHTTPError, match="is not a model for this pair"):
+        client.translation(TEXTS[0], model=model, src_lang="xx", tgt_lang="en")
+    with pytest.raises(HfHubHTTPError, match="404"):
+        client.translation(TEXTS[0], model=f"{service.url}/models/other")
+    model = f"{locked.url}/models/sparse"
+    assert InferenceClient(token=KEYS[0]).translation(TEXTS[0], model=model).translation_text == outputs[0]
+    with pytest.raises(HfHubHTTPError, match="401"):
+        client.translation(TEXTS[0], model=model)
+
+
+def test_parameters_of_hugging_face_tasks(service: Running, sparse: TextModel) -> None:
+    parameters = {"generate_parameters": {"num_beams": 3}, "keep": 0.3, "kept": True}
+    answer = service.post("/models/sparse", {"inputs": TEXTS, "parameters": parameters}).json()
+    wanted = sparse.generate(TEXTS, num_beams=3, keep=0.3)
+    assert [one["translation_text"] for one in answer] == [result.text for result in wanted]
+    assert [one["score"] for one in answer] == pytest.approx([result.score for result in wanted], abs=1e-6)
+    unknown = service.post("/models/sparse", {"inputs": "x", "parameters": {"beams": 3}})
+    assert unknown.status_code == 400
+    assert "parameters.beams" in unknown.json()["error"]
