@@ -22,7 +22,7 @@ def adopt_parameters(source: PreTrainedModel, model_class: type[Any], config: An
         other = others.get(name)
         if other is None or other is source:
             continue
-        if type(module) is not type(other) and not isinstance(other, nn.ModuleList):
+        if _plain_type(module) is not _plain_type(other) and not isinstance(other, nn.ModuleList):
             raise ValueError(
                 f"model: {name} is a {type(other).__name__}, not a plain {type(module).__name__}; "
                 "call sparsify before quantizing or adding adapters"
@@ -34,3 +34,8 @@ def adopt_parameters(source: PreTrainedModel, model_class: type[Any], config: An
     model.training = source.training
     model.generation_config = copy.deepcopy(source.generation_config)
     return model
+
+
+def _plain_type(module: nn.Module) -> type:
+    """The type of a module; for a layer that was adapted to a bias, the type that it adapts."""
+    return getattr(type(module), "adapts", type(module))

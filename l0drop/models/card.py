@@ -35,12 +35,15 @@ It needs the Python package `l0drop`; `import l0drop` makes the model class know
 
 ```python
 import l0drop
-from transformers import AutoModelForSeq2SeqLM
+from transformers import {auto}
 
 folder = "path/to/this/folder"
-model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+model = {auto}.from_pretrained(folder)
 ```
 
+{use}
+"""
+_TEXT = """\
 If the tokenizer is saved in the same folder, this goes from text to text:
 
 ```python
@@ -49,8 +52,17 @@ import l0drop
 folder = "path/to/this/folder"
 result = l0drop.load(folder).generate(["A sentence."])[0]
 print(result.text, [token.text for token in result.kept])
-```
-"""
+```"""
+_SPEECH = """\
+If tokenizer and feature extractor are saved in the same folder, this goes from audio to text:
+
+```python
+import l0drop
+
+folder = "path/to/this/folder"
+result = l0drop.load(folder).transcribe(["speech.wav"])[0]
+print(result.text, len(result.kept))
+```"""
 
 
 def write_card(model: Any, folder: str | os.PathLike[str]) -> None:
@@ -68,6 +80,8 @@ def model_card(model: Any) -> str:
         model_type=model.config.model_type,
         title=type(model).__name__,
         base=model.base_class.__name__,
+        auto=model.family.auto.__name__,
+        use=_SPEECH if model.family.reads_audio else _TEXT,
         origin=_origin(model),
         rows="\n".join(f"| {name} | {value} |" for name, value in rows.items()),
         imports=""
@@ -80,7 +94,7 @@ def _gate_rows(model: Any) -> dict[str, str]:
     l0drop: L0DropConfig = model.config.l0drop
     rows = {"gating": f"`{l0drop.gating}`", "gate": f"`{l0drop.gate}`"}
     if l0drop.layerwise:
-        rows["gates between encoder layers"] = "yes"
+        rows["gates inside the encoder, behind layers"] = ", ".join(map(str, model.inner_layers))
     if l0drop.target_sparsity is None:
         rows["weight of the penalty, λ"] = f"{model.lambda_:g}"
     else:

@@ -33,7 +33,8 @@ class L0DropConfig:
     start: the gate's initial bias; default: ln((1+ε)/ε) + 0.6, where every gate is exactly 1.
     gate, gate_args: the name of a registered gate and its arguments.
     always_keep: ids of tokens that are never dropped: their gate is 1, and the penalty ignores them.
-    layerwise: gates between the encoder's layers, too.
+    layerwise: gates inside the encoder, too: True for one behind every layer, or a list of layers, counted from 1; 0 is
+        before the first layer (for Whisper, behind the convolutions). The gate behind the last layer is always there.
     enabled: False runs the current weights without gates.
     """
 
@@ -47,7 +48,7 @@ class L0DropConfig:
     gate: str = "learned"
     gate_args: dict[str, Any] = field(default_factory=dict)
     always_keep: Sequence[int] = ()
-    layerwise: bool = False
+    layerwise: bool | Sequence[int] = False
     enabled: bool = True
 
     def __post_init__(self) -> None:
@@ -82,7 +83,7 @@ class L0DropConfig:
         if name == "gating" and self.__dict__.get("_fixed", False):
             self.refuse_other_gating(value)
         before = self.__dict__.get(name)
-        if name == "always_keep" and isinstance(value, Sequence) and not isinstance(value, str):
+        if name in ("always_keep", "layerwise") and isinstance(value, Sequence) and not isinstance(value, str):
             value = tuple(value)
         object.__setattr__(self, name, value)
         if ready:
@@ -122,7 +123,13 @@ class L0DropConfig:
         ids = self.always_keep
         fine = isinstance(ids, tuple) and all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids)
         require("always_keep", fine, "a list of token ids")
-        require("layerwise", isinstance(self.layerwise, bool), "True or False")
+        layers = self.layerwise
+        fine = isinstance(layers, bool) or (
+            isinstance(layers, tuple)
+            and len(layers) == len(set(layers)) > 0
+            and all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in layers)
+        )
+        require("layerwise", fine, "True, False or a list of different layers, counted from 1 (0: before the first)")
         require("enabled", isinstance(self.enabled, bool), "True or False")
         if self.layerwise and self.gating not in ("zero", "mask"):
             raise ValueError(
@@ -133,7 +140,16 @@ class L0DropConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, with the format version."""
-        return {"format": FORMAT, **dataclasses.asdict(self), "always_keep": list(self.always_keep)}
+        layerwise = self.layerwise if isinstance(self.layerwise, bool) else list(self.layerwise)
+        lists = {"always_keep": list(self.always_keep), "layerwise": layerwise}
+        return {"format": FORMAT, **dataclasses.asdict(self), **lists}
+
+    def inner_layers(self, layers: int) -> tuple[int, ...]:
+        """The layers, counted from 1, that a gate follows inside an encoder of `layers` layers; 0: before the first."""
+        chosen = range(1, layers) if isinstance(self.layerwise, bool) else sorted(self.layerwise)
+        if chosen and chosen[-1] > layers:
+            raise ValueError(f"layerwise: the encoder has {layers} layers, so there is no layer {chosen[-1]}")
+        return tuple(layer for layer in chosen if layer < layers) if self.layerwise else ()
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> "L0DropConfig":

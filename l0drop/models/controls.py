@@ -27,6 +27,7 @@ from l0drop.core.values import number, share
 from l0drop.models.config import DEFAULT_LAMBDA
 from l0drop.models.outputs import Explanation
 from l0drop.models.view import eval_view
+from l0drop.models.whisper import FRAMES_PER_ROW
 
 UNSTEERED = 100
 """Training steps with a target but without `steer` after which the model warns: a third of the default ramp."""
@@ -36,6 +37,7 @@ class Controls(nn.Module):
     """The part of `L0DropModel` that users call in their own training loop."""
 
     config: Any
+    family: Any
     gate: Gate
     inner_gates: nn.ModuleList
     schedule: LambdaSchedule
@@ -168,26 +170,59 @@ class Controls(nn.Module):
     @torch.no_grad()
     def explain(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         hints: Mapping[str, Tensor] | None = None,
         **kwargs: Any,
     ) -> list[Explanation]:
         """Test-time gates, log α and kept positions of each sentence, counted in its real tokens.
 
-        model.explain(**tokenizer(["The house is small."], return_tensors="pt"))
+            model.explain(**tokenizer(["The house is small."], return_tensors="pt"))
+
+        For Whisper, pass `input_features`: positions are rows of 20 ms, and `attention_mask` says which of them audio
+        covers.
         """
         self._require_enabled()
-        _require_ids(input_ids)
+        if self.family.reads_audio:
+            self.check_coverage(attention_mask)
+        else:
+            _require_ids(input_ids)
+            kwargs["input_ids"] = input_ids
         encoder = eval_view(self).get_encoder()
-        output = encoder(input_ids=input_ids, attention_mask=attention_mask, hints=hints, **kwargs)
-        gates, mask_BN = output.gates, real_tokens(attention_mask, input_ids)
+        gates = encoder(attention_mask=attention_mask, hints=hints, **kwargs).gates
+        mask_BN, counted_BN = self.source_rows(attention_mask, gates.values)
         explanations = []
         for sentence, real in enumerate(mask_BN):
             values = gates.values[sentence, real]
             log_alpha = None if gates.log_alpha is None else gates.log_alpha[sentence, real]
-            explanations.append(Explanation(values, log_alpha, (values != 0).nonzero().flatten().tolist()))
+            kept = (values != 0).nonzero().flatten().tolist()
+            explanations.append(Explanation(values, log_alpha, kept, counted_BN[sentence, real]))
         return explanations
+
+    def source_rows(self, attention_mask: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, N] twice: the rows of the source, and those that sparsity counts.
+
+        For text both are the real tokens. Whisper has no padding: all rows are real, and those that audio covers count,
+        as far as `attention_mask` says which. `like` is the encoder's main input, or a tensor [B, N, ...].
+        """
+        if not self.family.reads_audio:
+            mask_BN = real_tokens(attention_mask, like)
+            return mask_BN, mask_BN
+        rows = self.config.max_source_positions
+        real_BN = torch.ones(len(like), rows, dtype=torch.bool, device=like.device)
+        # generate passes the mask of the whole recording, which says nothing about one window
+        if attention_mask is None or attention_mask.shape != (len(like), rows * FRAMES_PER_ROW):
+            return real_BN, real_BN
+        return real_BN, attention_mask[:, ::FRAMES_PER_ROW].to(like.device).bool()
+
+    def check_coverage(self, attention_mask: Tensor | None) -> None:
+        """Raise ValueError unless the mask of a Whisper has one entry per feature frame of a window."""
+        frames = self.config.max_source_positions * FRAMES_PER_ROW if self.family.reads_audio else None
+        if frames is not None and attention_mask is not None and attention_mask.shape[1:] != (frames,):
+            raise ValueError(
+                f"attention_mask: expected one entry per feature frame, [B, {frames}], got shape "
+                f"{tuple(attention_mask.shape)}; a feature extractor returns it with return_attention_mask=True"
+            )
 
     @torch.no_grad()
     def calibrate(
@@ -228,10 +263,11 @@ class Controls(nn.Module):
         sentences = []
         gone = real = 0
         for inputs in texts:
+            self.check_coverage(inputs.get("attention_mask"))
             gates = self.get_encoder()(**inputs).gates
             if gates.log_alpha is None:
                 raise ValueError("calibrate: this gate has no log α with a threshold to move, because it is a rule")
-            mask_BN = real_tokens(inputs.get("attention_mask"), gates.values)
+            _, mask_BN = self.source_rows(inputs.get("attention_mask"), gates.values)
             always_BN = self._always(inputs.get("input_ids"), mask_BN)
             sentences.append(Sentences(gates.log_alpha, mask_BN, always_BN))
             if len(self.inner_gates):

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
     AutoConfig,
-    AutoModelForSeq2SeqLM,
     LEDForConditionalGeneration,
     PreTrainedModel,
 )
@@ -126,7 +125,7 @@ def entmax_class(base: type[PreTrainedModel]) -> type[EntmaxModel]:
         globals()[made.__name__] = made  # so that it can be pickled
     if base is family.base:
         AutoConfig.register(config_class.model_type, config_class)
-        AutoModelForSeq2SeqLM.register(config_class, model_class)
+        family.auto.register(config_class, model_class)
     _classes[base] = model_class
     return model_class
 

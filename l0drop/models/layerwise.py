@@ -1,4 +1,4 @@
-"""Gates between the encoder's layers; the model's ordinary gate comes after the last layer.
+"""Gates inside the encoder: before its first layer or between layers; the model's ordinary gate follows the last one.
 
 With gating `zero` gates multiply and all rows stay, as in the paper. With `mask` a closed row does not come back: in
 training it is masked out of the following layers; in decoding it is removed from the batch, so that the rest of the
@@ -7,7 +7,7 @@ encoder runs on fewer rows.
 Shapes: B sentences, N source positions, K rows still in the batch, D model width. Masks are True on real tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -37,7 +37,7 @@ class GatedLayers(nn.ModuleList):
         layers = list(super().__iter__())
         if run is None or owner is not self:
             return iter(layers)
-        return iter([_Step(run, i, layer) for i, layer in enumerate(layers)])
+        return iter([_Step(run, i, layer) for i, layer in enumerate(layers, 1)])
 
     @contextmanager
     def running(self, run: "LayerRun") -> Iterator[None]:
@@ -53,21 +53,23 @@ _RUNNING: ContextVar[tuple[GatedLayers, "LayerRun"] | None] = ContextVar("runnin
 
 
 class _Step:
-    """One layer and its gate, which the encoder calls instead of the layer."""
+    """One layer and the gates around it, which the encoder calls instead of the layer. Positions are counted from 1."""
 
     def __init__(self, run: "LayerRun", position: int, layer: nn.Module) -> None:
         self.run, self.position, self.layer = run, position, layer
 
     def __call__(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+        if self.position == 1:
+            hidden_states = self.run.after(0, hidden_states)
         bias = attention_mask if self.run.bias is None else self.run.bias.to(hidden_states.dtype)
         return self.run.after(self.position, self.layer(hidden_states, bias, **kwargs))
 
 
 class LayerRun:
-    """The gates of one pass through the encoder."""
+    """The gates of one pass through the encoder, by the layer that they follow, counted from 1; 0: before the first."""
 
     def __init__(
-        self, gates: nn.ModuleList, decide: Decide, mask_BN: Tensor, gating: Gating, *, remove_rows: bool
+        self, gates: Mapping[int, nn.Module], decide: Decide, mask_BN: Tensor, gating: Gating, *, remove_rows: bool
     ) -> None:
         self.inner_gates, self.decide, self.mask_BN, self.gating = gates, decide, mask_BN, gating
         self.remove_rows = remove_rows and gating == "mask"
@@ -79,21 +81,22 @@ class LayerRun:
         self._index_BK: Tensor | None = None  # source position of each row in the batch, after rows were removed
 
     def after(self, position: int, hidden: Tensor) -> Tensor:
-        """Apply the gate that follows the layer. The last layer is followed by the model's ordinary gate instead."""
-        if position >= len(self.inner_gates):
+        """Apply the gate that follows the layer, if there is one. The model's ordinary gate follows the last layer."""
+        gate = self.inner_gates.get(position)
+        if gate is None:
             return hidden
-        gate = self.inner_gates[position]
         assert isinstance(gate, Gate)
+        stream = len(self.layer_gates)
         if self.gating == "zero":
-            gates = self.decide(gate, hidden, self.mask_BN, None, position)
+            gates = self.decide(gate, hidden, self.mask_BN, None, stream)
             self.layer_gates.append(gates)
             return full(hidden, gates, self.mask_BN, "zero").states
         index_BK = self._index_BK
         here_BK = self.alive_BN if index_BK is None else index_BK >= 0
         if self.remove_rows:
-            gates = self.decide(gate, hidden, here_BK, index_BK, position)
+            gates = self.decide(gate, hidden, here_BK, index_BK, stream)
         else:
-            gates = self.among_alive(self.decide(gate, hidden, self.mask_BN, None, position), gate)
+            gates = self.among_alive(self.decide(gate, hidden, self.mask_BN, None, stream), gate)
         gates = keep_one(gates, here_BK, "mask")
         memory = (compress if self.remove_rows else full)(hidden, gates, here_BK, "mask")
         if self.remove_rows:

@@ -28,17 +28,18 @@ from transformers.modeling_outputs import BaseModelOutput
 from l0drop.core import hard_concrete
 from l0drop.core.dial import Dial, Dials, Draw
 from l0drop.core.gates import NOISE, Gate, Gates, gate_class, gate_name
-from l0drop.core.memory import compress, full, has_shared_row, keep_one
+from l0drop.core.memory import compress, full, keep_one
 from l0drop.core.penalty import penalised, penalty
 from l0drop.models.adopt import adopt_parameters
 from l0drop.models.card import write_card
 from l0drop.models.config import L0DropConfig
-from l0drop.models.controls import Controls, real_tokens
+from l0drop.models.controls import Controls
 from l0drop.models.families import FAMILIES, Family
 from l0drop.models.layerwise import GatedLayers, LayerRun
 from l0drop.models.loading import GATE_NAMES, check_weights
 from l0drop.models.outputs import L0DropEncoderOutput, L0DropOutput
 from l0drop.models.stamp import check_stamp, write_stamp
+from l0drop.models.whisper import at_source
 
 DIAL_STREAM = 1 << 21
 """The first stream of keyed noise for the dial in training; gates use lower ones."""
@@ -77,6 +78,7 @@ class L0DropModel(Controls, PreTrainedModel):
     family: Family
     base_class: type[PreTrainedModel]
     gate: Gate
+    _features_for_training: Any  # of the parts of a family that reads audio
     accepts_loss_kwargs = False  # the base losses ignore num_items_in_batch, so the Trainer must divide
     _keep_in_fp32_modules_strict = {"gate", "inner_gates"}  # noqa: RUF012
 
@@ -85,6 +87,8 @@ class L0DropModel(Controls, PreTrainedModel):
         l0drop: L0DropConfig = config.l0drop
         self.gate = self._build_gate()
         self.inner_gates = nn.ModuleList()
+        self.inner_layers: tuple[int, ...] = ()
+        """The layer that each inner gate follows, counted from 1; 0 is before the first."""
         if l0drop.layerwise:
             self._put_gates_between_layers()
         self.set_schedule()
@@ -93,10 +97,14 @@ class L0DropModel(Controls, PreTrainedModel):
 
     # --- building and saving the gate -----------------------------------------------------------------------------
 
-    def _build_gate(self) -> Gate:
+    def _build_gate(self, layer: int | None = None) -> Gate:
+        """The gate behind the encoder, or an inner one that follows `layer`."""
         l0drop: L0DropConfig = self.config.l0drop
+        defaults = self._gate_defaults()
+        if layer is not None:  # embeddings, before the first layer, have no fixed size either
+            defaults["normalize"] = self.family.pre_norm or layer == 0
         with torch.device("cpu"):  # even if the rest is on the meta device: a gate may compute its initial values
-            return gate_class(l0drop.gate).build(l0drop.gate_args, **self._gate_defaults())
+            return gate_class(l0drop.gate).build(l0drop.gate_args, **defaults)
 
     def _gate_defaults(self) -> dict[str, Any]:
         l0drop: L0DropConfig = self.config.l0drop
@@ -115,8 +123,9 @@ class L0DropModel(Controls, PreTrainedModel):
         if getattr(self.config, "encoder_layerdrop", 0):
             raise ValueError("layerwise: set encoder_layerdrop to 0; a skipped layer would skip its gate")
         encoder = super().get_encoder()
+        self.inner_layers = self.config.l0drop.inner_layers(len(encoder.layers))
         encoder.layers = GatedLayers(encoder.layers)
-        self.inner_gates.extend(self._build_gate() for _ in range(len(encoder.layers) - 1))
+        self.inner_gates.extend(self._build_gate(layer) for layer in self.inner_layers)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Gate) and isinstance(self.__dict__.get("_modules", {}).get(name), Gate):
@@ -214,13 +223,12 @@ class L0DropModel(Controls, PreTrainedModel):
             kwargs["input_ids"] = input_ids
         run, dial = None, self._dial
         if self.config.l0drop.layerwise:
-            mask_BN = real_tokens(attention_mask, kwargs["inputs_embeds"] if input_ids is None else input_ids)
+            mask_BN, _ = self.source_rows(attention_mask, self.family.inputs_of({**kwargs, "input_ids": input_ids}))
             decide = functools.partial(
                 self._call_gate, input_ids=input_ids, hints=None, noise_key=noise_key, real_BN=mask_BN
             )
-            run = LayerRun(
-                self.inner_gates, decide, mask_BN, self.config.l0drop.gating, remove_rows=self._is_short(dial)
-            )
+            gates = dict(zip(self.inner_layers, self.inner_gates, strict=True))
+            run = LayerRun(gates, decide, mask_BN, self.config.l0drop.gating, remove_rows=self._is_short(dial))
         with encoder.layers.running(run) if run is not None else nullcontext():
             outputs = encoder(**kwargs)
         assert run is None or len(run.layer_gates) == len(self.inner_gates), "the encoder did not iterate its layers"
@@ -245,7 +253,7 @@ class L0DropModel(Controls, PreTrainedModel):
         """
         l0drop: L0DropConfig = self.config.l0drop
         encodings = outputs.last_hidden_state if run is None else run.restore(outputs.last_hidden_state)
-        mask_BN = real_tokens(attention_mask, encodings)
+        mask_BN, counted_BN = self.source_rows(attention_mask, encodings)
         removed = run is not None and run.remove_rows
         visible_BN = run.alive_BN if run is not None and removed else mask_BN
         stream = len(self.inner_gates)
@@ -261,13 +269,13 @@ class L0DropModel(Controls, PreTrainedModel):
         for one in all_gates:
             if one.open_probability is not None:
                 penalty_B = penalty_B + penalty(one.open_probability, penalised_BN, l0drop.penalty)
-        dropped_B = self._dropped(gates, mask_BN, always_BN, run) if self.training else None
+        dropped_B = self._dropped(gates, mask_BN, counted_BN, always_BN, run) if self.training else None
         sampled = self.training and isinstance(dial, Dial) and dial.keep is not None
         draw = self._draw(gates, mask_BN, noise_key) if sampled else None
         gates = dial.turn(gates, mask_BN, l0drop.gating, self.gate.at, always_BN, draw)
         gates = keep_one(gates, mask_BN, l0drop.gating)
         if dropped_B is None:
-            dropped_B = ((gates.values == 0) & mask_BN).sum(1)
+            dropped_B = ((gates.values == 0) & counted_BN).sum(1)
         memory = (compress if self._is_short(dial) else full)(encodings, gates, mask_BN, l0drop.gating)
         return L0DropEncoderOutput(
             last_hidden_state=memory.states,  # type: ignore[arg-type]
@@ -280,7 +288,7 @@ class L0DropModel(Controls, PreTrainedModel):
             layer_gates=(*all_gates[:-1], gates) if run is not None else None,
             penalty=penalty_B,
             dropped=dropped_B,
-            real=mask_BN.sum(1),
+            real=counted_BN.sum(1),
         )
 
     def _call_gate(
@@ -331,19 +339,19 @@ class L0DropModel(Controls, PreTrainedModel):
             lambda shifted_BN: self.gate.sampled(shifted_BN, noise_BN), coin_B.to(mask_BN.device) < SAMPLED_SHARE
         )
 
-    def _dropped(self, gates: Gates, mask_BN: Tensor, always_BN: Tensor | None, run: LayerRun | None) -> Tensor:
-        """[B], the number of closed test-time gates in training, where `gates` are sampled."""
+    def _dropped(
+        self, gates: Gates, mask_BN: Tensor, counted_BN: Tensor, always_BN: Tensor | None, run: LayerRun | None
+    ) -> Tensor:
+        """[B], the number of closed test-time gates on counted rows in training, where `gates` are sampled."""
         closed_BN = self.gate.closed(gates)
         if run is not None:
             # rows that earlier samples closed have no log α here; the earlier test-time gates decide
             closed_BN = torch.where(run.mask_BN & ~run.alive_BN, False, closed_BN) | run.closed_BN
         if always_BN is not None:
             closed_BN = closed_BN & ~always_BN
-        closed_BN = closed_BN & mask_BN
-        dropped_B = closed_BN.sum(1)
-        if has_shared_row(self.config.l0drop.gating):
-            return dropped_B
-        return dropped_B - (closed_BN == mask_BN).all(1).long()  # a sentence whose gates are all closed keeps one row
+        open_BN = (mask_BN & ~closed_BN).to(gates.values.dtype)
+        kept_BN = keep_one(gates._replace(values=open_BN), mask_BN, self.config.l0drop.gating).values != 0
+        return (counted_BN & ~kept_BN).sum(1)
 
     # --- forward -------------------------------------------------------------------------------------------------
 
@@ -367,9 +375,10 @@ class L0DropModel(Controls, PreTrainedModel):
         own_loss: allows training without labels; the caller adds λ · `penalty` to its own loss.
         """
         as_dict = self.config.return_dict if return_dict is None else return_dict
+        if input_ids is not None:  # some families derive missing decoder inputs from them
+            kwargs["input_ids"] = input_ids
         if not self.config.l0drop.enabled:
             base = super().forward(
-                input_ids=input_ids,
                 attention_mask=attention_mask,
                 encoder_outputs=encoder_outputs,
                 labels=labels,
@@ -386,21 +395,26 @@ class L0DropModel(Controls, PreTrainedModel):
                 "model.lambda_ * output.penalty to your loss"
             )
         if encoder_outputs is None:
+            self.check_coverage(attention_mask)
             names = ("inputs_embeds", "output_attentions", "output_hidden_states", *self.family.encoder_arguments)
             given = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
+            if self.family.reads_audio:
+                given["input_features"] = self._features_for_training(given["input_features"], attention_mask)
             encoder_outputs = self.get_encoder()(
                 input_ids=input_ids, attention_mask=attention_mask, hints=hints, noise_key=noise_key, **given
             )
         elif not isinstance(encoder_outputs, L0DropEncoderOutput):
             encoder_outputs = self._gate_given(encoder_outputs, input_ids, attention_mask, hints, noise_key)
-        kwargs.pop("inputs_embeds", None)
+        for name in ("inputs_embeds", *self.family.encoder_arguments):
+            kwargs.pop(name, None)
         plain = self.family.encoder_output(
             **{k: v for k, v in encoder_outputs.items() if k in self.family.encoder_output_fields}
         )
         bias = self._attention_bias(encoder_outputs, (labels, input_ids), kwargs)
-        if input_ids is not None:  # some families derive missing decoder inputs from them
-            kwargs["input_ids"] = input_ids
-        base = super().forward(attention_mask=bias, encoder_outputs=plain, labels=labels, return_dict=True, **kwargs)
+        kwargs[self.family.bias_argument] = bias
+        base = super().forward(encoder_outputs=plain, labels=labels, return_dict=True, **kwargs)
+        if self.family.reads_audio and base.get("cross_attentions") is not None:
+            base.cross_attentions = self._attention_at_source(base.cross_attentions, encoder_outputs)
         dropped, real = encoder_outputs.dropped.sum(), encoder_outputs.real.sum()
         if self.training:
             before = (0, 0) if self.training_counts is None else self.training_counts
@@ -423,14 +437,29 @@ class L0DropModel(Controls, PreTrainedModel):
         return output if as_dict else output.to_tuple()
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Hugging Face's generate, on the short memory. Plain `encoder_outputs` are gated once, before decoding."""
+        """Hugging Face's generate, on the short memory.
+
+        Plain `encoder_outputs` of text are gated once, before decoding; those of audio in every step, because Whisper's
+        generate derives times from their length.
+        """
         given = kwargs.get("encoder_outputs")
-        if given is not None and not isinstance(given, L0DropEncoderOutput) and self.config.l0drop.enabled:
+        gates_now = given is not None and not isinstance(given, L0DropEncoderOutput) and self.config.l0drop.enabled
+        if gates_now and not self.family.reads_audio:
             input_ids = kwargs.get("input_ids", args[0] if args else None)
             kwargs["encoder_outputs"] = self._gate_given(
                 given, input_ids, kwargs.get("attention_mask"), kwargs.pop("hints", None), None
             )
         return super().generate(*args, **kwargs)  # type: ignore[misc]
+
+    @staticmethod
+    def _attention_at_source(attentions: tuple[Tensor, ...], memory: L0DropEncoderOutput) -> tuple[Tensor, ...]:
+        """Cross-attention by encoder row, [B, H, T, N], 0 on dropped rows, on the short and the dense memory."""
+        assert memory.gates is not None
+        assert memory.memory_index is not None
+        beams = len(memory.memory_index) // len(memory.gates.values)  # generate repeats tensors, but not gates
+        kept_BN = (memory.gates.values != 0).repeat_interleave(beams, 0)
+        found = at_source(attentions, memory.memory_index, kept_BN.shape[1])
+        return tuple(attention_BHTN * kept_BN[:, None, None] for attention_BHTN in found)
 
     @property
     def _attention_implementation(self) -> str:

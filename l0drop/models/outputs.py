@@ -15,7 +15,8 @@ class L0DropEncoderOutput(BaseModelOutput):
     last_hidden_state: its rows.
     memory_bias: the bias to add to the attention scores.
     memory_index: the source position of each row; -1 for the zero row and padding.
-    penalty, dropped, real: [B], each sentence's penalty, number of closed test-time gates, and number of real tokens.
+    penalty, dropped, real: [B], each sentence's penalty, number of closed test-time gates, and number of real tokens
+        (for Whisper: of rows that audio covers).
         Per sentence, because `generate` repeats every tensor in here for its beams.
     """
 
@@ -51,12 +52,23 @@ class L0DropOutput(Seq2SeqLMOutput):
 
 @dataclass(frozen=True)
 class Explanation:
-    """The gates of one sentence without its padding; `kept` are the positions of kept tokens."""
+    """The gates of one sentence without its padding; `kept` are the positions of kept tokens.
+
+    covered: [N], the rows that count for `sparsity`: all tokens of a text, the rows that audio covers.
+    """
 
     gates: Tensor
     log_alpha: Tensor | None
     kept: list[int]
+    covered: Tensor
 
     @property
     def sparsity(self) -> float:
+        """The share of dropped rows among those that count."""
+        counted = int(self.covered.sum())
+        return int(((self.gates == 0) & self.covered).sum()) / counted if counted else 0.0
+
+    @property
+    def sparsity_of_all(self) -> float:
+        """The share of dropped rows among all rows, those of silence after the audio included."""
         return 1 - len(self.kept) / len(self.gates)

@@ -5,7 +5,7 @@ import inspect
 import os
 from typing import Any
 
-from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from l0drop.models import entmax as entmax  # registers its models, so that the Auto classes load them
 from l0drop.models.adopt import adopt_parameters
@@ -23,7 +23,7 @@ def sparse_class(base: type[PreTrainedModel]) -> type[L0DropModel]:
     family = family_of(base)
     model_class = type(
         f"L0Drop{base.__name__}",
-        (L0DropModel, base),
+        (L0DropModel, base) if family.parts is None else (L0DropModel, family.parts, base),
         {
             "family": family,
             "base_class": base,
@@ -34,7 +34,7 @@ def sparse_class(base: type[PreTrainedModel]) -> type[L0DropModel]:
     model_class.forward = _with_signature(L0DropModel.forward, base)  # type: ignore[attr-defined]
     globals()[model_class.__name__] = model_class  # so that it can be pickled
     if base is family.base:
-        AutoModelForSeq2SeqLM.register(model_class.config_class, model_class)  # type: ignore[attr-defined]
+        family.auto.register(model_class.config_class, model_class)  # type: ignore[attr-defined]
     _classes[base] = model_class
     return model_class
 

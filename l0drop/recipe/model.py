@@ -119,8 +119,9 @@ class L0Drop(Section):
     """Arguments of the gate."""
     always_keep: tuple[Token, ...] = ()
     """Tokens that are never dropped: ids, or tokens such as "</s>"."""
-    layerwise: Flag = False
-    """Put gates between the encoder layers too."""
+    layerwise: Flag | tuple[Index, ...] = False
+    """Put gates inside the encoder too: `true` for one behind every layer, or a list of layers, counted from 1; 0 is
+    before the first layer."""
     ramp: Ramp | None = None
     """Let λ rise to `lambda_` over some steps, for training from scratch. Default: λ is constant."""
 

@@ -1,15 +1,18 @@
 """Gates between the encoder's layers: `zero` as in the paper, `mask` with rows removed."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForSpeechSeq2Seq
 
 from l0drop import L0DropConfig, sparsify
 from l0drop.core import hard_concrete
 from l0drop.core.penalty import penalty
-from tests.models import zoo
+from tests.models import whispers, zoo
 
-LABELS = torch.randint(3, zoo.VOCABULARY, (6, 7), generator=torch.Generator().manual_seed(9))
+LABELS = torch.randint(3, whispers.TEXT, (6, 7), generator=torch.Generator().manual_seed(9))
 
 
 def layered(family: str, gating: str, *, closed: float = 0.3, **options):  # type: ignore[no-untyped-def]
@@ -241,7 +244,9 @@ def test_unsupported_uses_of_layerwise_are_refused() -> None:
     with pytest.raises(ValueError, match="layerwise: .* not weight"):
         L0DropConfig(gating="weight", layerwise=True)
     with pytest.raises(
-        ValueError, match=r"layerwise: supported for MarianMTModel, BartForConditionalGeneration, not for T5"
+        ValueError,
+        match="layerwise: supported for MarianMTModel, BartForConditionalGeneration, WhisperForConditionalGeneration, "
+        "not for T5",
     ):
         sparsify(zoo.build("t5"), L0DropConfig(layerwise=True))
     base = zoo.build("marian")
@@ -251,3 +256,97 @@ def test_unsupported_uses_of_layerwise_are_refused() -> None:
     model = layered("marian", "zero")
     with pytest.raises(ValueError, match=r"encoder_outputs: .*get_encoder"), torch.no_grad():
         model(encoder_outputs=zoo.build("marian").double().get_encoder()(**zoo.ragged_batch()), labels=LABELS)
+
+
+# --- gates at chosen layers ---------------------------------------------------------------------------------------
+
+
+def chosen(family: str, gating: str, layers: list[int], closed: float = 0.3):  # type: ignore[no-untyped-def]
+    """A float64 model with gates at these layers, and a batch for it."""
+    config = L0DropConfig(gating=gating, layerwise=layers)
+    if family == "whisper":
+        model = whispers.spread_gates(sparsify(whispers.build().double(), config), closed)
+        return model, {"input_features": whispers.features().double()}
+    return zoo.spread_gates(sparsify(zoo.build(family).double(), config), closed), zoo.ragged_batch()
+
+
+@pytest.mark.parametrize("layers", [[0], [1], [0, 1]])
+@pytest.mark.parametrize("family", ["marian", "bart", "whisper"])
+@torch.no_grad()
+def test_removal_at_chosen_layers_equals_masking(family: str, layers: list[int]) -> None:
+    model, batch = chosen(family, "mask", layers)
+    assert [gate.normalize for gate in model.inner_gates] == [layer == 0 or family == "whisper" for layer in layers]
+    encoder = model.base_class.get_encoder(model)
+    rows: list[list[int]] = [[] for _ in encoder.layers]
+    handles = [
+        layer.register_forward_hook(lambda m, a, out, own=own: own.append(out.shape[1]))
+        for layer, own in zip(encoder.layers, rows, strict=True)
+    ]
+    short = model(**batch, labels=LABELS)
+    with model.dial(dense=True):
+        dense = model(**batch, labels=LABELS)
+    for handle in handles:
+        handle.remove()
+    for number, (fewer, full) in enumerate(rows, 1):
+        assert full == 24
+        assert (fewer < 24) == (number > layers[0]), "layers behind the first gate run on fewer rows"
+    torch.testing.assert_close(short.logits, dense.logits, atol=1e-10, rtol=1e-10)
+    assert len(short.layer_gates) == len(layers) + 1
+    for one, other in zip(short.layer_gates, dense.layer_gates, strict=True):
+        torch.testing.assert_close(one.values, other.values, atol=1e-10, rtol=0)
+    tokens = model.generate(**batch, num_beams=3, max_new_tokens=8)
+    with model.dial(dense=True):
+        assert torch.equal(tokens, model.generate(**batch, num_beams=3, max_new_tokens=8))
+
+
+@pytest.mark.parametrize("family", ["marian", "whisper"])
+@torch.no_grad()
+def test_all_layers_in_a_list_are_true(family: str) -> None:
+    layers = list(range(1, (3 if family == "whisper" else 2) + 1))
+    listed, batch = chosen(family, "mask", layers)
+    base = (whispers.build() if family == "whisper" else zoo.build(family)).double()
+    every = sparsify(base, L0DropConfig(gating="mask", layerwise=True))
+    every.load_state_dict(listed.state_dict())
+    assert torch.equal(every(**batch, labels=LABELS).logits, listed(**batch, labels=LABELS).logits)
+
+
+@pytest.mark.parametrize("family", ["bart", "whisper"])
+def test_penalty_dial_and_calibration_work_at_chosen_layers(family: str) -> None:
+    model, batch = chosen(family, "mask", [0])
+    with torch.no_grad():
+        output = model(**batch, labels=LABELS)
+        mask, _ = model.source_rows(batch.get("attention_mask"), output.gates.values)
+        total = sum(penalty(g.open_probability, mask).mean() for g in output.layer_gates)
+        torch.testing.assert_close(output.penalty, total)
+        with model.dial(keep=0.2):
+            kept = (model(**batch, labels=LABELS).gates.values != 0).sum(1).tolist()
+        assert kept == [max(1, round(0.2 * n)) for n in mask.sum(1).tolist()]
+        result = model.calibrate([batch], target=float(output.sparsity) + 0.1, force=True)
+        assert float(model(**batch, labels=LABELS).sparsity) == pytest.approx(result.after, abs=1e-6)
+        gone = float((output.layer_gates[0].values == 0)[mask].double().mean())
+        result = model.calibrate([batch], target=gone / 2)
+        assert result.inner_moved < 0
+        assert result.after == pytest.approx(gone / 2, abs=0.04)
+    model.train()(**batch, labels=LABELS).loss.backward()
+    assert all(float(gate.weight.grad.abs().max()) > 0 for gate in (*model.inner_gates, model.gate))
+
+
+@torch.no_grad()
+def test_chosen_layers_are_saved(tmp_path: Path) -> None:
+    model, batch = chosen("whisper", "mask", [2, 0])
+    assert model.inner_layers == (0, 2)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForSpeechSeq2Seq.from_pretrained(tmp_path, dtype=torch.float64)
+    assert loaded.config.l0drop == model.config.l0drop
+    assert torch.equal(loaded(**batch, labels=LABELS).logits, model(**batch, labels=LABELS).logits)
+
+
+@pytest.mark.parametrize("layers", [[], [1, 1], [-1], [True], ["1"], "all", [0.5]])
+def test_bad_lists_of_layers_are_refused(layers: object) -> None:
+    with pytest.raises(ValueError, match="layerwise: expected True, False or a list of different layers"):
+        L0DropConfig(layerwise=layers)  # type: ignore[arg-type]
+
+
+def test_a_layer_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="layerwise: the encoder has 2 layers, so there is no layer 3"):
+        sparsify(zoo.build("marian"), L0DropConfig(gating="mask", layerwise=[1, 3]))

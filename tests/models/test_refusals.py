@@ -31,7 +31,7 @@ from tests.models import zoo
         ({"always_keep": ["the"]}, "always_keep: expected a list of token ids"),
         ({"always_keep": 2}, "always_keep: expected a list of token ids"),
         ({"gate_args": 3}, "gate_args: expected a mapping"),
-        ({"layerwise": 1}, "layerwise: expected True or False"),
+        ({"layerwise": 1}, "layerwise: expected True, False or a list"),
         ({"enabled": "no"}, "enabled: expected True or False"),
     ],
 )

@@ -97,8 +97,10 @@ def spread_gates(model, share_closed: float = 0.5, seed: int = 6, batch=None):  
     batch = batch or ragged_batch()
     real = batch["attention_mask"].bool()
     encoder = model.base_class.get_encoder(model)
-    states = encoder(**batch, output_hidden_states=True).hidden_states[1:]
-    for gate, x in zip((*model.inner_gates, model.gate), states[-1 - len(model.inner_gates) :], strict=True):
+    states = encoder(**batch, output_hidden_states=True).hidden_states
+    layers = (*model.inner_layers, len(states) - 1)
+    for gate, layer in zip((*model.inner_gates, model.gate), layers, strict=True):
+        x = states[layer]
         rows = x[real].double()
         if gate.normalize:
             rows = torch.nn.functional.layer_norm(rows, rows.shape[-1:])

@@ -1,0 +1,117 @@
+"""Tiny random Whispers, and features for them: 24 encoder rows from 48 feature frames."""
+
+import copy
+from typing import Any
+
+import torch
+import transformers as hf
+from torch import Tensor
+
+from tests.models.zoo import WIDTH
+
+ROWS, FRAMES, MELS = 24, 48, 8
+TEXT, EOS, START = 60, 60, 61
+"""Text tokens are 0 to 59; then EOS, start, two languages, two tasks, start of a prompt, no speech, no timestamps."""
+LANGUAGES = {"<|en|>": 62, "<|de|>": 63}
+TASKS = {"transcribe": 64, "translate": 65}
+PREVIOUS, NO_SPEECH, NO_TIMESTAMPS = 66, 67, 68
+TIMES = ROWS + 1
+VOCABULARY = NO_TIMESTAMPS + 1 + TIMES
+
+_CONFIG = hf.WhisperConfig(
+    vocab_size=VOCABULARY,
+    num_mel_bins=MELS,
+    d_model=WIDTH,
+    encoder_layers=3,
+    decoder_layers=2,
+    encoder_attention_heads=4,
+    decoder_attention_heads=4,
+    encoder_ffn_dim=64,
+    decoder_ffn_dim=64,
+    max_source_positions=ROWS,
+    max_target_positions=40,
+    pad_token_id=EOS,
+    bos_token_id=START,
+    eos_token_id=EOS,
+    decoder_start_token_id=START,
+    dropout=0.0,
+    attention_dropout=0.0,
+)
+
+
+def build(attention: str | None = None, seed: int = 0, *, multilingual: bool = True, layers: int = 3) -> Any:
+    """A random model in eval mode with peaked attention and non-zero biases."""
+    torch.manual_seed(seed)
+    config = copy.deepcopy(_CONFIG)
+    config.encoder_layers = layers
+    if attention is not None:
+        config._attn_implementation = attention
+    model = hf.WhisperForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.1)
+            elif "embed_positions" in name:
+                if "decoder" in name:
+                    parameter.normal_(0, 1.0)
+            elif "embed_tokens" in name:
+                parameter.normal_(0, 0.4)
+            elif "conv" in name:
+                parameter.normal_(0, 1.0 / parameter[0].numel() ** 0.5)
+            elif parameter.dim() == 2:
+                # so that outputs depend on the audio
+                scale = 3.0 if name.endswith("encoder_attn.out_proj.weight") else 1.5
+                parameter.normal_(0, scale / parameter.shape[1] ** 0.5)
+        embedding = model.model.decoder.embed_tokens.weight
+        embedding[EOS] *= 2.0
+        embedding[NO_TIMESTAMPS:] *= 0.6  # without the rules for timestamps, text wins, as in a trained model
+    model.generation_config = hf.GenerationConfig(
+        bos_token_id=START,
+        eos_token_id=EOS,
+        pad_token_id=EOS,
+        decoder_start_token_id=START,
+        max_length=20,
+        is_multilingual=multilingual,
+        no_timestamps_token_id=NO_TIMESTAMPS,
+        prev_sot_token_id=PREVIOUS,
+        max_initial_timestamp_index=10,
+        return_timestamps=False,
+        suppress_tokens=[3, 7, START, PREVIOUS, NO_SPEECH, *LANGUAGES.values(), *TASKS.values()],
+        begin_suppress_tokens=[5, EOS],
+        alignment_heads=[[0, 1], [1, 2]],
+        **({"lang_to_id": LANGUAGES, "task_to_id": TASKS} if multilingual else {}),
+    )
+    return model
+
+
+def features(clips: int = 6, frames: int = FRAMES, seed: int = 3) -> Tensor:
+    """Features of random tones, [B, mels, frames]: a few waves per clip, so that rows differ."""
+    generator = torch.Generator().manual_seed(seed)
+    time = torch.arange(frames) / FRAMES
+    pitch = 1 + 9 * torch.rand(clips, MELS, 1, generator=generator)
+    phase = 6.3 * torch.rand(clips, MELS, 1, generator=generator)
+    noise = torch.randn(clips, MELS, frames, generator=generator)
+    return torch.sin(6.3 * pitch * time + phase) + 0.3 * noise
+
+
+def coverage(frames: tuple[int, ...] = (48, 30, 17, 40, 48, 6)) -> Tensor:
+    """[B, frames], True where audio covers a feature frame."""
+    return torch.arange(FRAMES) < torch.tensor(frames)[:, None]
+
+
+@torch.no_grad()
+def spread_gates(model: Any, share_closed: float = 0.5, seed: int = 6) -> Any:
+    """Give a model's learned gates weights that close about this share of the rows of `features()`."""
+    encoder = model.base_class.get_encoder(model)
+    states = encoder(features().to(model.dtype), output_hidden_states=True)
+    positions = [*model.inner_layers, None]
+    for gate, position in zip((*model.inner_gates, model.gate), positions, strict=True):
+        x = states.last_hidden_state if position is None else states.hidden_states[position]
+        rows = x.flatten(0, 1).double()
+        if gate.normalize:
+            rows = torch.nn.functional.layer_norm(rows, rows.shape[-1:])
+        weight = torch.randn(WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        weight *= 3.0 / (rows @ weight).std()
+        gate.weight.copy_(weight)
+        gate.bias.fill_(float(-(rows @ weight).quantile(share_closed)) - 2.398)
+    return model
