@@ -6,17 +6,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
 from l0drop.app.command import with_options
-from l0drop.app.interrupts import stopped_by_user
-from l0drop.app.runs import Threads
+from l0drop.app.options import Threads
+from l0drop.app.terminal import console, log, stopped_by_user
 
-console = Console()
-log = Console(stderr=True)
 LABELS = {"baseline": "dense"}
 SHORT_NAMES = {"punctuation": "punct."}
 """Group names that would not fit into 80 columns."""

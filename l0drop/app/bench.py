@@ -8,16 +8,14 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from l0drop.app.command import Command, Group
 from l0drop.app.numbers import listed
+from l0drop.app.terminal import console, log
 
 bench = typer.Typer(cls=Group, no_args_is_help=True, help="Measure speed on this machine.")
-console = Console()
-log = Console(stderr=True)
 
 Rounds = Annotated[int, typer.Option(help="Rounds; the systems take turns.", min=1)]
 Threads = Annotated[int, typer.Option(help="CPU threads.", min=1)]

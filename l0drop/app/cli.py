@@ -6,8 +6,6 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from l0drop import __version__
 from l0drop.app import runs
@@ -20,6 +18,7 @@ from l0drop.app.explain import explain
 from l0drop.app.report import report
 from l0drop.app.serve.command import serve
 from l0drop.app.sweep import sweep
+from l0drop.app.terminal import fail
 from l0drop.app.translate import translate
 from l0drop.extras import MissingPackageError, needed_for
 
@@ -102,7 +101,7 @@ def main() -> None:
         said = str(error)
         if type(error).__name__ == "UnknownGateError":  # its class is not imported here: that would import torch
             said += "; on the command line: l0drop --import MODULE COMMAND ..."
-        Console(stderr=True).print(f"[bold red]error:[/] {escape(said)}", highlight=False, soft_wrap=True)
+        fail(said)
         sys.exit(2)
 
 

@@ -8,14 +8,11 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from l0drop.app.pieces import Piece, is_styled, mark_dropped
-
-console = Console()
-log = Console(stderr=True)
+from l0drop.app.terminal import console, log
 
 
 class Task(StrEnum):

@@ -7,21 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
 from l0drop.app.command import with_options
-from l0drop.app.interrupts import stopped_by_user
-from l0drop.app.runs import Dtype, Threads
+from l0drop.app.options import Dtype, Threads
+from l0drop.app.terminal import console, log, stopped_by_user
 
 if TYPE_CHECKING:
     from l0drop.study.evaluate import EvaluationText
     from l0drop.study.systems import System
-
-console = Console()
-log = Console(stderr=True)
 
 
 class Metric(StrEnum):

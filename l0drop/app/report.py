@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-log = Console(stderr=True)
+from l0drop.app.terminal import say
 
 
 def report(
@@ -25,4 +24,4 @@ def report(
     if metrics is not None:
         files.append(write_page(folder))
     for file in files:
-        log.print(f"wrote {file}", markup=False)
+        say(f"wrote {file}")

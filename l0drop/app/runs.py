@@ -1,35 +1,16 @@
 """`l0drop prepare` and `l0drop train`: a recipe in, a run folder out."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
+
+from l0drop.app.options import Overrides, RecipeFile, Runs, Threads
+from l0drop.app.terminal import log, say
 
 if TYPE_CHECKING:
     from l0drop.recipe import Recipe
-
-log = Console(stderr=True)
-
-RecipeFile = Annotated[Path, typer.Argument(help="A recipe: a YAML file that describes one experiment.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Change a key of the recipe: --set train.steps=100", metavar="A.B=VALUE"),
-]
-Runs = Annotated[Path, typer.Option(help="The folder that holds run folders.")]
-Threads = Annotated[int | None, typer.Option(help="The number of CPU threads (default: torch's).", min=1)]
-
-
-class Dtype(StrEnum):
-    """The number format that a model decodes in."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-    float64 = "float64"
-    int8 = "int8"
 
 
 def prepare(recipe: RecipeFile, set_: Overrides = None, runs: Runs = Path("runs")) -> None:
@@ -87,11 +68,6 @@ def _print_scores(split: str, found: dict[str, Any]) -> None:
     if "references" in found:
         say(f"  against the {found['references']}")
     say(f"  {score['signature']}", style="dim")
-
-
-def say(text: str, style: str | None = None) -> None:
-    """Print a line that the terminal may wrap, but that stays whole when it is copied or redirected."""
-    log.print(text, style=style, soft_wrap=True, highlight=False, markup=False)
 
 
 def corpus_table(corpora: dict[str, Any]) -> Table:

@@ -4,16 +4,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from l0drop.app.interrupts import stopped_by_user
 from l0drop.app.numbers import listed
-from l0drop.app.runs import Overrides, RecipeFile, Runs, Threads
-
-console = Console()
-log = Console(stderr=True)
+from l0drop.app.options import Overrides, RecipeFile, Runs, Threads
+from l0drop.app.terminal import console, log, stopped_by_user
 
 
 @stopped_by_user("the same command resumes")

@@ -3,71 +3,40 @@
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from l0drop.app.command import with_options
-from l0drop.app.runs import Dtype
+from l0drop.app.options import (
+    Device,
+    DtypeOption,
+    Keep,
+    MaxMemory,
+    MaxNewTokens,
+    ModelName,
+    Prefix,
+    Shift,
+    SourceLanguage,
+    TargetLanguage,
+    given,
+)
+from l0drop.app.terminal import READING, log, quiet_pipe, say, stopped_by_user, warn
 
 if TYPE_CHECKING:
-    from l0drop.decoding.lines import Lines
-    from l0drop.decoding.stream import Job, Processes, Totals
+    from l0drop.decoding.bulk import LineTotals
+    from l0drop.decoding.job import Done
     from l0drop.decoding.text import TextModel
-
-log = Console(stderr=True)
 
 
 class Errors(StrEnum):
     STRICT = "strict"
     REPLACE = "replace"
-
-
-# options that `explain` has too; short metavars leave room for the help texts at 80 columns
-ModelName = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A run folder, a model folder, or a name on the Hugging Face hub.")
-]
-MaxNewTokens = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Maximum output length. Default: the run's or the model's, else 256.", min=1),
-]
-Keep = Annotated[float | None, typer.Option(metavar="SHARE", help="Dial: the share of source tokens to keep.")]
-MaxMemory = Annotated[int | None, typer.Option(metavar="N", help="Dial: the maximum number of memory rows.")]
-Shift = Annotated[
-    float | None, typer.Option(metavar="X", help="Dial: a number added to log α; above 0 keeps more tokens.")
-]
-SourceLanguage = Annotated[
-    str | None,
-    typer.Option(metavar="CODE", help="Source language of a multilingual model, as its tokenizer names it."),
-]
-TargetLanguage = Annotated[
-    str | None,
-    typer.Option(metavar="CODE", help="Target language of a multilingual model, as its tokenizer names it."),
-]
-Prefix = Annotated[
-    str | None,
-    typer.Option(metavar="TEXT", help="Text put before every source, for models such as T5. Default: the run's."),
-]
-Device = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Such as cpu or cuda. Default: a GPU if there is one.")
-]
-DtypeOption = Annotated[
-    Dtype | None,
-    typer.Option(
-        metavar="TYPE",
-        help="float32, bfloat16, float16, float64, or on a CPU int8. Default: the type of the stored weights.",
-    ),
-]
 
 
 def translate(
@@ -95,15 +64,18 @@ def translate(
         ),
     ] = None,
     errors: Annotated[Errors, typer.Option(help="Stop at invalid UTF-8, or replace it by U+FFFD.")] = Errors.STRICT,
-    beams: Annotated[
+    num_beams: Annotated[
         int | None,
-        typer.Option(metavar="N", help="1 is greedy search. Default: the run's or the model's.", min=1),
+        typer.Option("--beams", metavar="N", help="1 is greedy search. Default: the run's or the model's.", min=1),
     ] = None,
     length_penalty: Annotated[
         float | None, typer.Option(metavar="X", help="Above 0 favours long outputs. Default: the run's or the model's.")
     ] = None,
     max_new_tokens: MaxNewTokens = None,
-    nbest: Annotated[int, typer.Option(metavar="N", help="Outputs per line; more than one needs --json.", min=1)] = 1,
+    num_return_sequences: Annotated[
+        int | None,
+        typer.Option("--nbest", metavar="N", help="Outputs per line; more than one needs --json. Default: 1.", min=1),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="Any other generation setting: no_repeat_ngram_size=3", metavar="NAME=VALUE"),
@@ -143,138 +115,36 @@ def translate(
     ] = None,
 ) -> None:
     """Translate or summarize lines of text: one output line per input line, in order. Blank lines stay blank."""
-    as_json = _has_suffix(output, ".jsonl") if as_json is None else as_json
-    jsonl = _has_suffix(input_, ".jsonl") if jsonl is None else jsonl
-    if output is not None and output.is_symlink() and (output.is_file() or not output.exists()):
-        output = Path(os.path.realpath(output))  # write the link's target and keep the link
-    if summary is None and output is not None and as_json:
-        summary = output.with_name(f"{output.name}.summary.json")
-    _check(input_, output, summary, nbest=nbest, as_json=as_json, resume=resume, restart=restart)
-    generation = {
-        "num_beams": beams, "length_penalty": length_penalty, "max_new_tokens": max_new_tokens, "keep": keep,
-        "max_memory": max_memory, "shift": shift, "dense": dense or None,
-        "num_return_sequences": nbest if nbest > 1 else None,
-    }  # fmt: skip
-    given = {name: value for name, value in generation.items() if value is not None} | _settings(set_ or [])
     written = "the lines written so far are complete" if output is None else "to continue, add --resume to the command"
-    with interruptible(f"stopped; {written}"):
+    with stopped_by_user(written), quiet_pipe(), _reported_once():
         import torch
 
-        from l0drop.decoding.stream import WINDOW, Job, Processes, decode_stream
-        from l0drop.decoding.text import BATCH_TOKENS, load
+        from l0drop.decoding.bulk import Decoding
+        from l0drop.decoding.destination import Destination
+        from l0drop.decoding.job import Job, run
+        from l0drop.decoding.lines import TextInput
+        from l0drop.decoding.text import load
         from l0drop.models.quiet import quiet_libraries
 
+        generation = given(
+            num_beams=num_beams, length_penalty=length_penalty, max_new_tokens=max_new_tokens, keep=keep,
+            max_memory=max_memory, shift=shift, dense=dense or None, num_return_sequences=num_return_sequences,
+        )  # fmt: skip
+        sizes = given(batch_tokens=batch_tokens, window=window)
+        job = Job(
+            TextInput(input_, jsonl, field, errors.value),
+            Destination(output, as_json, summary, resume, restart),
+            Decoding(generation | _settings(set_ or []), source_lang, target_lang, prefix, max_source, **sizes),
+        )
         quiet_libraries()
-        processes = Processes()
         if threads is not None:
             torch.set_num_threads(threads)
-        if device is None and torch.cuda.is_available():
-            device = f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}"
-        if device is not None and device.startswith("cuda"):
-            torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a new plan for every shape, thus for every batch
-        job = Job(
-            given, source_lang, target_lang, prefix, max_source, batch_tokens or BATCH_TOKENS, window or WINDOW, as_json
-        )
-        if not processes.is_first:
-            with _silent():
-                decode_stream(load(model, device, dtype), job, None, None, processes=processes)
-            return
-        reading = {"jsonl": jsonl, "field": field, "errors": errors.value}
-        _translate(model, device, dtype, job, processes, input_, reading, output, summary, resume, restart)
-
-
-def _translate(
-    model: str,
-    device: str | None,
-    dtype: Dtype | None,
-    job: "Job",
-    processes: "Processes",
-    input_: Path | None,
-    reading: dict[str, Any],
-    output: Path | None,
-    summary: Path | None,
-    resume: bool,
-    restart: bool,
-) -> None:
-    """The work of the first process, which reads and writes."""
-    from l0drop.decoding.lines import open_lines
-    from l0drop.decoding.partial import Progress as Done
-    from l0drop.decoding.partial import Stream, locked_output, partial_file, recorded_facts
-    from l0drop.decoding.stream import Totals, decode_stream
-    from l0drop.decoding.text import load
-
-    with ExitStack() as stack:
-        if output is not None:
-            stack.enter_context(locked_output(output, resume=resume, restart=restart))
-        lines = stack.enter_context(open_lines(input_, **reading))
-        loaded = load(model, device, dtype)
-        if not loaded.is_gated:
-            log.print(f"[dim]{escape(model)} has no gates: decoding is dense[/]", highlight=False, soft_wrap=True)
-        earlier = recorded_facts(output) if output is not None and resume else {}
-        if "linears" in earlier:  # a new measurement might choose another kind, and kinds round differently
-            loaded.engine.linears = earlier["linears"]
-        field = reading["field"] if reading["jsonl"] else None
-        facts = _facts(loaded, job) | {**reading, "field": field}
-        if input_ is None and sys.stdin.isatty():
-            log.print("[dim]reading from the terminal; Ctrl-D ends the input[/]")
-        progress = stack.enter_context(_bar(input_, lines))
-        decode = partial(decode_stream, loaded, job, lines, processes=processes, warn=warn, progress=progress)
-        began, start = time.perf_counter(), Done()
-        with quiet_pipe():
-            if output is None:
-                totals = decode(Stream(sys.stdout.buffer))
-            else:
-                with partial_file(output, facts, resume=resume) as file:
-                    start = file.progress
-                    lines.skip(start.lines, start.digest)
-                    totals = decode(file, start=start)
-        seconds = time.perf_counter() - began
-    if summary is not None:
-        _write_summary(summary, totals, facts, seconds, processes.count)
-    for line in summary_lines(totals, Totals(**start.totals), seconds, loaded.is_gated):
-        log.print(line, highlight=False, soft_wrap=True)
-
-
-def _check(
-    input_: Path | None,
-    output: Path | None,
-    summary: Path | None,
-    *,
-    nbest: int,
-    as_json: bool,
-    resume: bool,
-    restart: bool,
-) -> None:
-    """Raise for options that contradict each other."""
-    if nbest > 1 and not as_json:
-        raise ValueError("--nbest: needs --json; plain output has one line per input line")
-    if (resume or restart) and output is None:
-        raise ValueError(f"--{'resume' if resume else 'restart'}: needs the --output of the interrupted run")
-    if resume and restart:
-        raise ValueError("--resume and --restart: give one of them")
-    if output is not None and output.suffix in (".gz", ".xz"):
-        raise ValueError(
-            f"--output: {output} would not be compressed; omit --output and pipe standard output to gzip or xz"
-        )
-    from l0drop.decoding.partial import refuse_clashes
-
-    refuse_clashes(_descriptor(sys.stdin) if input_ is None else input_, output, summary)
-    if output is None and input_ is not None and _is_open_as(input_, sys.stdout):
-        raise ValueError(f"--input: {input_} is also standard output, which would be appended to it")
-
-
-def _descriptor(stream: IO[str]) -> int | None:
-    """The file descriptor of a standard stream; None if it is closed or replaced."""
-    try:
-        return stream.fileno()
-    except (OSError, ValueError, AttributeError):
-        return None
-
-
-def _is_open_as(path: Path, stream: IO[str]) -> bool:
-    """Whether a regular file is open as this stream."""
-    descriptor = _descriptor(stream)
-    return descriptor is not None and path.is_file() and os.path.samestat(path.stat(), os.fstat(descriptor))
+        with _bar(job.input.size) as progress:
+            done = run(
+                job, partial(load, model, device, dtype), loaded=partial(_greet, input_), warn=warn, progress=progress
+            )
+        for line in [] if done is None else summary_lines(done):
+            say(line)
 
 
 def _settings(pairs: list[str]) -> dict[str, Any]:
@@ -291,103 +161,44 @@ def _settings(pairs: list[str]) -> dict[str, Any]:
     return settings
 
 
-def _has_suffix(path: Path | None, suffix: str) -> bool:
-    """Whether a file name has this suffix, possibly before .gz or .xz."""
-    return path is not None and suffix in path.suffixes[-2:]
+def _greet(input_: Path | None, model: "TextModel") -> None:
+    """Say what the user might not expect, before the first line is read."""
+    if not model.is_gated:
+        say(f"{model.name} has no gates: decoding is dense", "dim")
+    if input_ is None and sys.stdin.isatty():
+        say(READING, "dim")
 
 
-def _facts(loaded: "TextModel", job: "Job") -> dict[str, Any]:
-    """Everything that determines the output, apart from the input."""
-    from l0drop.decoding.folder import fingerprint
-
-    return {
-        "model": fingerprint(loaded.name, loaded.model),
-        "generation": loaded.settings(job.target_lang, job.generation),
-        "source_lang": job.source_lang,
-        "target_lang": job.target_lang,
-        "prefix": loaded.prefix if job.prefix is None else job.prefix,
-        "max_source": job.max_source or loaded.max_source,
-        "batch_tokens": job.batch_tokens,
-        "window": job.window,
-        "json": job.as_json,
-        "dtype": loaded.dtype,
-        "linears": loaded.engine.linears,
-        "device": loaded.model.device.type,
-    }
+@contextmanager
+def _bar(size: int | None) -> "Iterator[Callable[[LineTotals, int], None]]":
+    """A progress bar with the number of lines, on a terminal only; `size`: bytes of the input, if known."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=log, transient=True, disable=not log.is_terminal) as shown:
+        task = shown.add_task("0 lines", total=size)
+        yield lambda totals, read: shown.update(task, completed=read, description=f"{totals.lines:,} lines")
 
 
-def _write_summary(file: Path, totals: "Totals", facts: dict[str, Any], seconds: float, processes: int) -> None:
-    from l0drop.data.whole import write_whole
-    from l0drop.runs.provenance import provenance
-
-    values = {
-        **asdict(totals),
-        "sparsity": totals.sparsity,
-        "seconds": seconds,
-        "processes": processes,
-        "settings": facts,
-        **provenance(facts["device"]),
-    }
-    write_whole(file, json.dumps(values, indent=1) + "\n")
-
-
-def summary_lines(totals: "Totals", before: "Totals", seconds: float, gated: bool) -> list[str]:
-    """The closing message, in lines of at most 80 columns; `before` are the totals of the interrupted run."""
+def summary_lines(done: "Done") -> list[str]:
+    """The closing message, in lines of at most 80 columns."""
+    totals, before = done.totals, done.before
     count = totals.lines - before.lines
-    lines = [f"{count:,} line{'' if count == 1 else 's'} in {seconds:,.1f} s"]
+    lines = [f"{count:,} line{'' if count == 1 else 's'} in {done.seconds:,.1f} s"]
     lines += [f"{totals.blank:,} blank"] if totals.blank else []
     lines += [f"{totals.cut:,} cut"] if totals.cut else []
-    speed = (totals.source_tokens - before.source_tokens) / max(seconds, 1e-9)
+    speed = (totals.source_tokens - before.source_tokens) / max(done.seconds, 1e-9)
     tokens = [f"{totals.source_tokens:,} source tokens"]
-    tokens += [f"{totals.sparsity:.1%} dropped"] if gated and totals.sparsity is not None else []
+    tokens += [f"{totals.sparsity:.1%} dropped"] if done.is_gated and totals.sparsity is not None else []
     tokens += [f"{speed:,.0f} source tokens/s"]
     said = [", ".join(lines), ", ".join(tokens)]
     return [f"{totals.lines:,} lines in all, {before.lines:,} before the interruption", *said] if before.lines else said
 
 
-def warn(text: str) -> None:
-    log.print(f"[yellow]warning:[/] {escape(with_options(text))}", highlight=False, soft_wrap=True)
-
-
 @contextmanager
-def _bar(input_: Path | None, lines: "Lines") -> Iterator[Callable[["Totals"], None]]:
-    """A progress bar with the number of lines, on a terminal only."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    plain = input_ is not None and input_.is_file() and input_.suffix not in (".gz", ".xz")
-    total = input_.stat().st_size if input_ is not None and plain else None
-    with Progress(*columns, console=log, transient=True, disable=not log.is_terminal) as bars:
-        task = bars.add_task("0 lines", total=total)
-        yield lambda totals: bars.update(task, completed=lines.bytes, description=f"{totals.lines:,} lines")
-
-
-@contextmanager
-def interruptible(message: str) -> Iterator[None]:
-    """Ctrl-C ends the command with one line."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        log.print(f"[yellow]{message}[/]", highlight=False, soft_wrap=True)
-        raise typer.Exit(130) from None
-
-
-@contextmanager
-def quiet_pipe() -> Iterator[None]:
-    """A reader that closes the pipe ends the command without an error message."""
-    try:
-        yield
-    except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # otherwise Python complains when it flushes at exit
-        raise typer.Exit(141) from None
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
+def _reported_once() -> Iterator[None]:
     """Hide errors of all processes but the first, which reports them."""
     try:
         yield
     except (ValueError, OSError):
+        if int(os.environ.get("RANK", 0)) == 0:
+            raise
         raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None

@@ -8,6 +8,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -110,19 +111,47 @@ class Lines:
         return value
 
 
-@contextmanager
-def open_lines(
-    path: Path | None, *, jsonl: bool = False, field: str = "text", errors: Errors = "strict"
-) -> Iterator[Lines]:
-    """The lines of a file (.gz and .xz are decompressed), or of standard input."""
-    if path is None:
-        yield Lines(sys.stdin.buffer, "standard input", jsonl=jsonl, field=field, errors=errors)
-        return
-    if path.is_dir():
-        raise CorpusError(f"{path}: is a folder, not a file of text")
-    try:
-        file = open_file(path)
-    except OSError as error:
-        raise CorpusError(f"{path}: {error.strerror or error}") from error
-    with file:
-        yield Lines(file, str(path), jsonl=jsonl, field=field, errors=errors)
+@dataclass(frozen=True)
+class TextInput:
+    """Texts to read: one per line of a file, where .gz and .xz are decompressed, or of standard input without a file.
+
+    jsonl: read JSON lines, with the text under `field`; None: if the file's name ends in .jsonl. errors: what to do
+    with invalid UTF-8.
+    """
+
+    file: Path | None = None
+    jsonl: bool | None = None
+    field: str = "text"
+    errors: Errors = "strict"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Everything that determines the texts, apart from the bytes."""
+        jsonl = is_jsonl(self.file) if self.jsonl is None else self.jsonl
+        return {"jsonl": jsonl, "field": self.field if jsonl else None, "errors": self.errors}
+
+    @property
+    def size(self) -> int | None:
+        """The bytes that will be read, if they are known."""
+        plain = self.file is not None and self.file.is_file() and self.file.suffix not in (".gz", ".xz")
+        return self.file.stat().st_size if self.file is not None and plain else None
+
+    @contextmanager
+    def opened(self) -> Iterator[Lines]:
+        settings: Any = {"jsonl": self.facts["jsonl"], "field": self.field, "errors": self.errors}
+        if self.file is None:
+            yield Lines(sys.stdin.buffer, "standard input", **settings)
+            return
+        if self.file.is_dir():
+            raise CorpusError(f"{self.file}: is a folder, not a file of text")
+        try:
+            file = open_file(self.file)
+        except OSError as error:
+            raise CorpusError(f"{self.file}: {error.strerror or error}") from error
+        with file:
+            yield Lines(file, str(self.file), **settings)
+
+
+def is_jsonl(path: Path | None) -> bool:
+    """Whether a file's name ends in .jsonl, possibly before .gz or .xz."""
+    return path is not None and ".jsonl" in path.suffixes[-2:]

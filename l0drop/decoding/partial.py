@@ -25,8 +25,8 @@ BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Progress of an output: lines and digest of the input read so far, and totals over them."""
+class Position:
+    """How far an output has got: lines and digest of the input read so far, and totals over them."""
 
     lines: int = 0
     digest: str = ""
@@ -34,33 +34,37 @@ class Progress:
 
 
 class Output(Protocol):
-    """A destination for output lines."""
+    """Takes output lines; `position` is where it began, later where it is."""
 
-    def append(self, text: str, progress: Progress) -> None:
-        """Add complete lines; `progress` describes the output with them."""
+    position: Position
+
+    def append(self, text: str, position: Position) -> None:
+        """Add complete lines; `position` describes the output with them."""
 
 
-class Stream:
-    """Standard output, or another stream of bytes; flushed after every window."""
+class Pipe:
+    """Standard output, or another file of bytes that cannot be resumed; flushed after every window."""
 
     def __init__(self, file: IO[bytes]) -> None:
+        self.position = Position()
         self._file = file
 
-    def append(self, text: str, progress: Progress) -> None:
+    def append(self, text: str, position: Position) -> None:
         self._file.write(text.encode())
         self._file.flush()
+        self.position = position
 
 
 class PartialFile:
     """A file that a later run can resume; opened by `partial_file`."""
 
     def __init__(
-        self, output: Path, file: IO[bytes], facts: Mapping[str, Any], progress: Progress, digest: "hashlib._Hash"
+        self, output: Path, file: IO[bytes], facts: Mapping[str, Any], position: Position, digest: "hashlib._Hash"
     ) -> None:
-        self.output, self.progress = output, progress
+        self.output, self.position = output, position
         self._file, self._facts, self._digest = file, facts, digest
 
-    def append(self, text: str, progress: Progress) -> None:
+    def append(self, text: str, position: Position) -> None:
         data = text.encode()
         self._file.write(data)
         self._digest.update(data)
@@ -68,15 +72,15 @@ class PartialFile:
         os.fsync(self._file.fileno())  # the lines must be on disk before the record, even if the power fails
         record = {
             "format": FORMAT,
-            "lines": progress.lines,
-            "input_sha256": progress.digest,
+            "lines": position.lines,
+            "input_sha256": position.digest,
             "output_bytes": self._file.tell(),
             "output_sha256": self._digest.hexdigest(),
-            "totals": progress.totals,
+            "totals": position.totals,
             "made_from": self._facts,
         }
         write_whole(_record_of(self.output), json.dumps(record, indent=1) + "\n")
-        self.progress = progress
+        self.position = position
 
 
 @contextmanager
@@ -117,18 +121,18 @@ def partial_file(output: Path, facts: Mapping[str, Any], *, resume: bool = False
     """
     partial, record = _partial_of(output), _record_of(output)
     before = _same(output, facts) if resume else None
-    progress = Progress(before["lines"], before["input_sha256"], before["totals"]) if before else Progress()
+    position = Position(before["lines"], before["input_sha256"], before["totals"]) if before else Position()
     digest = _written(partial, before) if before else hashlib.sha256()
     if not before:
         record.unlink(missing_ok=True)
     with partial.open("r+b" if before else "wb") as file:
         file.truncate(before["output_bytes"] if before else 0)
         file.seek(0, os.SEEK_END)
-        opened = PartialFile(output, file, facts, progress, digest)
+        opened = PartialFile(output, file, facts, position, digest)
         try:
             yield opened
         except BaseException:
-            if not opened.progress.lines:
+            if not opened.position.lines:
                 partial.unlink(missing_ok=True)
             raise
     os.replace(partial, output)

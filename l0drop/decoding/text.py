@@ -8,6 +8,7 @@ Shapes: N source positions, K memory rows, T output tokens, L decoder layers, H 
 """
 
 import copy
+import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -428,6 +429,13 @@ class TextModel:
         return {}
 
 
+def _own_device() -> str:
+    """A GPU if there is one: with several processes, each its own."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    return f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}"
+
+
 def load(
     dir_or_name: str | Path, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
 ) -> TextModel:
@@ -451,7 +459,7 @@ def load(
             needs = ", ".join(model.gate.needs)
             raise ValueError(f"{name}: its gate needs hints ({needs}), but the model folder has no hints.json")
     if device is None:
-        device = "cuda" if torch.cuda.is_available() and not int8 else "cpu"
+        device = "cpu" if int8 else _own_device()
     try:
         model.to(device)  # type: ignore[arg-type]
     except (RuntimeError, AssertionError) as error:  # unknown names, missing GPUs

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from l0drop.data.text import CorpusError
 from l0drop.decoding import lines as lines_module
-from l0drop.decoding.lines import Lines, open_lines
+from l0drop.decoding.lines import Lines, TextInput
 
 
 def read(data: bytes, **how) -> list[str]:  # type: ignore[no-untyped-def]
@@ -109,12 +109,15 @@ def test_compressed_and_missing_files(tmp_path: Path) -> None:
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"a\nb\n"))
     (tmp_path / "a.xz").write_bytes(lzma.compress(b"a\nb\n"))
     for name in ("a.gz", "a.xz"):
-        with open_lines(tmp_path / name) as lines:
+        with TextInput(tmp_path / name).opened() as lines:
             assert list(lines) == ["a", "b"]
     (tmp_path / "torn.gz").write_bytes(gzip.compress(b"a\nb\n" * 5000)[:-20])
-    with open_lines(tmp_path / "torn.gz") as lines, pytest.raises(CorpusError, match="torn.gz: damaged after line"):
+    with (
+        TextInput(tmp_path / "torn.gz").opened() as lines,
+        pytest.raises(CorpusError, match="torn.gz: damaged after line"),
+    ):
         list(lines)
-    with pytest.raises(CorpusError, match="absent: No such file"), open_lines(tmp_path / "absent"):
+    with pytest.raises(CorpusError, match="absent: No such file"), TextInput(tmp_path / "absent").opened():
         pass
-    with pytest.raises(CorpusError, match="is a folder"), open_lines(tmp_path):
+    with pytest.raises(CorpusError, match="is a folder"), TextInput(tmp_path).opened():
         pass

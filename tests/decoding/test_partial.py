@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from l0drop.decoding import partial as partial_module
-from l0drop.decoding.partial import Progress, locked_output, partial_file, refuse_clashes
+from l0drop.decoding.partial import Position, locked_output, partial_file, refuse_clashes
 
 MADE = {"model": "m", "settings": {"beams": 4}}
 
@@ -19,13 +19,13 @@ class Killed(BaseException):
 
 def write(output: Path, windows: list[str], *, resume: bool = False, made: dict = MADE) -> None:  # type: ignore[type-arg]
     with locked_output(output, resume=resume), partial_file(output, made, resume=resume) as file:
-        for number in range(file.progress.lines, len(windows)):
-            file.append(windows[number], Progress(number + 1, f"digest{number + 1}", {"lines": number + 1}))
+        for number in range(file.position.lines, len(windows)):
+            file.append(windows[number], Position(number + 1, f"digest{number + 1}", {"lines": number + 1}))
 
 
 def interrupt(output: Path) -> None:
     with suppress(Killed), locked_output(output), partial_file(output, MADE) as file:
-        file.append("a\n", Progress(1, "d", {}))
+        file.append("a\n", Position(1, "d", {}))
         raise Killed
 
 
@@ -36,7 +36,7 @@ def names(folder: Path) -> set[str]:
 def test_the_output_gets_its_name_when_it_is_complete(tmp_path: Path) -> None:
     output = tmp_path / "new" / "out.txt"
     with locked_output(output), partial_file(output, MADE) as file:
-        file.append("a\n", Progress(1, "d", {}))
+        file.append("a\n", Position(1, "d", {}))
         assert not output.exists()
         assert {"out.txt.partial", "out.txt.partial.json"} <= names(output.parent)
     assert output.read_text() == "a\n"
@@ -81,8 +81,8 @@ def test_partial_output_is_not_lost_by_accident(tmp_path: Path) -> None:
         write(output, ["a\n"], resume=True, made={**MADE, "settings": {"beams": 5}})
     assert (tmp_path / "out.txt.partial").read_text() == "a\n"
     with locked_output(output, restart=True), partial_file(output, MADE) as file:
-        assert file.progress.lines == 0
-        file.append("b\n", Progress(1, "d", {}))
+        assert file.position.lines == 0
+        file.append("b\n", Position(1, "d", {}))
     assert output.read_text() == "b\n"
     assert names(tmp_path) == {"out.txt"}
 
@@ -136,7 +136,7 @@ def test_changed_partial_output_is_not_resumed(tmp_path: Path) -> None:
     assert partial.read_text() == "b\n"
     partial.write_text("a\nunfinished")
     with suppress(Killed), locked_output(output, resume=True), partial_file(output, MADE, resume=True) as file:
-        file.append("c\n", Progress(2, "d", {}))
+        file.append("c\n", Position(2, "d", {}))
         raise Killed
     write(output, ["a\n", "c\n", "e\n"], resume=True)  # the digest continues over an interruption
     assert output.read_text() == "a\nc\ne\n"

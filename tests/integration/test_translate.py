@@ -16,7 +16,8 @@ from torch import distributed
 
 from l0drop import load
 from l0drop.app.translate import summary_lines
-from l0drop.decoding.stream import Totals
+from l0drop.decoding.bulk import LineTotals
+from l0drop.decoding.job import Done
 from l0drop.decoding.text import TextModel
 from tests.decoding import folders
 from tests.integration.test_training_commands import ENVIRONMENT, command, free_port
@@ -145,16 +146,18 @@ def test_messages_fit_80_columns_and_do_not_break_paths(
 
 
 def test_summary_lines_are_short_and_in_plain_numbers() -> None:
-    before = Totals(lines=60_000_000, blank=1_000, source_tokens=600_000_000, kept_tokens=300_000_000)
-    totals = Totals(lines=100_000_000, blank=2_000, cut=3_000, source_tokens=1_000_000_000, kept_tokens=600_000_000)
-    lines = summary_lines(totals, before, 34_042.553, gated=True)
+    before = LineTotals(lines=60_000_000, blank=1_000, source_tokens=600_000_000, kept_tokens=300_000_000)
+    totals = LineTotals(lines=100_000_000, blank=2_000, cut=3_000, source_tokens=1_000_000_000, kept_tokens=600_000_000)
+    lines = summary_lines(Done(totals, before, 34_042.553, is_gated=True))
     assert lines == [
         "100,000,000 lines in all, 60,000,000 before the interruption",
         "40,000,000 lines in 34,042.6 s, 2,000 blank, 3,000 cut",
         "1,000,000,000 source tokens, 40.0% dropped, 11,750 source tokens/s",
     ]
     assert max(map(len, lines)) <= 80
-    assert summary_lines(Totals(lines=2, source_tokens=9, kept_tokens=9), Totals(), 0.5, gated=False) == [
+    assert summary_lines(
+        Done(LineTotals(lines=2, source_tokens=9, kept_tokens=9), LineTotals(), 0.5, is_gated=False)
+    ) == [
         "2 lines in 0.5 s",
         "9 source tokens, 18 source tokens/s",
     ]

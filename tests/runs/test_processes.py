@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from torch import distributed
 
-from l0drop.decoding.stream import Processes
+from l0drop.decoding.bulk import Processes
 from l0drop.recipe import parse_recipe
 from l0drop.runs import processes
 from l0drop.study.sweep import lambda_point, sweep

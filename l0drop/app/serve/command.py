@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from l0drop.app.runs import Dtype
-from l0drop.app.translate import Device, DtypeOption, log
+from l0drop.app.options import Device, Dtype, DtypeOption
+from l0drop.app.terminal import log
 
 if TYPE_CHECKING:
     from l0drop.app.serve.models import Served

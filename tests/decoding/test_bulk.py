@@ -4,6 +4,7 @@ import io
 import json
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from l0drop import load
+from l0drop.decoding.bulk import (
+    MAX_CUT_WARNINGS,
+    Decoding,
+    LineTotals,
+    OutputLine,
+    Processes,
+    decode_lines,
+    json_line,
+    plain_line,
+)
 from l0drop.decoding.lines import Lines
-from l0drop.decoding.partial import Progress
-from l0drop.decoding.stream import MAX_CUT_WARNINGS, Job, Processes, Totals, decode_stream
+from l0drop.decoding.partial import Position
 from l0drop.decoding.text import TextModel
 from tests.decoding import folders
 from tests.training import tiny
@@ -28,11 +38,11 @@ class Collected:
 
     def __init__(self) -> None:
         self.texts: list[str] = []
-        self.progress: list[Progress] = []
+        self.position = Position()
 
-    def append(self, text: str, progress: Progress) -> None:
+    def append(self, text: str, position: Position) -> None:
         self.texts.append(text)
-        self.progress.append(progress)
+        self.position = position
 
     @property
     def lines(self) -> list[str]:
@@ -46,10 +56,12 @@ def model(sparse_folder: Path) -> TextModel:
     return load(sparse_folder, "cpu")
 
 
-def run(model: TextModel, data: bytes, reading: dict[str, Any] | None = None, **job: Any) -> tuple[Collected, Totals]:
+def run(
+    model: TextModel, data: bytes, reading: dict[str, Any] | None = None, line: OutputLine = plain_line, **how: Any
+) -> tuple[Collected, LineTotals]:
     output = Collected()
-    job = {"generation": GENERATION, **job}
-    totals = decode_stream(model, Job(**job), Lines(io.BytesIO(data), "in", **(reading or {})), output)
+    decoding = Decoding(**{"generation": GENERATION, **how})
+    totals = decode_lines(model, decoding, Lines(io.BytesIO(data), "in", **(reading or {})), output, line=line)
     return output, totals
 
 
@@ -80,18 +92,17 @@ def test_outputs_are_in_input_order(model: TextModel, window: int, batch_tokens:
     assert output.lines == wanted
     assert len(output.texts) == -(-120 // window)
     assert (totals.lines, totals.blank) == (120, sum(not line for line in lines))
-    assert totals.lines == output.progress[-1].lines == output.progress[-1].totals["lines"]
+    assert totals.lines == output.position.lines == output.position.totals["lines"]
     assert 0 < totals.kept_tokens < totals.source_tokens
     assert totals.sparsity == 1 - totals.kept_tokens / totals.source_tokens
 
 
 def test_json_lines_contain_all_fields(model: TextModel) -> None:
     lines = ["the dog sees a cat .", "", "a road"]
-    output, _ = run(
-        model, joined(lines), as_json=True, generation={**GENERATION, "num_beams": 2, "num_return_sequences": 2}
-    )
+    generation = {**GENERATION, "num_beams": 2, "num_return_sequences": 2}
+    output, _ = run(model, joined(lines), line=partial(json_line, alternatives=True), generation=generation)
     rows = [json.loads(line) for line in output.lines]
-    results = model.generate(lines, **{**GENERATION, "num_beams": 2, "num_return_sequences": 2})
+    results = model.generate(lines, **generation)
     assert [row["text"] for row in rows] == [result.text for result in results]
     assert [row["line"] for row in rows] == [1, 2, 3]
     assert rows[0]["score"] == pytest.approx(results[0].score)
@@ -108,7 +119,7 @@ def test_line_breaks_in_outputs_become_spaces(model: TextModel, monkeypatch: pyt
     monkeypatch.setattr(model, "_texts", lambda sequences: ["one\r\n\ntwo\rthree\u2028four"] * len(sequences))
     output, _ = run(model, b"a\nb\n")
     assert output.lines == ["one two three\u2028four"] * 2
-    output, _ = run(model, b"a\nb\n", as_json=True)
+    output, _ = run(model, b"a\nb\n", line=json_line)
     assert [json.loads(line)["text"] for line in output.lines] == ["one\r\n\ntwo\rthree\u2028four"] * 2
 
 
@@ -151,7 +162,7 @@ def test_hostile_lines_keep_their_order(model: TextModel, name: str) -> None:
 
 def test_empty_input_gives_empty_output(model: TextModel) -> None:
     output, totals = run(model, b"")
-    assert (output.texts, totals) == ([], Totals())
+    assert (output.texts, totals) == ([], LineTotals())
     assert totals.sparsity is None
 
 
@@ -159,7 +170,7 @@ def test_a_very_long_line_is_cut_with_a_warning(model: TextModel) -> None:
     data = b"a road\n" + b"the dog sees " * 80_000 + b"\nthe bird\n"
     warned: list[str] = []
     output = Collected()
-    totals = decode_stream(model, Job(GENERATION), Lines(io.BytesIO(data), "in"), output, warn=warned.append)
+    totals = decode_lines(model, Decoding(GENERATION), Lines(io.BytesIO(data), "in"), output, warn=warned.append)
     assert len(output.lines) == 3
     assert totals.cut == 1
     assert len(warned) == 1
@@ -170,8 +181,8 @@ def test_a_very_long_line_is_cut_with_a_warning(model: TextModel) -> None:
 def test_the_number_of_warnings_about_long_lines_is_limited(model: TextModel) -> None:
     warned: list[str] = []
     data = (b"the dog " * 60 + b"\n") * 30
-    totals = decode_stream(
-        model, Job(GENERATION, window=7), Lines(io.BytesIO(data), "in"), Collected(), warn=warned.append
+    totals = decode_lines(
+        model, Decoding(GENERATION, window=7), Lines(io.BytesIO(data), "in"), Collected(), warn=warned.append
     )
     assert totals.cut == 30
     assert len(warned) == MAX_CUT_WARNINGS + 1
@@ -181,7 +192,7 @@ def test_windows_before_an_invalid_line_are_written(model: TextModel) -> None:
     output = Collected()
     lines = Lines(io.BytesIO(b"a\nb\nc\nd\xff\n"), "in")
     with pytest.raises(ValueError, match="in, line 4: not valid UTF-8"):
-        decode_stream(model, Job(GENERATION, window=2), lines, output)
+        decode_lines(model, Decoding(GENERATION, window=2), lines, output)
     assert len(output.lines) == 2
 
 
@@ -228,7 +239,7 @@ def test_any_bytes_keep_their_order_or_are_reported_with_their_line(model: TextM
 @given(data=JSON_BYTES)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_json_lines_keep_their_order_or_are_reported_with_their_line(model: TextModel, data: bytes) -> None:
-    lines, message = attempt(model, data, reading={"jsonl": True}, window=2, as_json=True)
+    lines, message = attempt(model, data, reading={"jsonl": True}, window=2, line=json_line)
     if lines is None:
         assert message.startswith("in, line ")
     else:
@@ -239,7 +250,7 @@ def test_a_slow_tokenizer_handles_hostile_lines(tmp_path: Path) -> None:
     tokenizer = folders.marian_tokenizer(tmp_path)
     slow = load(folders.saved(folders.resized("marian", tokenizer), tokenizer, tmp_path / "marian"))
     data = b"".join(value if value.endswith(b"\n") else value + b"\n" for value in HOSTILE.values())
-    output, _ = run(slow, data + b"a" * 200_000 + b"\n", as_json=True)
+    output, _ = run(slow, data + b"a" * 200_000 + b"\n", line=json_line)
     assert len(output.lines) == data.count(b"\n") + 1
     for line, raw in zip(output.lines[:-1], data.split(b"\n")[:-1], strict=True):
         text = raw.decode().removesuffix("\r")
@@ -268,7 +279,7 @@ def test_batches_that_do_not_fit_are_halved(model: TextModel, monkeypatch: pytes
     limited(model, monkeypatch, 200)
     warned: list[str] = []
     output = Collected()
-    totals = decode_stream(model, Job(GENERATION), Lines(io.BytesIO(data), "in"), output, warn=warned.append)
+    totals = decode_lines(model, Decoding(GENERATION), Lines(io.BytesIO(data), "in"), output, warn=warned.append)
     assert output.lines == wanted.lines
     assert totals.halved == len(warned) > 0
     assert "out of memory with" in warned[0]
@@ -306,7 +317,7 @@ class Threads(Processes):
         return values
 
 
-def together(folder: Path, count: int, data: bytes, prepare: Any = None, **job: Any) -> tuple[Collected, list[Any]]:
+def together(folder: Path, count: int, data: bytes, prepare: Any = None, **how: Any) -> tuple[Collected, list[Any]]:
     output, outcomes = Collected(), [None] * count
     barrier, box = threading.Barrier(count, timeout=60), {}
     models = [load(folder, "cpu") for _ in range(count)]
@@ -317,8 +328,8 @@ def together(folder: Path, count: int, data: bytes, prepare: Any = None, **job: 
         lines = Lines(io.BytesIO(data), "in") if rank == 0 else None
         processes = Threads(rank, count, barrier, box)
         try:
-            outcomes[rank] = decode_stream(
-                models[rank], Job(**{"generation": GENERATION, **job}), lines, output if rank == 0 else None,
+            outcomes[rank] = decode_lines(
+                models[rank], Decoding(**{"generation": GENERATION, **how}), lines, output if rank == 0 else None,
                 processes=processes,
             )  # fmt: skip
         except ValueError as error:
@@ -353,11 +364,11 @@ def test_an_error_in_one_process_ends_all_of_them(sparse_folder: Path) -> None:
     _, outcomes = together(sparse_folder, 2, joined(some_lines(60)), break_second, window=30, batch_tokens=64)
     assert isinstance(outcomes[0], ValueError)
     assert str(outcomes[0]) == "in, line 9: out of memory"
-    assert isinstance(outcomes[1], Totals), "the other process must end normally"
+    assert isinstance(outcomes[1], LineTotals), "the other process must end normally"
 
 
 def test_a_read_error_ends_all_processes(sparse_folder: Path) -> None:
     output, outcomes = together(sparse_folder, 2, b"a\nb\nc\xff\n", window=2)
     assert len(output.lines) == 2
     assert "line 3" in str(outcomes[0])
-    assert isinstance(outcomes[1], Totals)
+    assert isinstance(outcomes[1], LineTotals)

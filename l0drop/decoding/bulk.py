@@ -10,15 +10,15 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import distributed
 
 from l0drop.decoding.lines import Lines
-from l0drop.decoding.partial import Output, Progress
+from l0drop.decoding.partial import Output, Position
 from l0drop.decoding.results import Result
 from l0drop.decoding.text import BATCH_TOKENS, Source, TextModel
 
@@ -31,7 +31,7 @@ Warn = Callable[[str], None]
 
 
 @dataclass
-class Totals:
+class LineTotals:
     """Sums over the lines written. `decoding_seconds` is the sum over processes."""
 
     lines: int = 0
@@ -48,26 +48,25 @@ class Totals:
         """Dropped / real source tokens; None without source tokens."""
         return 1 - self.kept_tokens / self.source_tokens if self.source_tokens else None
 
-    def add(self, other: "Totals") -> None:
+    def add(self, other: "LineTotals") -> None:
         for one in fields(self):
             setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
 
 @dataclass(frozen=True)
-class Job:
-    """Settings for decoding a stream; with model and input they determine the output.
+class Decoding:
+    """Settings for decoding lines; with model and input they determine the output.
 
-    generation: further settings of `TextModel.generate`. as_json: write a JSON object per line instead of the text.
+    generation: settings of `TextModel.generate` that have no field of their own.
     """
 
-    generation: Mapping[str, Any]
+    generation: Mapping[str, Any] = field(default_factory=dict)
     source_lang: str | None = None
     target_lang: str | None = None
     prefix: str | None = None
     max_source: int | None = None
     batch_tokens: int = BATCH_TOKENS
     window: int = WINDOW
-    as_json: bool = False
 
 
 class Processes:
@@ -121,28 +120,62 @@ class _Share(NamedTuple):
     """One process's share of a window: output lines by their index in it."""
 
     lines: dict[int, str]
-    totals: Totals
+    totals: LineTotals
     error: str | None = None
 
 
-def decode_stream(
+def one_line(text: str) -> str:
+    """A text on one line: line breaks in a model's output become spaces."""
+    return re.sub(r"[\r\n]+", " ", text)
+
+
+class OutputLine(Protocol):
+    """Makes the output line of a result: line `number` of the input, decoded in `seconds`."""
+
+    def __call__(self, number: int, result: Result, seconds: float) -> str: ...
+
+
+def plain_line(number: int, result: Result, seconds: float) -> str:
+    """The text, on one line."""
+    return one_line(result.text)
+
+
+def json_line(number: int, result: Result, seconds: float, *, alternatives: bool = False) -> str:
+    """A JSON object with all that is known of a result; alternatives: also the next best outputs."""
+    values = {
+        "line": number,
+        "text": result.text,
+        "score": result.score,
+        "kept": [asdict(token) for token in result.kept],
+        "source_tokens": result.source_tokens,
+        "output_tokens": result.output_tokens,
+        "cut": result.cut,
+        "seconds": round(seconds, 6),
+    }
+    if alternatives:
+        values["alternatives"] = [asdict(other) for other in result.alternatives]
+    return json.dumps(values, ensure_ascii=False)
+
+
+def decode_lines(
     model: TextModel,
-    job: Job,
+    decoding: Decoding,
     lines: Lines | None,
     output: Output | None,
     *,
+    line: OutputLine = plain_line,
     processes: Processes | None = None,
-    start: Progress | None = None,
     warn: Warn = lambda text: None,
-    progress: Callable[[Totals], None] = lambda totals: None,
-) -> Totals:
-    """Decode `lines` into `output`, which only the first process has, beginning at `start`.
+    progress: Callable[[LineTotals], None] = lambda totals: None,
+) -> LineTotals:
+    """Decode `lines` into `output`, which only the first process has, from its position on.
 
-    `warn` is called for lines that were cut and batches that did not fit into memory, `progress` after every window.
+    `line` makes the line of a result. `warn` is called for lines that were cut and batches that did not fit into
+    memory, `progress` after every window.
     """
     processes = processes or Processes()
-    totals = Totals(**start.totals) if start is not None and start.totals else Totals()
-    settings = model.settings(job.target_lang, job.generation)
+    totals = LineTotals() if output is None else LineTotals(**output.position.totals)
+    settings = model.settings(decoding.target_lang, decoding.generation)
     name = processes.broadcast(lines.name if lines is not None else None)
     # each process has measured and chosen a kind of linear layers, and kinds round differently
     model.engine.linears = processes.broadcast(model.engine.linears)
@@ -152,17 +185,18 @@ def decode_stream(
         with processes.first_only():
             if lines is not None:
                 first = lines.number + 1
-                window = _Window(first, list(islice(texts, job.window)))
+                window = _Window(first, list(islice(texts, decoding.window)))
         window = processes.broadcast(window)
         if window is None or not window.texts:
             return totals
         sources = model.encode(
-            window.texts, source_lang=job.source_lang, prefix=job.prefix, max_source=job.max_source,
+            window.texts, source_lang=decoding.source_lang, prefix=decoding.prefix, max_source=decoding.max_source,
             names=partial(_name, name, window.first),
         )  # fmt: skip
         if processes.is_first:
             _warn_of_cuts(sources, totals.cut, warn)
-        shares = processes.gather(_decode_share(model, job, settings, window, sources, processes, warn))
+        batches = model.batches(sources, decoding.batch_tokens)[processes.rank :: processes.count]
+        shares = processes.gather(_decode_share(model, settings, batches, sources, window.first, line, warn))
         if not processes.is_first:
             continue
         with processes.first_only():
@@ -175,16 +209,11 @@ def decode_stream(
                 done |= share.lines
                 totals.add(share.totals)
             blanks = [index for index, source in enumerate(sources) if source.is_blank]
-            done |= {index: _line(Result(""), window.first + index, 0.0, job) for index in blanks}
-            totals.add(Totals(lines=len(sources), blank=len(blanks), cut=sum(source.cut > 0 for source in sources)))
+            done |= {index: line(window.first + index, Result(""), 0.0) for index in blanks}
+            totals.add(LineTotals(lines=len(sources), blank=len(blanks), cut=sum(source.cut > 0 for source in sources)))
             text = "".join(done[index] + "\n" for index in range(len(sources)))
-            output.append(text, Progress(lines.number, lines.digest, asdict(totals)))
+            output.append(text, Position(lines.number, lines.digest, asdict(totals)))
             progress(totals)
-
-
-def one_line(text: str) -> str:
-    """A text on one line: line breaks in a model's output become spaces."""
-    return re.sub(r"[\r\n]+", " ", text)
 
 
 def _name(file: str, first: int, index: int) -> str:
@@ -193,16 +222,19 @@ def _name(file: str, first: int, index: int) -> str:
 
 def _decode_share(
     model: TextModel,
-    job: Job,
     settings: Mapping[str, Any],
-    window: _Window,
+    batches: Sequence[Sequence[int]],
     sources: Sequence[Source],
-    processes: Processes,
+    first: int,
+    line: OutputLine,
     warn: Warn,
 ) -> _Share:
-    """Decode this process's batches of a window. User errors are returned, not raised: other processes are waiting."""
+    """Decode this process's batches of a window; `first` is the number of its first line.
+
+    User errors are returned, not raised: other processes are waiting.
+    """
     lines: dict[int, str] = {}
-    totals = Totals()
+    totals = LineTotals()
 
     def halved(batch: Sequence[Source]) -> None:
         totals.halved += 1
@@ -212,37 +244,19 @@ def _decode_share(
         )
 
     try:
-        for batch in model.batches(sources, job.batch_tokens)[processes.rank :: processes.count]:
+        for batch in batches:
             began = time.perf_counter()
             results = model.decode([sources[index] for index in batch], settings, halved)
             seconds = time.perf_counter() - began
             totals.decoding_seconds += seconds
             for index, result in zip(batch, results, strict=True):
-                lines[index] = _line(result, window.first + index, seconds / len(batch), job)
+                lines[index] = line(first + index, result, seconds / len(batch))
                 totals.source_tokens += result.source_tokens
                 totals.kept_tokens += len(result.kept)
                 totals.output_tokens += result.output_tokens
     except ValueError as error:
         return _Share({}, totals, str(error))
     return _Share(lines, totals)
-
-
-def _line(result: Result, number: int, seconds: float, job: Job) -> str:
-    if not job.as_json:
-        return one_line(result.text)
-    values = {
-        "line": number,
-        "text": result.text,
-        "score": result.score,
-        "kept": [asdict(token) for token in result.kept],
-        "source_tokens": result.source_tokens,
-        "output_tokens": result.output_tokens,
-        "cut": result.cut,
-        "seconds": round(seconds, 6),
-    }
-    if job.generation.get("num_return_sequences", 1) > 1:
-        values["alternatives"] = [asdict(other) for other in result.alternatives]
-    return json.dumps(values, ensure_ascii=False)
 
 
 def _warn_of_cuts(sources: Sequence[Source], before: int, warn: Warn) -> None:

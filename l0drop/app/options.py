@@ -1,0 +1,70 @@
+"""Options that several commands share. Short metavars leave room for the help texts at 80 columns."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+class Dtype(StrEnum):
+    """The number format that a model decodes in."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+    float64 = "float64"
+    int8 = "int8"
+
+
+# --- recipes and runs --------------------------------------------------------------------------------------------
+
+RecipeFile = Annotated[Path, typer.Argument(help="A recipe: a YAML file that describes one experiment.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change a key of the recipe: --set train.steps=100", metavar="A.B=VALUE"),
+]
+Runs = Annotated[Path, typer.Option(help="The folder that holds run folders.")]
+Threads = Annotated[int | None, typer.Option(help="The number of CPU threads (default: torch's).", min=1)]
+
+# --- decoding ----------------------------------------------------------------------------------------------------
+
+ModelName = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A run folder, a model folder, or a name on the Hugging Face hub.")
+]
+MaxNewTokens = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Maximum output length. Default: the run's or the model's, else 256.", min=1),
+]
+Keep = Annotated[float | None, typer.Option(metavar="SHARE", help="Dial: the share of source tokens to keep.")]
+MaxMemory = Annotated[int | None, typer.Option(metavar="N", help="Dial: the maximum number of memory rows.")]
+Shift = Annotated[
+    float | None, typer.Option(metavar="X", help="Dial: a number added to log α; above 0 keeps more tokens.")
+]
+SourceLanguage = Annotated[
+    str | None,
+    typer.Option(metavar="CODE", help="Source language of a multilingual model, as its tokenizer names it."),
+]
+TargetLanguage = Annotated[
+    str | None,
+    typer.Option(metavar="CODE", help="Target language of a multilingual model, as its tokenizer names it."),
+]
+Prefix = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT", help="Text put before every source, for models such as T5. Default: the run's."),
+]
+Device = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Such as cpu or cuda. Default: a GPU if there is one.")
+]
+DtypeOption = Annotated[
+    Dtype | None,
+    typer.Option(
+        metavar="TYPE",
+        help="float32, bfloat16, float16, float64, or on a CPU int8. Default: the type of the stored weights.",
+    ),
+]
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that have a value."""
+    return {name: value for name, value in options.items() if value is not None}
