@@ -1,4 +1,5 @@
-"""The order of the subpackages: each imports only from itself and from those above it."""
+"""The order of the subpackages: each imports only from itself and from those above it, and uses no private name of
+another."""
 
 import ast
 from collections.abc import Iterator
@@ -29,6 +30,62 @@ def part_of(module: str, name: str | None) -> str | None:
     return path[1] if path[0] == "l0drop" and len(path) > 1 and path[1] in ORDER else None
 
 
+def private_attributes(tree: ast.AST) -> Iterator[str]:
+    """The private attributes and methods that the classes of a file define."""
+    for owner in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        for node in ast.walk(owner):
+            match node:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                    yield from (name,) * is_private(name)
+                case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                    yield from (name,) * is_private(name)
+        for node in owner.body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            yield from (t.id for t in targets if isinstance(t, ast.Name) and is_private(t.id))
+
+
+def private_uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Each private attribute of something other than `self` (by a dot, `getattr` or a subscript), with its line."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls")):
+                continue
+            case ast.Attribute(attr=name) if is_private(name):
+                yield node.lineno, name
+            case ast.Call(func=ast.Name(id="getattr" | "setattr" | "hasattr"), args=[_, ast.Constant(value=name), *_]):
+                yield from ((node.lineno, name),) * is_private(str(name))
+            case ast.Subscript(slice=ast.Constant(value=str(name))) if is_private(name):
+                yield node.lineno, name
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def owners() -> dict[str, set[str]]:
+    """For each private attribute, the subpackages that define it."""
+    found: dict[str, set[str]] = {}
+    for path in FILES:
+        for name in private_attributes(ast.parse(path.read_text(encoding="utf-8"))):
+            found.setdefault(name, set()).add(path.relative_to(PACKAGE).parts[0])
+    return found
+
+
+OWNERS = owners()
+
+
+def foreign_uses(tree: ast.AST, own: str) -> list[str]:
+    """Uses of attributes that only other subpackages define.
+
+    Privates of Hugging Face and torch are not found: a model's `config._attn_implementation` has no public name.
+    """
+    return [
+        f"line {line}: {name} is private to {', '.join(sorted(OWNERS[name]))}"
+        for line, name in private_uses(tree)
+        if name in OWNERS and own not in OWNERS[name]
+    ]
+
+
 def test_every_subpackage_has_its_rank() -> None:
     assert {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"} == set(ORDER)
 
@@ -42,3 +99,17 @@ def test_imports_only_from_above(path: Path) -> None:
             continue
         assert ORDER.index(part) <= ORDER.index(own), f"{own} imports {module}, which comes after it"
         assert part == own or not (name or "").startswith("_"), f"{own} imports {module}.{name}, which is private"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_private_attributes_stay_inside_their_subpackage(path: Path) -> None:
+    own = path.relative_to(PACKAGE).parts[0]
+    assert foreign_uses(ast.parse(path.read_text(encoding="utf-8")), own) == []
+
+
+@pytest.mark.parametrize(
+    "code", ["model._gate(x)", "getattr(model, '_gate', None)", "model.__dict__['_gate'] = gate", "self.model._gate"]
+)
+def test_a_private_attribute_of_another_subpackage_is_found(code: str) -> None:
+    assert foreign_uses(ast.parse(code), "training") == ["line 1: _gate is private to models"]
+    assert foreign_uses(ast.parse(code), "models") == []

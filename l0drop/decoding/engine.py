@@ -276,7 +276,7 @@ class Engine:
 
         One group on a GPU, where padding costs less.
         """
-        dial = getattr(self.model, "_dial", None)
+        dial = getattr(self.model, "current_dial", None)
         per_sentence = isinstance(dial, Dials) or torch.is_tensor(getattr(dial, "keep", None))
         if mask_BN.device.type != "cpu" or self.through_generate or per_sentence:
             return [sentences]

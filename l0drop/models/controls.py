@@ -1,5 +1,6 @@
 """The user's controls on a sparsified model: dial, λ, optimizer groups, explanations, calibration."""
 
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -86,8 +87,10 @@ class Controls(nn.Module):
         return torch.isin(input_ids, torch.tensor(always_keep, device=input_ids.device)) & mask_BN
 
     @property
-    def _dial(self) -> Dial | Dials:
+    def current_dial(self) -> Dial | Dials:
         """The innermost dial that this thread or task has set for the model."""
+        if not _any_dial:  # torch cannot compile the reading of a context variable
+            return _NO_DIAL
         return next((dial for key, dial in reversed(_DIALS.get()) if key is self._dial_key), _NO_DIAL)
 
     def dial(
@@ -311,6 +314,10 @@ _BISECTIONS = 6
 _DIALS: ContextVar[tuple[tuple[object, Dial | Dials], ...]] = ContextVar("dials", default=())
 """The dials that are set in this thread or task, outermost first, each with the key of its model."""
 _NO_DIAL = Dial()
+_any_dial = False
+"""Whether a dial is set in any thread or task. Compiled code checks it before each run."""
+_dials_set = 0
+_LOCK = threading.Lock()
 
 
 class DialContext:
@@ -322,6 +329,7 @@ class DialContext:
 
     def __enter__(self) -> None:
         self._entered = True
+        _count_dials(1)
         _DIALS.set((*_DIALS.get(), (self._model._dial_key, self._setting)))
 
     def __exit__(self, *exception: object) -> None:
@@ -329,6 +337,7 @@ class DialContext:
         # found by identity, because a generator may leave its dial after a later one was set
         own = max((i for i, (_, dial) in enumerate(dials) if dial is self._setting), default=len(dials))
         _DIALS.set(dials[:own] + dials[own + 1 :])
+        _count_dials(-1)
 
     def __del__(self) -> None:
         if not getattr(self, "_entered", True):
@@ -337,6 +346,13 @@ class DialContext:
                 f"`with model.dial({self._setting}): ...`, with the calls it is for inside",
                 stacklevel=2,
             )
+
+
+def _count_dials(more: int) -> None:
+    global _any_dial, _dials_set
+    with _LOCK:
+        _dials_set += more
+        _any_dial = _dials_set > 0
 
 
 def _require_ids(input_ids: Any) -> None:

@@ -31,6 +31,7 @@ from l0drop.core.gates import NOISE, Gate, Gates, gate_class, gate_name
 from l0drop.core.memory import compress, full, keep_one
 from l0drop.core.penalty import penalised, penalty
 from l0drop.models.adopt import adopt_parameters
+from l0drop.models.attention import check_adds_bias, needs_bias_like_states
 from l0drop.models.card import write_card
 from l0drop.models.config import L0DropConfig
 from l0drop.models.controls import Controls
@@ -212,16 +213,11 @@ class L0DropModel(Controls, PreTrainedModel):
         **kwargs: Any,
     ) -> L0DropEncoderOutput:
         """Run the encoder, with the gates between its layers if there are any, then the gate."""
-        implementation = self._attention_implementation
-        if implementation not in ("sdpa", "eager", "ragged"):  # the last one: l0drop.training
-            raise ValueError(
-                f"attn_implementation: {implementation!r} cannot add a bias to cross-attention; load the model with "
-                'attn_implementation="sdpa" or "eager"'
-            )
+        check_adds_bias(self._attention_implementation)
         kwargs.update(attention_mask=attention_mask, return_dict=True)
         if input_ids is not None:
             kwargs["input_ids"] = input_ids
-        run, dial = None, self._dial
+        run, dial = None, self.current_dial
         if self.config.l0drop.layerwise:
             mask_BN, _ = self.source_rows(attention_mask, self.family.inputs_of({**kwargs, "input_ids": input_ids}))
             decide = functools.partial(
@@ -476,7 +472,7 @@ class L0DropModel(Controls, PreTrainedModel):
             raise ValueError("encoder_outputs: with layerwise gates they must come from this model's get_encoder()")
         if not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = self.family.encoder_output(*encoder_outputs[:3])
-        return self._gate(encoder_outputs, input_ids, mask, hints, noise_key, self._dial, None)
+        return self._gate(encoder_outputs, input_ids, mask, hints, noise_key, self.current_dial, None)
 
     def _attention_bias(
         self, memory: L0DropEncoderOutput, lengths_from: tuple[Tensor | None, ...], kwargs: dict[str, Any]
@@ -485,8 +481,7 @@ class L0DropModel(Controls, PreTrainedModel):
         bias = memory.memory_bias
         assert bias is not None
         assert memory.last_hidden_state is not None
-        if self._attention_implementation in ("eager", "sdpa"):
-            # eager attention returns the type of the sum; sdpa on a GPU accepts no other type
+        if needs_bias_like_states(self._attention_implementation):
             bias = bias.to(memory.last_hidden_state.dtype)
         if self.family.full_bias:
             targets = (kwargs.get("decoder_input_ids"), kwargs.get("decoder_inputs_embeds"), *lengths_from)

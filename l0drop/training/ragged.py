@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from l0drop.models.attention import padding_bias, register_attention
 
 NAME = "ragged"
 """The name under which this attention is registered with Hugging Face."""
@@ -110,9 +111,7 @@ def _mask(
     """[B, 1, 1, S], a bias of the scores, -inf on padding; None for causal attention, which needs no mask."""
     if attention_mask is None or allow_is_causal_skip:
         return None
-    bias_BS = torch.zeros(attention_mask.shape, dtype=dtype, device=attention_mask.device)
-    return bias_BS.masked_fill(~attention_mask, -torch.inf)[:, None, None]
+    return padding_bias(attention_mask, dtype)
 
 
-AttentionInterface.register(NAME, _attention)
-AttentionMaskInterface.register(NAME, _mask)
+register_attention(NAME, _attention, _mask)

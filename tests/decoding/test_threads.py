@@ -187,7 +187,7 @@ def test_an_error_leaves_model_and_engine_as_they_were(made: dict[str, str], lay
     def fails(_: int) -> None:
         with pytest.raises(RuntimeError, match="the gate failed"):
             engine.generate(*inputs, keep=0.3, **DECODING)
-        assert model._dial.keep is None
+        assert model.current_dial.keep is None
 
     in_threads(fails)
     assert state_of(model) == state
@@ -280,35 +280,35 @@ def test_the_dial_of_an_asyncio_task_is_its_own() -> None:
     assert found[1.0] == {real}
     assert len(found[0.3]) == 1
     assert max(found[0.3]) < 0.4 * real
-    assert model._dial.keep is None
+    assert model.current_dial.keep is None
 
 
 def test_nested_dials_and_errors_restore_the_outer_one() -> None:
     model, other = gated("marian").double(), gated("t5").double()
     with model.dial(keep=0.3):
         with model.dial(keep=0.9), other.dial(keep=0.1):
-            assert (model._dial.keep, other._dial.keep) == (0.9, 0.1)
-        assert (model._dial.keep, other._dial.keep) == (0.3, None)
+            assert (model.current_dial.keep, other.current_dial.keep) == (0.9, 0.1)
+        assert (model.current_dial.keep, other.current_dial.keep) == (0.3, None)
         with pytest.raises(ValueError, match="attention_mask: expected shape"), model.dial(keep=0.9):
             model.explain(zoo.ragged_batch()["input_ids"], torch.ones(1, 1))
-        assert (model._dial.keep, other._dial.keep) == (0.3, None)
+        assert (model.current_dial.keep, other.current_dial.keep) == (0.3, None)
         first, second = model.dial(keep=0.5), model.dial(keep=0.6)
         first.__enter__()
         second.__enter__()
         first.__exit__()
-        assert model._dial.keep == 0.6
+        assert model.current_dial.keep == 0.6
         second.__exit__()
-        assert model._dial.keep == 0.3
-    assert model._dial.keep is None
+        assert model.current_dial.keep == 0.3
+    assert model.current_dial.keep is None
 
 
 def test_copies_have_their_own_dial() -> None:
     model = sparsify(zoo.build("marian"))
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         with model.dial(keep=0.3), other.dial(keep=0.6):
-            assert (model._dial.keep, other._dial.keep) == (0.3, 0.6)
+            assert (model.current_dial.keep, other.current_dial.keep) == (0.3, 0.6)
         with model.dial(keep=0.3):
-            assert other._dial.keep is None
+            assert other.current_dial.keep is None
 
 
 # --- text --------------------------------------------------------------------------------------------------------

@@ -245,6 +245,17 @@ def test_compiled_step_equals_the_eager_one(gating: str) -> None:
     torch._dynamo.reset()
 
 
+def test_a_training_step_is_one_graph() -> None:
+    """T5 alone has no layers that are skipped at random. A dial that is set later is not ignored."""
+    model, batch = some_closed("t5", gating="zero").train(), zoo.ragged_batch()
+    inputs = {**batch, "labels": LABELS, "noise_key": torch.arange(6)}
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(**inputs).loss, model(**inputs).loss)
+    with model.dial(keep=0.2), pytest.raises(torch._dynamo.exc.Unsupported, match="ContextVar"):
+        compiled(**inputs)
+    torch._dynamo.reset()
+
+
 def test_copies_and_pickles() -> None:
     model, batch = sparsify(zoo.build("marian")), zoo.ragged_batch()
     torch.nn.init.normal_(model.gate.weight)
