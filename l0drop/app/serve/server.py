@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from l0drop.app.serve import huggingface, libretranslate, native, openai
+from l0drop.app.serve import huggingface, libretranslate, native, openai, page
 from l0drop.app.serve.guard import Access, Guard, on_http_exception, on_problem
 from l0drop.app.serve.openapi import description
 from l0drop.app.serve.requests import Problem, json_response
@@ -36,6 +36,7 @@ def application(
 
     app = Starlette(
         routes=[
+            Route("/", page.show, methods=["GET"]),
             Route("/healthz", _alive, methods=["GET"]),
             Route("/readyz", _ready, methods=["GET"]),
             Route("/metrics", _metrics, methods=["GET"]),
