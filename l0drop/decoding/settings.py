@@ -218,7 +218,7 @@ def _check_kind(where: str, name: str, value: Any, vocabulary: int | None) -> No
             raise ValueError(f"{where}{name}: expected a list of lists of token ids, got {value!r}")
         if name in _ONE_TOKEN and not isinstance(value, Integral):
             raise ValueError(f"{where}{name}: expected one token id, got {value!r}")
-        for token in _token_ids(where + name, value):
+        for token in _token_ids(where + name, value, levels=2 if name == "bad_words_ids" else 1):
             if token < 0 or (vocabulary is not None and token >= vocabulary):
                 raise ValueError(f"{where}{name}: no token has the id {token}; the vocabulary has {vocabulary} tokens")
 
@@ -227,12 +227,12 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and len(value) > 0
 
 
-def _token_ids(name: str, value: Any) -> Iterator[int]:
-    """All token ids of a setting, however nested."""
+def _token_ids(name: str, value: Any, levels: int) -> Iterator[int]:
+    """All token ids of a setting: one, or lists in up to `levels` levels."""
     value = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple)) and levels:
         for part in value:
-            yield from _token_ids(name, part)
+            yield from _token_ids(name, part, levels - 1)
     elif isinstance(value, Integral) and not isinstance(value, bool):
         yield int(value)
     else:

@@ -481,6 +481,7 @@ def test_gnmt_scores_differ_only_by_the_divisor():
         ({"bad_words_ids": 5}, "bad_words_ids: expected a list of lists"),
         ({"bad_words_ids": [[]]}, "bad_words_ids: expected a list of lists"),
         ({"suppress_tokens": "a"}, "suppress_tokens: expected token ids"),
+        ({"eos_token_id": [[2]]}, "eos_token_id: expected token ids"),
         ({"forced_bos_token_id": 100_000}, "forced_bos_token_id: no token has the id 100000"),
         (
             {"forced_eos_token_id": [2, 9], "suppress_tokens": [9, 5, 2]},
