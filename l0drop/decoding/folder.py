@@ -15,7 +15,7 @@ from l0drop.data.tokenizer import TokenizerPair, load_tokenizers
 from l0drop.decoding.settings import SCORING
 from l0drop.extras import needed_for
 from l0drop.models import sparsify as sparsify  # registers the models, so that the Auto classes load them
-from l0drop.models.loading import check_finite, check_weights
+from l0drop.models.loading import check_finite, check_kinds, check_weights
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.stamp import read_stamp
 
@@ -61,7 +61,8 @@ def _suggestion(path: Path) -> str:
 def load_model(name: str, folder: Path | None, dtype: torch.dtype | str) -> PreTrainedModel:
     """The model in eval mode, from its folder, or from the hub if `folder` is None.
 
-    Raises ValueError if weights are missing, unused, misshapen or not finite: the output would be garbage.
+    Raises ValueError if weights are missing, unused, misshapen, no floating-point numbers or not finite: the output
+    would be garbage.
     """
     if folder is None:
         _ask_hub(name)
@@ -80,6 +81,8 @@ def load_model(name: str, folder: Path | None, dtype: torch.dtype | str) -> PreT
             raise
         raise ValueError(f"{name}: is not an encoder-decoder ({first_line(error)})") from error
     check_weights(name, model, info)
+    if folder is not None:
+        check_kinds(name, folder, model)
     if folder is not None and not isinstance(model, L0DropModel) and read_stamp(folder) is not None:
         raise ValueError(
             f"{folder / 'config.json'}: its model_type has no gates, but the model was saved with gates; restore it"

@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from transformers import PreTrainedModel
 
 NAMED = 4
@@ -44,6 +46,20 @@ def check_weights(name: str, model: PreTrainedModel, info: Mapping[str, Any], op
             f"{name}: the weights do not belong to config.json ({'; '.join(problems)}); one of the files was "
             "changed or is incomplete: save or copy the model again"
         )
+
+
+def check_kinds(name: str, folder: Path, model: PreTrainedModel) -> None:
+    """Raise ValueError if a weight is stored as whole numbers, which `from_pretrained` converts without a word."""
+    floating = {key for key, weight in model.state_dict().items() if weight.is_floating_point()}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as stored:
+            for key in floating.intersection(stored.keys()):
+                kind = stored.get_slice(key).get_dtype()
+                if not kind.startswith(("F", "BF")):
+                    raise ValueError(
+                        f"{name}: the weight {key} is stored as {kind} and not as floating-point numbers; the file is "
+                        "damaged: save or copy the model again"
+                    )
 
 
 @torch.no_grad()

@@ -158,3 +158,13 @@ def test_a_bias_that_excludes_tokens_is_accepted_and_overflow_names_the_dtype(tm
     load_model(str(folder), folder, "auto")
     with pytest.raises(ValueError, match=r"fc2\.weight has NaN or infinite values in float16; .* dtype float32$"):
         load_model(str(folder), folder, torch.float16)
+
+
+@pytest.mark.parametrize("gated", [True, False], ids=["gated", "plain"])
+def test_weights_stored_as_whole_numbers_are_refused(gated: bool, tmp_path: Path) -> None:
+    folder = saved("marian", tmp_path / "model", gated=gated)
+    weights = weights_of(folder)
+    name = "model.decoder.layers.0.fc1.weight"
+    store(folder, {**weights, name: weights[name].view(torch.int32)})
+    with pytest.raises(ValueError, match=f"{name} is stored as I32"):
+        load_model(str(folder), folder, "auto")
