@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-slow test-gpu check docs format clean
+.PHONY: setup demo test test-slow test-gpu fuzz check docs format clean
 
 setup: $(STAMP)
 
@@ -34,6 +34,12 @@ test-slow: setup
 GPU_PYTHON ?= python3
 test-gpu:
 	$(GPU_PYTHON) -m pytest -q -rs -p no:cacheprovider -m gpu tests/gpu
+
+# Random arguments, files, weights, texts and settings. TARGET and SEED repeat a finding.
+SECONDS ?= 600
+fuzz: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) \
+		$(addprefix --target ,$(TARGET))
 
 check: setup
 	$(BIN)/ruff check .

@@ -6,9 +6,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import Phase, settings
 from torch import Tensor
 
 torch.set_num_threads(1)
+# for `make mutate`: the same examples in every run, and a failing one is not simplified
+settings.register_profile("mutation", derandomize=True, database=None, phases=(Phase.explicit, Phase.generate))
 
 
 @pytest.fixture(scope="session")

@@ -102,8 +102,14 @@ def test_every_setting_is_drawn() -> None:
 def test_random_settings_give_the_tokens_of_generate(
     family: str, gating: str, generation: dict[str, Any], dial: dict[str, Any], seed: int
 ) -> None:
+    compare(family, gating, generation, dial, zoo.ragged_batch((9, 4, 12), seed))
+
+
+def compare(
+    family: str, gating: str, generation: dict[str, Any], dial: dict[str, Any], batch: dict[str, torch.Tensor]
+) -> None:
+    """Raise unless the engine gives the tokens of generate, or refuses settings that allow none."""
     model, engine = gated(family, gating)
-    batch = zoo.ragged_batch((9, 4, 12), seed)
     ask = functools.partial(engine.generate, batch["input_ids"], batch["attention_mask"], **generation, **dial)
     with model.dial(**dial) if dial else nullcontext(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
