@@ -2,18 +2,21 @@
 
 import hashlib
 import json
+import math
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, BatchEncoding, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from l0drop.data.whole import locked, whole_folder
+from l0drop.models.config_file import read_object, reason
 
 PAD, EOS, UNK, BOS = SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>", "<s>")
 
@@ -21,6 +24,9 @@ _SPACE = "▁"
 # A space stays with the punctuation mark after it, so that decoding restores it ("well - known" is not "well-known")
 # and no token is a lone space. The symbols are ASCII punctuation that Unicode does not classify as punctuation.
 _MARK = Regex(rf"{_SPACE}?[\p{{P}}$+<=>^`|~]")
+
+_FLAGS = ("clean_up_tokenization_spaces", "split_special_tokens", "add_prefix_space", "do_lower_case")
+_SPECIAL = re.compile(r"(bos|eos|unk|pad|sep|cls|mask)_token")
 
 
 @dataclass(frozen=True)
@@ -86,8 +92,42 @@ def load_tokenizers(folder: Path | str) -> TokenizerPair:
     source, target = _folders(folder)
     if not source.is_dir():
         raise ValueError(f"{folder}: no tokenizer here, expected the folder {source.name}/")
-    first = AutoTokenizer.from_pretrained(source)
-    return TokenizerPair(first, AutoTokenizer.from_pretrained(target) if target.is_dir() else first)
+    first = read_tokenizer(source)
+    return TokenizerPair(first, read_tokenizer(target) if target.is_dir() else first)
+
+
+def read_tokenizer(path: Path | str, **settings: str) -> PreTrainedTokenizerBase:
+    """The tokenizer in a folder or on the hub; ValueError names the folder, and the file and field if one is broken."""
+    file = Path(path) / "tokenizer_config.json"
+    for name, value in read_object(file).items() if file.is_file() else ():
+        if (fault := _fault(name, value)) is not None:
+            raise ValueError(f"{file}: {name}: expected {fault}, got {value!r}; restore the file")
+    try:
+        return AutoTokenizer.from_pretrained(path, **settings)
+    except ImportError:
+        raise
+    except Exception as error:  # whatever a broken file causes in the libraries
+        raise ValueError(f"{path}: no tokenizer could be loaded ({reason(error)})") from error
+
+
+def _fault(name: str, value: Any) -> str | None:
+    """The value that a field of tokenizer_config.json should have, if it has another kind."""
+    if name == "model_max_length":
+        whole = isinstance(value, int) or (isinstance(value, float) and (value == math.inf or value.is_integer()))
+        fine = value is None or (whole and not isinstance(value, bool) and value >= 1)
+        return None if fine else "a whole number, at least 1"
+    if name == "model_input_names":
+        fine = isinstance(value, list) and all(isinstance(one, str) for one in value)
+        return None if fine else "a list of names"
+    if name == "tokenizer_class":
+        return None if value is None or isinstance(value, str) else "the name of a class"
+    if name in _FLAGS:
+        return None if isinstance(value, bool) else "true or false"
+    if _SPECIAL.fullmatch(name):
+        text = value.get("content") if isinstance(value, dict) else value
+        fine = value is None or (isinstance(text, str) and not any("\ud800" <= char <= "\udfff" for char in text))
+        return None if fine else "a token"
+    return None
 
 
 def word_pieces(encoding: BatchEncoding, row: int = 0) -> list[Piece]:

@@ -9,12 +9,15 @@ import huggingface_hub
 import torch
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HFValidationError, RepositoryNotFoundError
 from safetensors import SafetensorError
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 
-from l0drop.data.tokenizer import TokenizerPair, load_tokenizers
-from l0drop.decoding.settings import SCORING
+from l0drop.core.gates import UnknownGateError
+from l0drop.core.out_of_memory import is_out_of_memory
+from l0drop.data.tokenizer import TokenizerPair, load_tokenizers, read_tokenizer
+from l0drop.decoding.settings import SCORING, check_stored_settings
 from l0drop.extras import needed_for
 from l0drop.models import sparsify as sparsify  # registers the models, so that the Auto classes load them
+from l0drop.models.config_file import check_config, reason
 from l0drop.models.loading import check_finite, check_kinds, check_weights
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.stamp import read_stamp
@@ -66,6 +69,9 @@ def load_model(name: str, folder: Path | None, dtype: torch.dtype | str) -> PreT
     """
     if folder is None:
         _ask_hub(name)
+    else:
+        check_config(folder)
+        check_stored_settings(folder / "generation_config.json")
     try:
         model, info = AutoModelForSeq2SeqLM.from_pretrained(
             folder or name, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
@@ -76,10 +82,16 @@ def load_model(name: str, folder: Path | None, dtype: torch.dtype | str) -> PreT
         if folder is not None:
             raise ValueError(f"{name}: the model cannot be read ({first_line(error)})") from error
         raise ValueError(f"{name}: loading it from the Hugging Face hub failed ({first_line(error)})") from error
-    except ValueError as error:
-        if not str(error).startswith("Unrecognized configuration class"):
+    except UnknownGateError:
+        raise
+    except Exception as error:  # whatever a broken file causes in the libraries
+        if str(error).startswith("Unrecognized configuration class"):
+            raise ValueError(f"{name}: is not an encoder-decoder ({first_line(error)})") from error
+        if is_out_of_memory(error):
+            raise ValueError(f"{name}: not enough memory to load the model ({first_line(error)})") from error
+        if isinstance(error, ValueError) and name in str(error):
             raise
-        raise ValueError(f"{name}: is not an encoder-decoder ({first_line(error)})") from error
+        raise ValueError(f"{name}: the model cannot be loaded ({reason(error)}); save or copy it again") from error
     check_weights(name, model, info)
     if folder is not None:
         check_kinds(name, folder, model)
@@ -123,9 +135,9 @@ def load_pair(name: str, folder: Path | None, run: Path | None, model: Any) -> T
     """The tokenizers of both sides: those of the run, or those in the model folder."""
     if run is not None and (run / "tokenizer").is_dir():
         return load_tokenizers(run)
-    source = load_tokenizer(name, folder or name)
+    source = read_tokenizer(folder or name)
     if folder is not None and (folder / "tokenizer_target").is_dir():
-        return TokenizerPair(source, AutoTokenizer.from_pretrained(folder / "tokenizer_target"))
+        return TokenizerPair(source, read_tokenizer(folder / "tokenizer_target"))
     shared = getattr(model.config, "share_encoder_decoder_embeddings", True)
     if not shared and not getattr(source, "separate_vocabs", False):
         raise ValueError(
@@ -134,14 +146,15 @@ def load_pair(name: str, folder: Path | None, run: Path | None, model: Any) -> T
     return TokenizerPair(source, source)
 
 
-def load_tokenizer(name: str, path: Path | str, **settings: str) -> PreTrainedTokenizerBase:
-    """The tokenizer in a folder or on the hub; `name` is the user's name for its model, for messages."""
-    try:
-        return AutoTokenizer.from_pretrained(path, **settings)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+def check_vocabulary(model: PreTrainedModel, tokenizers: TokenizerPair, name: str) -> None:
+    """Raise ValueError if the tokenizer has ids that the encoder has no embedding for."""
+    rows = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
+    largest = max(tokenizers.source.get_vocab().values())
+    if largest >= rows:
         raise ValueError(
-            f"{name}: no tokenizer could be loaded from the model's folder ({first_line(error)})"
-        ) from error
+            f"{name}: the model's vocabulary has {rows} entries, but the tokenizer has ids up to {largest}; "
+            "they do not belong together: restore tokenizer_config.json or copy the model again"
+        )
 
 
 def recipe_settings(run: Path | None) -> tuple[dict[str, Any], str, int | None]:

@@ -4,11 +4,13 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig
 
 from l0drop.decoding.search import Search
+from l0drop.models.config_file import read_object
 
 _DEFAULTS: dict[str, Any] = {
     "max_length": None,
@@ -97,6 +99,15 @@ MAX_LOG_PENALTY = 80.0
 """Largest logarithm of the divisor of a score, so that scores stay finite in float32."""
 DEFAULT_NEW_TOKENS = 20
 """Longest output of `generate` if neither caller nor model sets one."""
+
+
+def check_stored_settings(file: Path) -> None:
+    """Raise ValueError with file and name for a value of a generation_config.json that its setting cannot have."""
+    if not file.exists():
+        return
+    for name, value in read_object(file).items():
+        if value is not None:
+            _check_kind(f"{file}: ", name, value, None)
 
 
 def resolve(

@@ -22,13 +22,22 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from l0drop.core.out_of_memory import is_out_of_memory
 from l0drop.data.batches import collate
 from l0drop.data.corpus import Example
 from l0drop.data.hints import TextAnnotator, annotator_for
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.decoding.corpus import length_batches
 from l0drop.decoding.engine import Engine
-from l0drop.decoding.folder import dtype_of, first_line, load_model, load_pair, locate_model, recipe_settings
+from l0drop.decoding.folder import (
+    check_vocabulary,
+    dtype_of,
+    first_line,
+    load_model,
+    load_pair,
+    locate_model,
+    recipe_settings,
+)
 from l0drop.decoding.languages import language_id, language_ids, target_language_setting
 from l0drop.decoding.offsets import Span, spans
 from l0drop.decoding.results import Alternative, Explained, Result, SourceToken
@@ -291,7 +300,7 @@ class TextModel:
         try:
             return self._decode(sources, settings)
         except (RuntimeError, MemoryError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             if len(sources) == 1:
                 raise OutOfMemoryError(
@@ -451,6 +460,7 @@ def load(
     model = load_model(name, folder, dtype_of("float32" if int8 else dtype))
     family_of(type(model))
     tokenizers = load_pair(name, folder, run, model)
+    check_vocabulary(model, tokenizers, name)
     defaults, prefix, limit = recipe_settings(run)
     annotator = None
     if isinstance(model, L0DropModel) and model.gate.needs:
@@ -460,11 +470,13 @@ def load(
             raise ValueError(f"{name}: its gate needs hints ({needs}), but the model folder has no hints.json")
     if device is None:
         device = "cpu" if int8 else _own_device()
+    if str(device).startswith("meta"):
+        raise ValueError("device: meta holds no numbers, so nothing can be decoded there; use cpu or a GPU")
     try:
         model.to(device)  # type: ignore[arg-type]
-    except (RuntimeError, AssertionError) as error:  # unknown names, missing GPUs
-        if _is_out_of_memory(error):
-            raise
+    except Exception as error:  # unknown names, missing GPUs, missing backends: each has its own class
+        if is_out_of_memory(error):
+            raise ValueError(f"device: {device} has not enough memory for {name} ({first_line(error)})") from error
         raise ValueError(f"device: {device} cannot be used ({first_line(error)})") from error
     return TextModel(name, model, tokenizers, defaults, prefix, annotator, int8, limit)
 
@@ -521,9 +533,3 @@ def _lengths(sequences: Tensor, model: Any) -> list[int]:
     ends = torch.tensor([] if eos is None else eos, device=sequences.device).reshape(-1)
     ended = torch.isin(sequences[:, 1:], ends)
     return (ended.cumsum(1) - ended.int() == 0).sum(1).tolist()
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    return any(words in str(error) for words in ("not enough memory", "can't allocate memory"))

@@ -16,6 +16,8 @@ from l0drop.models import patterns as patterns  # registers the rules, so that a
 FORMAT = 1
 """Version of the stored config; increased when an older l0drop can no longer read it."""
 
+_FLOATS = ("lambda_", "target_sparsity", "beta", "epsilon", "start")
+
 DEFAULT_LAMBDA = 0.3
 """The default λ, if there is no target sparsity: the paper's value for fine-tuning."""
 
@@ -85,6 +87,8 @@ class L0DropConfig:
         before = self.__dict__.get(name)
         if name in ("always_keep", "layerwise") and isinstance(value, Sequence) and not isinstance(value, str):
             value = tuple(value)
+        if name in _FLOATS and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**1023:
+            value = float(value)
         object.__setattr__(self, name, value)
         if ready:
             try:
@@ -99,7 +103,7 @@ class L0DropConfig:
                 raise ValueError(f"{name}: expected {expected}, got {getattr(self, name)!r}")
 
         def is_number(value: Any) -> bool:
-            return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+            return isinstance(value, float) and math.isfinite(value)
 
         require("gating", self.gating in GATINGS, f"one of {', '.join(GATINGS)}")
         if self.lambda_ is not None and self.target_sparsity is not None:

@@ -39,7 +39,7 @@ from l0drop.models.families import FAMILIES, Family
 from l0drop.models.layerwise import GatedLayers, LayerRun
 from l0drop.models.loading import GATE_NAMES, check_weights
 from l0drop.models.outputs import L0DropEncoderOutput, L0DropOutput
-from l0drop.models.stamp import check_stamp, write_stamp
+from l0drop.models.stamp import check_base, check_stamp, write_stamp
 from l0drop.models.whisper import at_source
 
 DIAL_STREAM = 1 << 21
@@ -181,6 +181,7 @@ class L0DropModel(Controls, PreTrainedModel):
             saved.refuse_other_gating(config.l0drop.gating)
         folder = Path(str(pretrained_model_name_or_path), kwargs.get("subfolder") or "")
         if folder.is_dir():
+            check_base(folder, stored)
             check_stamp(folder, saved or L0DropConfig())
         with_info = kwargs.pop("output_loading_info", False)
         loaded: Any = super().from_pretrained(

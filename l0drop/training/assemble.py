@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel, PreTrainedModel
+from transformers import MarianConfig, MarianMTModel, PreTrainedModel
 from transformers.utils import cached_file
 
 from l0drop.core.gates import gate_class
@@ -18,8 +18,8 @@ from l0drop.data.hints import Frequencies, TextAnnotator, annotator_for, counted
 from l0drop.data.prepare import prepare_corpus, source_rows, usable_pairs
 from l0drop.data.tagger import PRETAGGED
 from l0drop.data.text import CorpusError, ParallelText
-from l0drop.data.tokenizer import TokenizerPair, fingerprint, load_tokenizers, train_tokenizer
-from l0drop.decoding.folder import check_exists, load_tokenizer
+from l0drop.data.tokenizer import TokenizerPair, fingerprint, load_tokenizers, read_tokenizer, train_tokenizer
+from l0drop.decoding.folder import check_exists, check_vocabulary, load_model
 from l0drop.decoding.languages import is_multilingual, language_id
 from l0drop.models.config import L0DropConfig
 from l0drop.models.families import positions_of
@@ -44,7 +44,7 @@ def build_tokenizers(recipe: Recipe, folder: Path, say: Say, bars: Bars = NO_BAR
             raise ValueError("tokenizer.pretrained: model.init has its own tokenizer; remove this key")
         tokenizers = _with_languages(load_tokenizers(recipe.model.init), recipe.model.init, recipe)
     elif (name := recipe.tokenizer.pretrained or recipe.model.pretrained) is not None:
-        tokenizer = load_tokenizer(name, name)
+        tokenizer = read_tokenizer(name)
         tokenizers = _with_languages(TokenizerPair(tokenizer, tokenizer), name, recipe)
     else:
         assert recipe.tokenizer.vocab_size is not None
@@ -91,7 +91,7 @@ def _with_languages(tokenizers: TokenizerPair, name: str, recipe: Recipe) -> Tok
     if "tgt_lang" not in languages:
         raise ValueError(f"data.target_lang: is missing; {name} is multilingual, so name the language of the targets")
     folder = Path(name) / "tokenizer"
-    tokenizer = load_tokenizer(name, folder if folder.is_dir() else name, **languages)
+    tokenizer = read_tokenizer(folder if folder.is_dir() else name, **languages)
     return TokenizerPair(tokenizer, tokenizer)
 
 
@@ -241,7 +241,7 @@ def load_dense(name: str) -> PreTrainedModel:
     if folder.is_dir() and not (folder / "config.json").exists():
         raise ValueError(f"{name}: no trained model here (expected {name}/model); train that recipe first")
     check_exists(name)
-    model = AutoModelForSeq2SeqLM.from_pretrained(str(folder) if folder.is_dir() else name)
+    model = load_model(name, folder if folder.is_dir() else None, "auto")
     if isinstance(model, L0DropModel):
         raise ValueError(f"{name}: this model has gates already; start from its baseline")
     return _frozen_tables(model)
@@ -252,7 +252,7 @@ def build_model(recipe: Recipe, tokenizers: TokenizerPair) -> tuple[Any, PreTrai
     torch.manual_seed(recipe.seed)
     start = recipe.model.init or recipe.model.pretrained
     base = new_transformer(recipe, tokenizers) if start is None else load_dense(start)
-    _check_vocabulary(base, tokenizers, start or "model.transformer")
+    check_vocabulary(base, tokenizers, start or "model.transformer")
     _check_positions(base, recipe, start or "model.transformer")
     if recipe.model.dropout is not None:
         _set_dropout(base, recipe.model.dropout)
@@ -383,7 +383,7 @@ def _check_teacher(teacher: PreTrainedModel, recipe: Recipe, name: str, tokenize
                 f"train.teacher.model: {name} and {recipe.name} have different {side} vocabularies ({len(theirs)} and "
                 f"{len(ours)} entries, different from id {first} on); a teacher needs the same tokenizer as the model"
             )
-    _check_vocabulary(teacher, tokenizers, f"train.teacher.model: {name}")
+    check_vocabulary(teacher, tokenizers, f"train.teacher.model: {name}")
     _check_positions(teacher, recipe, name, scored=False)
 
 
@@ -396,8 +396,8 @@ def _tokenizers_of(name: str) -> TokenizerPair | None:
     missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     if cached_file(path, "tokenizer_config.json", **missing) is None:
         return None
-    source, target = AutoTokenizer.from_pretrained(path), folder / "tokenizer_target"
-    return TokenizerPair(source, AutoTokenizer.from_pretrained(target) if target.is_dir() else source)
+    source, target = read_tokenizer(path), folder / "tokenizer_target"
+    return TokenizerPair(source, read_tokenizer(target) if target.is_dir() else source)
 
 
 def _check_distributions(teacher: PreTrainedModel, student: PreTrainedModel, name: str, start: str) -> None:
@@ -406,16 +406,6 @@ def _check_distributions(teacher: PreTrainedModel, student: PreTrainedModel, nam
         raise ValueError(
             f"train.teacher.model: {name} has {theirs} output embeddings but {start} has {ours}; token-level "
             "distillation needs a teacher with the same vocabulary"
-        )
-
-
-def _check_vocabulary(model: PreTrainedModel, tokenizers: TokenizerPair, name: str) -> None:
-    rows = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
-    largest = max(tokenizers.source.get_vocab().values())
-    if largest >= rows:
-        raise ValueError(
-            f"{name}: the model's vocabulary has {rows} entries, but the tokenizer has ids up to {largest}; "
-            "model and tokenizer do not belong together"
         )
 
 
