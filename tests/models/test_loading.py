@@ -108,6 +108,7 @@ def test_a_config_that_does_not_belong_to_the_weights_is_refused(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     folder = saved("marian", tmp_path)
+    store(folder, weights_of(folder))  # without the stamp, which would notice the change first
     change_config(folder, **changes)
     refused(folder, message)
 

@@ -83,3 +83,17 @@ def test_saving_again_replaces_the_stamp_and_leaves_no_other_file(tmp_path: Path
     assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path).config.l0drop.gating == "mask"
     sparsify(zoo.build("marian")).export(tmp_path)
     assert read_stamp(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("activation_function", "gelu"), ("encoder_attention_heads", 2), ("pad_token_id", 5)]
+)
+def test_edited_fields_of_the_base_model_are_refused(name: str, value: Any, tmp_path: Path) -> None:
+    sparsify(zoo.build("marian")).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    stored = json.loads(file.read_text())
+    assert stored[name] != value
+    for edited in ({**stored, name: value}, {key: old for key, old in stored.items() if key != name}):
+        file.write_text(json.dumps(edited))
+        with pytest.raises(ValueError, match=rf"config\.json: was changed after the model was saved \({name} is "):
+            AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
