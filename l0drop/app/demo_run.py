@@ -25,11 +25,12 @@ from l0drop.bench.timing import interleaved, ratio
 from l0drop.core.groups import group_of
 from l0drop.data.batches import collate
 from l0drop.data.corpus import TokenizedCorpus
-from l0drop.data.metrics import Score
+from l0drop.data.metrics import Score, scorer
 from l0drop.data.sources import ToyText
 from l0drop.data.toy import ToyPair
 from l0drop.data.whole import write_whole
 from l0drop.decoding.corpus import decode_corpus, encoder_inputs, length_batches
+from l0drop.decoding.folder import generation_of
 from l0drop.recipe import Evaluate, Recipe, RecipeError, ToyCorpus, parse_recipe
 from l0drop.report import write_report
 from l0drop.report.figures import draw_all
@@ -44,7 +45,6 @@ from l0drop.study.parallel import train_in_parallel
 from l0drop.study.sweep import is_finished
 from l0drop.study.systems import System
 from l0drop.training.run import open_run, prepare, train
-from l0drop.training.settings import decoding, scored
 
 CLASSES = ("content", "function", "punctuation", "rest", "later pieces of words", "end of sentence")
 SYSTEMS = ("baseline", "continued", "sparse")
@@ -280,7 +280,8 @@ def measured(
         with model.dial(dense=memory == "dense"):
             texts[memory] = decode_corpus(
                 model, corpus, range(sentences), tokenizers.target, pad_id=tokenizers.source.pad_token_id,
-                **decoding(recipe),
+                batch_tokens=recipe.evaluate.batch_tokens,
+                generation=generation_of(recipe),
             ).texts  # fmt: skip
 
     with one_thread():
@@ -314,7 +315,7 @@ def measured(
         "source_tokens": float(corpus.source_lengths.mean()),
         "difference_to_continued": scores["sparse"] - scores["continued"],
         "blind_score": blind(training, references, recipe.evaluate).as_json(),
-        "dense_score": scored(texts["dense"], references, recipe.evaluate).as_json(),
+        "dense_score": scorer(recipe.evaluate.metric, recipe.evaluate.tokenize)(texts["dense"], references).as_json(),
         "outputs_equal_short_and_dense": sum(a == b for a, b in zip(texts["short"], texts["dense"], strict=True)),
         "decoding_cpu_seconds": {name: timing.cpu for name, timing in timings.items()},
         "dense_by_short_cpu": ratio(timings, "dense", "short"),
@@ -348,14 +349,9 @@ def dropped_words(sentences: list[list[Word]]) -> dict[str, Any]:
 def write_task_report(folder: Path, task: str, recipe: Recipe) -> None:
     """Compare `sparse` with `continued` sentence by sentence, analyse the gates, and write the task's report."""
     sparse = folder / "sparse"
-    settings = {
-        "num_beams": recipe.evaluate.beams,
-        "length_penalty": recipe.evaluate.length_penalty,
-        "max_new_tokens": recipe.evaluate.max_new_tokens or recipe.data.max_target,
-    }
     judging = Judging(metric=recipe.evaluate.metric, languages=TASKS[task].languages)
     systems = [System(sparse)], [System(folder / "continued" / "outputs" / "test.txt")]
-    write_evaluation(sparse / "evaluation", *evaluate(*systems, read_test_text(sparse), judging, settings))
+    write_evaluation(sparse / "evaluation", *evaluate(*systems, read_test_text(sparse), judging, generation_of(recipe)))
     with opened(str(sparse), Reading()) as subject:
         write_analysis(analyze(subject, ANALYSED), sparse / RESULT)
     draw_all(sparse)
@@ -366,8 +362,9 @@ def blind(training: ToyCorpus, references: list[str], evaluate: Evaluate, tried:
     """The score of one output for every input: the best of some training targets. Reading the source must beat it."""
     few = references[:50]
     candidates = [pair.target for pair in islice(ToyText(training).pairs(), tried)]
-    best = max(candidates, key=lambda target: scored([target] * len(few), few, evaluate).value)
-    return scored([best] * len(references), references, evaluate)
+    score = scorer(evaluate.metric, evaluate.tokenize)
+    best = max(candidates, key=lambda target: score([target] * len(few), few).value)
+    return score([best] * len(references), references)
 
 
 def representative(sentences: list[list[Word]], sparsity: float, count: int = 3) -> list[int]:

@@ -3,15 +3,18 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
 BleuTokenizer = Literal["13a", "intl", "zh", "none"]
-_BLEU_TOKENIZERS = ("13a", "intl", "zh", "none")
+_BLEU_TOKENIZERS = get_args(BleuTokenizer)
+MetricName = Literal["bleu", "bleu_paper", "chrf", "rouge"]
+METRICS: tuple[MetricName, ...] = get_args(MetricName)
 _TOKENIZER_13A = Tokenizer13a()
 _ROUGE_TYPES = ("rouge1", "rouge2", "rougeLsum")
 _SENTENCE_END = re.compile(r"""(?<=[.!?])\s+|(?<=[.!?]["'”’)])\s+""")
@@ -28,6 +31,21 @@ class Score:
 
     def as_json(self) -> dict[str, Any]:
         return {"name": self.name, "value": self.value, "signature": self.signature, "details": dict(self.details)}
+
+
+Scorer = Callable[[Sequence[str], Sequence[str]], Score]
+"""Scores outputs against references."""
+
+
+def scorer(metric: MetricName, tokenize: BleuTokenizer = "13a") -> Scorer:
+    """The metric of that name; `tokenize` is for `bleu` alone."""
+    scorers: dict[MetricName, Scorer] = {
+        "bleu": partial(bleu, tokenize=tokenize),
+        "bleu_paper": bleu_paper,
+        "chrf": chrf,
+        "rouge": rouge,
+    }
+    return scorers[metric]
 
 
 def bleu(hyps: Sequence[str], refs: Sequence[str], tokenize: BleuTokenizer = "13a", lowercase: bool = False) -> Score:

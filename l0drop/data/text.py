@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import json
 import lzma
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -225,6 +226,11 @@ def read_lines(path: Path | str) -> Iterator[str]:
         yield (line.removeprefix("\ufeff") if number == 1 else line).rstrip("\r\n")
     if number == 0:
         raise CorpusError(f"{path}: the file is empty")
+
+
+def one_line(text: str) -> str:
+    """A text as one line of a file: its line breaks become spaces, and nothing else changes."""
+    return re.sub(r"[\r\n]+", " ", text)
 
 
 def file_stamp(path: Path | str) -> dict[str, Any]:

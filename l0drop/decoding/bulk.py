@@ -6,7 +6,6 @@ output, for any number of processes. The first process reads and writes.
 """
 
 import json
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import distributed
 
+from l0drop.data.text import one_line
 from l0drop.decoding.lines import Lines
 from l0drop.decoding.partial import Output, Position
 from l0drop.decoding.results import Result
@@ -122,11 +122,6 @@ class _Share(NamedTuple):
     lines: dict[int, str]
     totals: LineTotals
     error: str | None = None
-
-
-def one_line(text: str) -> str:
-    """A text on one line: line breaks in a model's output become spaces."""
-    return re.sub(r"[\r\n]+", " ", text)
 
 
 class OutputLine(Protocol):

@@ -1,6 +1,6 @@
 """Decode a tokenized corpus with the engine, sorted by length, in batches of limited size."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ from l0drop.data.corpus import TokenizedCorpus
 from l0drop.data.sparsity import SparsityMeter
 from l0drop.decoding.engine import Engine
 from l0drop.decoding.languages import is_multilingual, target_language_setting
-from l0drop.decoding.settings import SCORING
 
 
 @dataclass
@@ -21,6 +20,16 @@ class Decoded:
 
     texts: list[str]
     meter: SparsityMeter
+
+
+def described_decoding(batch_tokens: int, generation: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that outputs depend on, for JSON."""
+    return {
+        "batch_tokens": batch_tokens,
+        "beams": generation["num_beams"],
+        "length_penalty": generation["length_penalty"],
+        "max_new_tokens": generation["max_new_tokens"],
+    }
 
 
 def length_batches(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
@@ -50,9 +59,7 @@ def decode_corpus(
     *,
     pad_id: int,
     batch_tokens: int,
-    beams: int,
-    length_penalty: float,
-    max_new_tokens: int,
+    generation: Mapping[str, Any],
     progress: Callable[[int], None] | None = None,
 ) -> Decoded:
     """The model's outputs for these sentences, in order; `tokenizer` is the target's, with its language set if it is
@@ -69,8 +76,7 @@ def decode_corpus(
     for chosen in length_batches(lengths, batch_tokens):
         batch = collate([corpus[int(indices[i])] for i in chosen], pad_id)
         result = engine.generate(
-            batch["input_ids"], batch["attention_mask"], hints=batch["hints"] or None, num_beams=beams,
-            length_penalty=length_penalty, max_new_tokens=max_new_tokens, **SCORING, **language_setting,
+            batch["input_ids"], batch["attention_mask"], hints=batch["hints"] or None, **generation, **language_setting,
         )  # fmt: skip
         if result.gates is not None:
             mask = batch["attention_mask"].to(result.kept.device)

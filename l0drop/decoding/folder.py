@@ -23,7 +23,7 @@ from l0drop.models.modeling import L0DropModel
 from l0drop.models.stamp import read_stamp
 
 if TYPE_CHECKING:
-    from l0drop.recipe import Recipe
+    from l0drop.recipe import Evaluate, Recipe
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
@@ -168,15 +168,19 @@ def recipe_settings(run: Path | None) -> tuple[dict[str, Any], str, int | None]:
 
 
 def generation_of(recipe: "Recipe") -> dict[str, Any]:
-    """The generation settings of a run, in training and later.
+    """The generation settings of a run, in training and later."""
+    return generation_settings(recipe.evaluate, recipe.data.max_target)
+
+
+def generation_settings(evaluate: "Evaluate", max_target: int) -> dict[str, Any]:
+    """A recipe's section as generation settings; targets have at most `max_target` tokens.
 
     They take precedence over a checkpoint's generation_config: some published ones sample or stop early.
     """
-    evaluate = recipe.evaluate
     return {
         "num_beams": evaluate.beams,
         "length_penalty": evaluate.length_penalty,
-        "max_new_tokens": evaluate.max_new_tokens or recipe.data.max_target,
+        "max_new_tokens": evaluate.max_new_tokens or max_target,
         **SCORING,
     }
 

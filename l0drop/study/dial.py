@@ -10,16 +10,17 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from l0drop.data.hints import annotator_for
+from l0drop.data.metrics import scorer
 from l0drop.data.prepare import prepare_corpus
 from l0drop.data.text import read_json
 from l0drop.data.tokenizer import load_tokenizers
-from l0drop.decoding.corpus import Decoded, decode_corpus
+from l0drop.decoding.corpus import Decoded, decode_corpus, described_decoding
+from l0drop.decoding.folder import generation_of
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.quiet import quiet_libraries
 from l0drop.recipe import load_recipe
 from l0drop.runs.provenance import provenance
 from l0drop.training.assemble import references, split_text
-from l0drop.training.settings import decoding, scored
 
 
 def dial_curve(run: Path, keeps: Sequence[float], progress: Callable[[str], None]) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def dial_curve(run: Path, keeps: Sequence[float], progress: Callable[[str], None
     model = AutoModelForSeq2SeqLM.from_pretrained(run / "model").to(device).eval()
     if not isinstance(model, L0DropModel):
         raise ValueError(f"{run}: this model has no gate, so there is no dial to turn")
-    data, tokenizers = recipe.data, load_tokenizers(run)
+    data, tokenizers, generation = recipe.data, load_tokenizers(run), generation_of(recipe)
     split = data.splits[-1]
     texts = references(recipe, tokenizers, split)
     against = read_json(run / "metrics.json").get(split, {}).get("references")
@@ -53,7 +54,7 @@ def dial_curve(run: Path, keeps: Sequence[float], progress: Callable[[str], None
             with model.dial(keep=keep):
                 return decode_corpus(
                     model, corpus, range(len(texts)), tokenizers.target, pad_id=tokenizers.source.pad_token_id,
-                    **decoding(recipe),
+                    batch_tokens=recipe.evaluate.batch_tokens, generation=generation,
                 )  # fmt: skip
 
         progress("warming up")
@@ -63,7 +64,7 @@ def dial_curve(run: Path, keeps: Sequence[float], progress: Callable[[str], None
             start = time.process_time()
             decoded = decode(keep)
             seconds = time.process_time() - start
-            score = scored(decoded.texts, texts, recipe.evaluate)
+            score = scorer(recipe.evaluate.metric, recipe.evaluate.tokenize)(decoded.texts, texts)
             rows.append(
                 {"keep": keep, "sparsity": decoded.meter.sparsity, "score": score.as_json(), "cpu_seconds": seconds}
             )
@@ -74,6 +75,6 @@ def dial_curve(run: Path, keeps: Sequence[float], progress: Callable[[str], None
         **({"references": against} if against else {}),
         "rows": rows,
         "seed": recipe.seed,
-        "decoding": decoding(recipe),
+        "decoding": described_decoding(recipe.evaluate.batch_tokens, generation),
         **provenance(model.device),
     }

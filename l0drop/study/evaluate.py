@@ -9,14 +9,13 @@ Text without references is scored against a dense model's outputs (dense.txt): t
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from l0drop.data.held_out import open_split
-from l0drop.data.metrics import BleuTokenizer, Score, bleu, bleu_paper, chrf, rouge
+from l0drop.data.metrics import METRICS, BleuTokenizer, MetricName, Score, Scorer, bleu, scorer
 from l0drop.data.prepare import usable_pairs
 from l0drop.data.text import CorpusError, Pair, TextFiles
 from l0drop.data.tokenizer import load_tokenizers
@@ -26,9 +25,7 @@ from l0drop.runs.provenance import provenance
 from l0drop.study import significance
 from l0drop.study.examples import chosen, segments
 from l0drop.study.sentence_statistics import (
-    METRICS,
     STATISTICS_FILE,
-    MetricName,
     SentenceStatistics,
     Statistics,
     named_scores,
@@ -39,7 +36,6 @@ from l0drop.study.systems import Outputs, Progress, System, outputs_of
 from l0drop.study.tail import tail_risk
 from l0drop.study.verdict import verdict
 
-Scorer = Callable[[Sequence[str], Sequence[str]], Score]
 Files = dict[str, str | bytes]
 
 METRICS_FILE = "metrics.json"
@@ -287,17 +283,6 @@ def judge(system: System, outputs: Outputs, text: EvaluationText, judging: Judgi
         {metric: scorer(metric, judging.tokenize)(hyps, refs) for metric in METRICS},
         controls,
     )
-
-
-def scorer(metric: MetricName, tokenize: BleuTokenizer = "13a") -> Scorer:
-    """The metric of that name."""
-    scorers: dict[MetricName, Scorer] = {
-        "bleu": partial(bleu, tokenize=tokenize),
-        "bleu_paper": bleu_paper,
-        "chrf": chrf,
-        "rouge": rouge,
-    }
-    return scorers[metric]
 
 
 def control_scores(

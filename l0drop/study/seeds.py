@@ -14,11 +14,11 @@ from typing import Any, Self
 import yaml
 from rich.console import Console
 
-from l0drop.data.metrics import bleu
+from l0drop.data.metrics import MetricName, bleu
 from l0drop.data.whole import write_whole
 from l0drop.recipe import Recipe, TextCorpus, load_recipe
 from l0drop.study.parallel import train_in_parallel
-from l0drop.study.sentence_statistics import MetricName, SentenceStatistics, Statistics, named_scores
+from l0drop.study.sentence_statistics import SentenceStatistics, Statistics, named_scores
 from l0drop.study.sentence_statistics import statistics as statistics_of
 from l0drop.study.significance import compare, compare_over_baselines
 from l0drop.study.sweep import is_finished

@@ -14,15 +14,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self
 
 import numpy as np
 from sacrebleu.metrics import BLEU, CHRF
 
-from l0drop.data.metrics import BleuTokenizer, compound_split, rouge_of_texts
+from l0drop.data.metrics import BleuTokenizer, MetricName, compound_split, rouge_of_texts
 
-MetricName = Literal["bleu", "bleu_paper", "chrf", "rouge"]
-METRICS: tuple[MetricName, ...] = get_args(MetricName)
 STATISTICS_FILE = "statistics.json.gz"
 _WHAT, _FORMAT = "sentence statistics", 1
 _NGRAMS, _CHRF_NGRAMS = 4, 6

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from l0drop.study.sentence_statistics import MetricName, Statistics
+from l0drop.data.metrics import MetricName
+from l0drop.study.sentence_statistics import Statistics
 
 RESAMPLES = 2000
 SEED = 12345

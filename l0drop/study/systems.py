@@ -1,7 +1,6 @@
 """Systems to evaluate: a model, which decodes, or a file with a model's outputs."""
 
 import hashlib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from l0drop.data.sparsity import SparsityMeter
-from l0drop.data.text import CorpusError, file_stamp, read_lines
+from l0drop.data.text import CorpusError, file_stamp, one_line, read_lines
 from l0drop.decoding.folder import fingerprint, locate_model
 from l0drop.decoding.offsets import Span
 from l0drop.decoding.results import SourceToken
@@ -142,11 +141,6 @@ def outputs_of(
     if len(texts) != len(sources):
         raise CorpusError(f"{system.path} has {len(texts)} lines but the source has {len(sources)}")
     return Outputs(texts)
-
-
-def one_line(text: str) -> str:
-    """An output without line breaks, for a file with one output per line."""
-    return re.sub(r"[\r\n]+", " ", text).strip()
 
 
 def _decode(

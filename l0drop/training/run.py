@@ -17,8 +17,11 @@ from rich.console import Console
 from l0drop.data import hints
 from l0drop.data.corpus import TokenizedCorpus
 from l0drop.data.held_out import held_out_counts
+from l0drop.data.text import one_line
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.data.whole import locked, whole_folder, write_whole
+from l0drop.decoding.corpus import described_decoding
+from l0drop.decoding.folder import generation_of
 from l0drop.models.quiet import quiet_libraries
 from l0drop.recipe import Recipe, RecipeError, dump_recipe, load_recipe
 from l0drop.runs.processes import joined_processes
@@ -35,7 +38,6 @@ from l0drop.training.bars import Bars
 from l0drop.training.callbacks import Interruption, LogFile
 from l0drop.training.checkpoints import TrainingError, checkpoints, clear_staging, is_resumable, step_of
 from l0drop.training.inputs import check_inputs
-from l0drop.training.settings import decoding
 from l0drop.training.step_lines import StepLines
 from l0drop.training.teacher import TeacherText
 from l0drop.training.trainer import L0DropTrainer
@@ -183,7 +185,7 @@ def _finish(trainer: L0DropTrainer, folder: Path, tokenizers: TokenizerPair, bar
         "checkpoints": [path.name for path in used],
         "seed": recipe.seed,
         "dtype": recipe.train.precision,
-        "decoding": decoding(recipe),
+        "decoding": described_decoding(recipe.evaluate.batch_tokens, generation_of(recipe)),
     }
     if trainer.gated:
         metrics["lambda"] = model.lambda_
@@ -226,8 +228,7 @@ def _scored(trainer: L0DropTrainer, folder: Path, split: str, tokenizers: Tokeni
     if isinstance(text, TeacherText):
         found["references"] = f"outputs of {text.identity['model']}"
     if trainer.args.should_save:
-        lines = (" ".join(output.splitlines()) + "\n" for output in outputs)
-        write_whole(folder / "outputs" / f"{split}.txt", "".join(lines))
+        write_whole(folder / "outputs" / f"{split}.txt", "".join(one_line(output) + "\n" for output in outputs))
     if trainer.gated:
         found |= {
             "sparsity": meter.sparsity,

@@ -11,17 +11,17 @@ from accelerate.utils import gather_object
 
 from l0drop.data.batches import collate
 from l0drop.data.corpus import TokenizedCorpus
-from l0drop.data.metrics import Score
+from l0drop.data.metrics import Score, scorer
 from l0drop.data.sparsity import SparsityMeter
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.decoding.corpus import decode_corpus, encoder_inputs, length_batches
+from l0drop.decoding.folder import generation_of
 from l0drop.models.controls import evaluating
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import Recipe
 from l0drop.training.bars import Bars
 from l0drop.training.objective import cross_entropy_sum, decoder_inputs
 from l0drop.training.ragged import any_shape
-from l0drop.training.settings import decoding, scored
 
 
 class Scoring:
@@ -95,7 +95,8 @@ class Scoring:
                 self.tokenizers.target,
                 pad_id=self.pad_id,
                 progress=add,
-                **decoding(self.recipe),
+                batch_tokens=self.recipe.evaluate.batch_tokens,
+                generation=generation_of(self.recipe),
             )
         texts = [""] * count
         meter = SparsityMeter()
@@ -104,7 +105,8 @@ class Scoring:
                 texts[index] = text
             for name, value in part[1].items():
                 setattr(meter, name, getattr(meter, name) + value)
-        return scored(texts, references, self.recipe.evaluate), meter, texts
+        score = scorer(self.recipe.evaluate.metric, self.recipe.evaluate.tokenize)
+        return score(texts, references), meter, texts
 
     def _own(self, items: list[Any]) -> list[Any]:
         return items[self.processes.process_index :: self.processes.num_processes]

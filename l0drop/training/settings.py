@@ -1,4 +1,4 @@
-"""A recipe's settings as arguments of the Trainer, the optimizer, decoding and the metric."""
+"""A recipe's settings as arguments of the Trainer and the optimizer."""
 
 from pathlib import Path
 from typing import Any
@@ -6,34 +6,8 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
-from l0drop.data.metrics import Score, bleu, bleu_paper, chrf, rouge
-from l0drop.decoding.folder import generation_of
 from l0drop.models.modeling import L0DropModel
-from l0drop.recipe import Evaluate, Recipe
-
-
-def decoding(recipe: Recipe) -> dict[str, Any]:
-    """The decoding settings of a recipe, as arguments of `decode_corpus`."""
-    generation = generation_of(recipe)
-    return {
-        "batch_tokens": recipe.evaluate.batch_tokens,
-        "beams": generation["num_beams"],
-        "length_penalty": generation["length_penalty"],
-        "max_new_tokens": generation["max_new_tokens"],
-    }
-
-
-def scored(texts: list[str], references: list[str], evaluate: Evaluate) -> Score:
-    """Score outputs by the recipe's metric."""
-    match evaluate.metric:
-        case "bleu":
-            return bleu(texts, references, evaluate.tokenize)
-        case "bleu_paper":
-            return bleu_paper(texts, references)
-        case "chrf":
-            return chrf(texts, references)
-        case "rouge":
-            return rouge(texts, references)
+from l0drop.recipe import Recipe
 
 
 def trainer_arguments(recipe: Recipe, folder: Path) -> TrainingArguments:

@@ -27,7 +27,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerFast
 from l0drop.data.corpus import Summary, TokenizedCorpus
 from l0drop.data.prepare import prepare_corpus, usable_pairs
 from l0drop.data.sources import Prefixed
-from l0drop.data.text import CorpusError, HubDataset, JsonlFile, Pair, TextFiles, TsvFile, read_lines
+from l0drop.data.text import CorpusError, HubDataset, JsonlFile, Pair, TextFiles, TsvFile, one_line, read_lines
 from l0drop.data.tokenizer import TokenizerPair, train_tokenizer
 
 SOURCES = ["The cat sleeps.", "", "A dog, a big dog, runs.", "Nobody came.", "", "It rains", "one two three four"]
@@ -95,6 +95,13 @@ def test_only_line_feeds_end_lines(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes("\ufeffone\r\ntwo\u2028still two\x0bstill\n\nthree \t\nlast".encode())
     assert list(read_lines(path)) == ["one", "two\u2028still two\x0bstill", "", "three \t", "last"]
+
+
+def test_an_output_is_one_line_of_a_file_and_is_read_back(tmp_path: Path) -> None:
+    outputs = ["two\r\nlines", " edges ", "one\u2028sentence\x0bstill", "", "\n"]
+    path = tmp_path / "outputs.txt"
+    path.write_bytes("".join(f"{one_line(output)}\n" for output in outputs).encode())
+    assert list(read_lines(path)) == ["two lines", " edges ", "one\u2028sentence\x0bstill", "", " "]
 
 
 @pytest.mark.parametrize(("left", "right"), [(5, 3), (3, 5)])

@@ -8,8 +8,9 @@ import pytest
 from sacrebleu.metrics import BLEU, CHRF
 
 from l0drop.data import metrics
+from l0drop.data.metrics import METRICS
 from l0drop.study.evaluate import Judging, evaluate, read_files, recomputed, write
-from l0drop.study.sentence_statistics import METRICS, STATISTICS_FILE, SentenceStatistics, columns
+from l0drop.study.sentence_statistics import STATISTICS_FILE, SentenceStatistics, columns
 from l0drop.study.systems import System
 from tests.study.test_evaluate import SOURCES, lines, spaced
 from tests.study.test_significance import BAD, GOOD, REFS

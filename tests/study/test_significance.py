@@ -8,8 +8,9 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
 from l0drop.data import metrics
+from l0drop.data.metrics import METRICS
 from l0drop.study import significance
-from l0drop.study.sentence_statistics import METRICS, Statistics, statistics
+from l0drop.study.sentence_statistics import Statistics, statistics
 from l0drop.study.significance import compare, compare_over_baselines, resampled, t_cdf, t_quantile, widening
 
 TEXT = "the old well-known house, stands by a river and nobody ever saw 12 people in it; strange, isn't it"

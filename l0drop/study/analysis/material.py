@@ -10,14 +10,13 @@ from torch import Tensor
 
 from l0drop.data.batches import collate
 from l0drop.data.corpus import Example, TokenizedCorpus
-from l0drop.data.metrics import Score
+from l0drop.data.metrics import Score, scorer
 from l0drop.data.sparsity import SparsityMeter
 from l0drop.data.tokenizer import TokenizerPair
-from l0drop.decoding.corpus import decode_corpus, encoder_inputs, length_batches
+from l0drop.decoding.corpus import decode_corpus, described_decoding, encoder_inputs, length_batches
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import Evaluate
 from l0drop.training.objective import cross_entropy_sum, decoder_inputs
-from l0drop.training.settings import scored
 
 CHUNK = 1_000
 """Sentences per sorting by length."""
@@ -26,7 +25,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """Text to measure on.
+    """Text to measure on, and the settings of decoding it (`generation`) and scoring the outputs (`evaluate`).
 
     references: the target texts, one per example of the corpus. target: their description, such as "reference".
     tagged: whether the hint `label` has part-of-speech tags. target_of: the role of the model whose outputs are the
@@ -37,7 +36,7 @@ class Material:
     references: Sequence[str]
     tokenizers: TokenizerPair
     evaluate: Evaluate
-    max_new_tokens: int
+    generation: dict[str, Any]
     target: str
     tagged: bool
     target_of: str | None = None
@@ -57,24 +56,8 @@ class Material:
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """Arguments of `decode_corpus`."""
-        return {
-            "batch_tokens": self.evaluate.batch_tokens,
-            "beams": self.evaluate.beams,
-            "length_penalty": self.evaluate.length_penalty,
-            "max_new_tokens": self.max_new_tokens,
-        }
-
-    @property
-    def generation(self) -> dict[str, Any]:
-        """The same settings as arguments of `generate`."""
-        return {
-            "num_beams": self.evaluate.beams,
-            "length_penalty": self.evaluate.length_penalty,
-            "max_new_tokens": self.max_new_tokens,
-            "do_sample": False,
-            "early_stopping": False,
-        }
+        """The decoding settings, for JSON."""
+        return described_decoding(self.evaluate.batch_tokens, self.generation)
 
     def batches(self, cost: Callable[[int, int], int], budget: int) -> Iterator[dict[str, Any]]:
         """The examples in batches of similar length: sentences × the cost of the longest stays within the budget, or
@@ -88,13 +71,13 @@ class Material:
                 yield collate([self.corpus[first + int(index)] for index in chosen], self.pad_id)
 
     def score(self, texts: list[str]) -> Score:
-        return scored(texts, list(self.references), self.evaluate)
+        return scorer(self.evaluate.metric, self.evaluate.tokenize)(texts, self.references)
 
     def decode(self, model: Any, progress: Progress | None = None) -> tuple[list[str], SparsityMeter]:
         """The model's outputs, one per reference."""
         decoded = decode_corpus(
             model, self.corpus, range(len(self)), self.tokenizers.target, pad_id=self.pad_id, progress=progress,
-            **self.decoding,
+            batch_tokens=self.evaluate.batch_tokens, generation=self.generation,
         )  # fmt: skip
         return decoded.texts, decoded.meter
 

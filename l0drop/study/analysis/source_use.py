@@ -11,10 +11,10 @@ import numpy as np
 
 from l0drop.data.batches import collate
 from l0drop.data.corpus import Example
-from l0drop.data.metrics import Score
+from l0drop.data.metrics import Score, scorer
 from l0drop.decoding.engine import Engine
 from l0drop.study.analysis.material import Material, Progress, forced_cross_entropy
-from l0drop.study.evaluate import control_scores, scorer
+from l0drop.study.evaluate import control_scores
 
 
 def source_use(

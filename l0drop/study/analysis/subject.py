@@ -18,7 +18,7 @@ from l0drop.data.tagger import PRETAGGED
 from l0drop.data.text import Pair, ParallelText
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.decoding.corpus import decode_corpus
-from l0drop.decoding.folder import fingerprint, load_model, load_pair, locate_model
+from l0drop.decoding.folder import fingerprint, generation_settings, load_model, load_pair, locate_model
 from l0drop.models.entmax import EntmaxModel
 from l0drop.models.families import positions_of
 from l0drop.models.modeling import L0DropModel
@@ -208,21 +208,20 @@ def read_material(
     tagging = tagging_of(recipe, reading)
     annotator, not_grouped = annotator_for(locate_model(name)[0] or name, tokenizers.source, tagging, sources)
     corpus = prepare_corpus(chosen, tokenizers, folder / "text", annotator=annotator, **longest)
-    max_new_tokens = evaluate.max_new_tokens or limits["max_target"]
+    generation = generation_settings(evaluate, limits["max_target"])
     target, target_of = "reference", None
     if chosen.source_only:
         target_of = next(iter(models))
         target = f"output of {target_of}"
         outputs = decode_corpus(
             model, corpus, range(len(corpus)), tokenizers.target, pad_id=int(tokenizers.source.pad_token_id),
-            batch_tokens=evaluate.batch_tokens, beams=evaluate.beams, length_penalty=evaluate.length_penalty,
-            max_new_tokens=max_new_tokens,
+            batch_tokens=evaluate.batch_tokens, generation=generation,
         ).texts  # fmt: skip
         chosen = Chosen(text, tokenizers, limits, reading.sentences, outputs)
         corpus = prepare_corpus(chosen, tokenizers, folder / "with outputs", annotator=annotator, **longest)
     references = [pair.target or "" for pair in chosen if not pair.is_one_sided]
     tagged = not_grouped is None
-    material = Material(corpus, references, tokenizers, evaluate, max_new_tokens, target, tagged, target_of)
+    material = Material(corpus, references, tokenizers, evaluate, generation, target, tagged, target_of)
     described = {
         "name": described_as,
         "inputs": text.inputs(),
