@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from l0drop.app.pieces import Piece, is_styled, mark_dropped
-from l0drop.app.terminal import console, log
+from l0drop.app.terminal import console, log, say
 
 
 class Task(StrEnum):
@@ -48,18 +48,8 @@ def demo(
     try:
         _demo(tasks, folder, gating.value, target, seed, threads)
     except KeyboardInterrupt:
-        _stopped()
-    except Exception as error:
-        from l0drop.training.run import Interrupted
-
-        if not isinstance(error, Interrupted):
-            raise
-        _stopped()
-
-
-def _stopped() -> None:
-    log.print("stopped; the same command resumes")
-    raise typer.Exit(130) from None
+        say("stopped; the same command resumes")
+        raise typer.Exit(130) from None
 
 
 def _demo(tasks: list[str], folder: Path, gating: str, target: float | None, seed: int, threads: int) -> None:

@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.table import Table
 
 from l0drop.app.options import Overrides, RecipeFile, Runs, Threads
-from l0drop.app.terminal import log, say
+from l0drop.app.terminal import log, say, stopped_by_user
 
 if TYPE_CHECKING:
-    from l0drop.recipe import Recipe
+    pass
 
 
 def prepare(recipe: RecipeFile, set_: Overrides = None, runs: Runs = Path("runs")) -> None:
@@ -25,40 +24,29 @@ def prepare(recipe: RecipeFile, set_: Overrides = None, runs: Runs = Path("runs"
     say(f"ready in {folder}")
 
 
+@stopped_by_user("the same command resumes")
 def train(recipe: RecipeFile, set_: Overrides = None, runs: Runs = Path("runs"), threads: Threads = None) -> None:
     """Train a recipe, or resume an interrupted run."""
     from l0drop.recipe import load_recipe
 
     loaded = load_recipe(recipe, set_ or [])
-    run(loaded, runs, threads)
-
-
-def run(recipe: "Recipe", runs: Path, threads: int | None) -> dict[str, Any]:
-    """Train, then print the scores."""
     import torch
 
-    from l0drop.training.run import Interrupted
     from l0drop.training.run import train as train_run
 
     if threads is not None:
         torch.set_num_threads(threads)
-    try:
-        metrics = train_run(recipe, runs, log)
-    except Interrupted as stopped:
-        say(str(stopped), style="yellow")
-        raise typer.Exit(130) from None
+    metrics = train_run(loaded, runs, log)
     for split in ("valid", "test"):
         if split in metrics:
             _print_scores(split, metrics[split])
     if any("references" in metrics.get(split, {}) for split in ("valid", "test")):
-        log.print(
+        say(
             "A score against a model's outputs says how closely they are imitated (BLEU 100: every output is the "
             "same), not how good the translations are.",
             style="dim",
-            highlight=False,
         )
-    say(f"done: {runs / recipe.name}")
-    return metrics
+    say(f"done: {runs / loaded.name}")
 
 
 def _print_scores(split: str, found: dict[str, Any]) -> None:

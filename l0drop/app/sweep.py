@@ -10,7 +10,7 @@ from rich.text import Text
 
 from l0drop.app.numbers import listed
 from l0drop.app.options import Overrides, RecipeFile, Runs, Threads
-from l0drop.app.terminal import console, log, stopped_by_user
+from l0drop.app.terminal import console, log, say, stopped_by_user
 
 
 @stopped_by_user("the same command resumes")
@@ -52,7 +52,6 @@ def sweep(
 
     from l0drop.study.sweep import lambda_point, rule_point, target_point
     from l0drop.study.sweep import sweep as run_sweep
-    from l0drop.training.run import Interrupted
 
     points = [lambda_point(value) for value in listed(lambda_, "--lambda")] if lambda_ is not None else []
     points += [target_point(value) for value in listed(target, "--target")] if target is not None else []
@@ -61,17 +60,13 @@ def sweep(
         raise ValueError("--lambda, --target or --rules: give at least one of them, such as --target 0.2,0.4,0.6")
     if threads is not None:
         torch.set_num_threads(threads)
-    try:
-        summary = run_sweep(
-            loaded, points, runs, fine_tune=fine_tune or [], parallel=parallel, threads=threads, console=log
-        )
-    except Interrupted as stopped:
-        log.print(f"[yellow]{stopped}[/]", soft_wrap=True)
-        raise typer.Exit(130) from None
+    summary = run_sweep(
+        loaded, points, runs, fine_tune=fine_tune or [], parallel=parallel, threads=threads, console=log
+    )
     console.print(sweep_table(summary))
     folder = runs / summary["name"]
-    log.print(f"done: {folder / 'sweep.json'}", markup=False, soft_wrap=True)
-    log.print(f"verdicts: l0drop evaluate {folder}", markup=False, soft_wrap=True)
+    say(f"done: {folder / 'sweep.json'}")
+    say(f"verdicts: l0drop evaluate {folder}")
 
 
 def sweep_table(summary: dict[str, Any]) -> Group:

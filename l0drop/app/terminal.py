@@ -36,11 +36,14 @@ def fail(text: str) -> None:
 
 @contextmanager
 def stopped_by_user(note: str = "") -> Iterator[None]:
-    """End with exit code 130 and this note if the user presses Ctrl-C. Also a decorator for commands."""
+    """End with exit code 130 if the user presses Ctrl-C; print the library's message, or else this note.
+
+    Also a decorator for commands.
+    """
     try:
         yield
-    except KeyboardInterrupt:
-        say(f"stopped; {note}" if note else "stopped", "yellow")
+    except KeyboardInterrupt as stop:
+        say(str(stop) or (f"stopped; {note}" if note else "stopped"), "yellow")
         raise typer.Exit(130) from None
 
 

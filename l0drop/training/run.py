@@ -45,7 +45,7 @@ from l0drop.training.trainer import L0DropTrainer
 RUNS = Path("runs")
 
 
-class Interrupted(Exception):  # noqa: N818
+class Interrupted(KeyboardInterrupt):
     """The user stopped the run; a checkpoint was saved."""
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from l0drop.app.options import Device, Dtype, DtypeOption
-from l0drop.app.terminal import log
+from l0drop.app.terminal import say, warn
 
 if TYPE_CHECKING:
     from l0drop.app.serve.models import Served
@@ -83,10 +83,7 @@ def serve(
     limits = Limits(text=max_text, texts=max_texts, queue=queue, seconds=timeout)
     secrets = _keys(keys)
     if host not in LOCAL and not secrets:
-        log.print(
-            f"[yellow]warning:[/] anyone who can reach {host} can use the service; --keys FILE asks for a key",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
+        warn(f"anyone who can reach {host} can use the service; --keys FILE asks for a key")
     found = load_models(models, languages or [], summarizes or [], device, dtype)
     reference = None
     if shadow_model is not None:
@@ -99,7 +96,7 @@ def serve(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     for served in found:
         gates = "" if served.model.is_gated else ", no gates"
-        log.print(f"{served.name}: {served.task}{gates}", highlight=False, soft_wrap=True, markup=False)
+        say(f"{served.name}: {served.task}{gates}")
     uvicorn.Server(uvicorn_config(app, host=host, port=port)).run()
 
 
