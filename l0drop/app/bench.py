@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +12,7 @@ from rich.table import Table
 
 from l0drop.app.command import Command, Group
 from l0drop.app.numbers import listed
+from l0drop.app.options import given
 from l0drop.app.terminal import console, log
 
 bench = typer.Typer(cls=Group, no_args_is_help=True, help="Measure speed on this machine.")
@@ -176,27 +176,13 @@ def decode(
     """
     from l0drop.bench.decoding import decode_benchmark
     from l0drop.bench.peers import SYSTEMS
-    from l0drop.bench.workloads import SHAPES, RandomModel, Text, Workload
+    from l0drop.bench.workloads import chosen_workloads
 
-    numbers: dict[str, Any] = {"batch": batch, "source": source, "target": target, "dropped": dropped}
-    shaped = {name: value for name, value in numbers.items() if value is not None}
-    texts = {"sentences": sentences, "max_new_tokens": max_new_tokens}
-    texted = {name: value for name, value in texts.items() if value is not None}
-    workloads: dict[str, Workload] = {}
-    if model is None:
-        if input_ is not None or texted:
-            raise ValueError(f"{'input' if input_ else next(iter(texted))}: needs a model folder")
-        for name in [name.strip() for name in (shape or "cnndm").split(",")]:
-            if name not in SHAPES:
-                raise ValueError(f"shape: expected some of {', '.join(SHAPES)}, got {name!r}")
-            workloads[name] = RandomModel(replace(SHAPES[name], **shaped), beams)
-    else:
-        others = [name for name, value in {**shaped, "shape": shape}.items() if value is not None and name != "batch"]
-        if others:
-            raise ValueError(f"{others[0]}: is for random weights; a model decodes text of natural length")
-        if input_ is None:
-            raise ValueError("input: missing; name a text file to decode")
-        workloads["text"] = Text(model, input_, beams=beams, **texted, **({"batch": batch} if batch else {}))
+    workloads = chosen_workloads(
+        model, input_, None if shape is None else [name.strip() for name in shape.split(",")], beams=beams,
+        sizes=given(batch=batch, source=source, target=target, dropped=dropped),
+        limits=given(sentences=sentences, max_new_tokens=max_new_tokens),
+    )  # fmt: skip
     chosen = SYSTEMS if systems is None else tuple(name.strip() for name in systems.split(","))
     results = {}
     for name, workload in workloads.items():

@@ -308,9 +308,9 @@ class Question:
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name}: expected at least 1, got {value}")
         if self.file is not None and self.model is None:
-            raise ValueError("input: needs a model to read it")
+            raise ValueError("`input`: needs a model to read it")
         if self.model is not None and self.file is None and self.sparsity is None:
-            raise ValueError("sparsity: missing; give the share to drop, or `input` for a model with a gate")
+            raise ValueError("`sparsity`: missing; give the share to drop, or `input` for a model with a gate")
 
     def load(self) -> "Setting":
         """Load the model, and measure the text."""

@@ -1,7 +1,7 @@
 """Workloads of the decoding benchmark: a batch of a given shape on random weights, or lines of text on a model."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -165,3 +165,32 @@ class Text:
             "input": file_stamp(self.file),
             "batch": self.batch,
         }
+
+
+def chosen_workloads(
+    model: str | None,
+    file: Path | None = None,
+    shapes: Sequence[str] | None = None,
+    *,
+    beams: int = 4,
+    sizes: Mapping[str, Any] | None = None,
+    limits: Mapping[str, Any] | None = None,
+) -> dict[str, Workload]:
+    """The workloads by name: text for a model, or without one the batches of these SHAPES (cnndm) on random weights.
+
+    sizes: numbers that replace those of a `Shape`; a model takes `batch` alone. limits: `sentences` and
+    `max_new_tokens` of `Text`.
+    """
+    sizes, limits = sizes or {}, limits or {}
+    if model is None:
+        for name in (*(["input"] if file is not None else []), *limits):
+            raise ValueError(f"`{name}`: needs a model folder")
+        for name in shapes or ():
+            if name not in SHAPES:
+                raise ValueError(f"`shape`: expected some of {', '.join(SHAPES)}, got {name!r}")
+        return {name: RandomModel(replace(SHAPES[name], **sizes), beams) for name in shapes or ("cnndm",)}
+    for name in (*(name for name in sizes if name != "batch"), *(["shape"] if shapes is not None else [])):
+        raise ValueError(f"`{name}`: is for random weights; a model decodes text of natural length")
+    if file is None:
+        raise ValueError("`input`: missing; name a text file to decode")
+    return {"text": Text(model, file, beams=beams, **sizes, **limits)}
