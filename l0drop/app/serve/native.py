@@ -42,8 +42,8 @@ class Search(Strict):
     max_new_tokens: Annotated[int | None, Field(ge=1)] = None
     min_new_tokens: Annotated[int | None, Field(ge=0)] = None
     num_return_sequences: Annotated[int | None, Field(ge=1)] = None
-    length_penalty: float | None = None
-    repetition_penalty: Annotated[float | None, Field(gt=0)] = None
+    length_penalty: Annotated[float | None, Field(ge=-10, le=10)] = None
+    repetition_penalty: Annotated[float | None, Field(ge=0.01, le=100)] = None
     no_repeat_ngram_size: Annotated[int | None, Field(ge=0)] = None
     early_stopping: bool | Literal["never"] | None = None
 

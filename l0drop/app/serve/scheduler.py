@@ -176,8 +176,9 @@ class Scheduler:
             self.metrics.expired.inc(sum(not item.future.done() or item.future.cancelled() for item in items))
             raise Problem(504, "the deadline passed before the text was decoded", {"Retry-After": "5"}) from None
         finally:
-            cancelled = [item.future.cancel() for item in items]
-            if any(cancelled):
+            for item in items:
+                item.future.cancel()
+            if any(item.future.cancelled() for item in items):
                 self._queue.drop(lambda item: item.future.cancelled())
                 self._queued_changed()
 

@@ -56,6 +56,7 @@ def application(
         exception_handlers={Problem: on_problem, HTTPException: on_http_exception},
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False  # a redirect would repeat the client's Host header
     app.state.service, app.state.access, app.state.detector = service, access, detector
     app.state.began = int(time.time())
     return app

@@ -131,7 +131,7 @@ def test_explain_has_gates_and_attention(service: Running, sparse: TextModel) ->
         ({"text": "x", "max_new_tokens": 100_000}, "max_new_tokens: at most"),
         ({"text": "x", "target_lang": "de"}, "target_lang: .* knows no languages"),
         ({"text": "x", "source_lang": "de"}, "source_lang: .* knows no languages"),
-        ({"text": "x", "length_penalty": 1e9}, "length_penalty: .* out of range"),
+        ({"text": "x", "length_penalty": 1e9}, "length_penalty"),
         ({"text": 3}, "text"),
         ({"text": ["x", 3]}, "text"),
         ({"texts": "x"}, "text"),

@@ -1,0 +1,140 @@
+"""Keys: nothing but the exceptions answers without one. The description: schemathesis finds nothing."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+from starlette.routing import Route
+
+from l0drop.app.serve.guard import LOCAL, OPEN_PATHS, Access
+from l0drop.app.serve.limits import Limits
+from l0drop.app.serve.models import Served
+from l0drop.app.serve.openapi import description
+from l0drop.app.serve.server import application
+from l0drop.decoding.text import TextModel
+from tests.app.serve.running import Running, running
+
+KEYS = ["first-secret", "second-secret"]
+
+
+@pytest.fixture(scope="module")
+def locked(sparse: TextModel) -> Iterator[Running]:
+    access = Access(KEYS, LOCAL, ["https://friend.example"])
+    with running([Served("sparse", sparse, pair=("en", "xx"))], access) as found:
+        yield found
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/generate": {"text": "x"},
+    "/v1/explain": {"text": "x"},
+    "/models/sparse": {"inputs": "x"},
+    "/translate": {"q": "x", "source": "en", "target": "xx"},
+    "/detect": {"q": "x"},
+}
+
+
+UNKNOWN = ["/nothing", "/openapi.json/", "//metrics", "/metrics/"]
+
+
+def paths(service: Running) -> list[str]:
+    """Every route, and paths that are none."""
+    routes = [route.path for route in application(service.service).routes if isinstance(route, Route)]
+    return [*(path.replace("{name:path}", "sparse") for path in routes), *UNKNOWN]
+
+
+def ask(service: Running, path: str, headers: Any = None, **fields: Any) -> httpx.Response:
+    if path in BODIES:
+        return service.post(path, {**BODIES[path], **fields}, headers=headers)
+    return service.get(path, headers=headers)
+
+
+@pytest.mark.parametrize("key", [None, "wrong", "first-secre", "first-secret2", "FIRST-SECRET", "\u00e9"])
+def test_nothing_else_answers_without_a_key(locked: Running, key: str | None) -> None:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}".encode("latin-1")}
+    for path in paths(locked):
+        fields = {"api_key": key} if path in ("/translate", "/detect") else {}
+        answer = ask(locked, path, headers, **fields)
+        if path in OPEN_PATHS:
+            assert answer.status_code == 200, path
+        else:
+            assert answer.status_code in (401, 403), path
+            assert set(answer.json()) == {"error"}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_opens_everything(locked: Running, key: str) -> None:
+    for path in paths(locked):
+        status = 400 if path == "/detect" else 404 if path in UNKNOWN else 200
+        assert ask(locked, path, {"Authorization": f"bearer {key}"}).status_code == status, path
+
+
+def test_allowed_origins_may_call(locked: Running) -> None:
+    headers = {"Origin": "https://friend.example", "Authorization": f"Bearer {KEYS[0]}"}
+    answer = locked.post("/v1/generate", {"text": "x"}, headers=headers)
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == "https://friend.example"
+    refused = locked.get("/healthz", headers={"Origin": "https://evil.example"})
+    assert refused.status_code == 403
+    assert "access-control-allow-origin" not in refused.headers
+
+
+# --- the description --------------------------------------------------------------------------------------------------
+
+
+def test_the_description_names_every_route(service: Running) -> None:
+    document = service.get("/openapi.json").json()
+    app = application(service.service)
+    routes = {route.path.replace(":path", "") for route in app.routes if isinstance(route, Route)}
+    assert routes - {"/", "/openapi.json"} == set(document["paths"])
+
+
+@pytest.fixture(scope="module")
+def fuzzed(sparse: TextModel, plain: TextModel) -> Iterator[Running]:
+    models = [Served("sparse", sparse, pair=("en", "xx")), Served("plain", plain)]
+    with running(models, limits=Limits(new_tokens=16, beams=3)) as found:
+        yield found
+
+
+CHECKS = [
+    not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance,
+    negative_data_rejection, unsupported_method,
+]  # fmt: skip
+
+
+OPERATIONS = ["/v1/generate", "/v1/explain", "/models/{name}", "/translate", "/detect"]
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode))
+@pytest.mark.parametrize("path", OPERATIONS)
+def test_schemathesis_finds_nothing(fuzzed: Running, path: str, mode: GenerationMode) -> None:
+    document = description(fuzzed.service, Access())
+    for name in ("Generate", "Explain") if mode.is_positive else ():  # a deadline that passes is 504, rightly
+        document["components"]["schemas"][name]["properties"]["timeout"] = {"type": "number", "minimum": 30}
+    operation = schemathesis.openapi.from_dict(document)[path]["POST"]
+
+    @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def check(case: schemathesis.Case) -> None:
+        case.call_and_validate(base_url=fuzzed.url, checks=CHECKS)
+
+    check()
+
+
+def test_answers_to_get_fit_the_description(fuzzed: Running) -> None:
+    document = description(fuzzed.service, Access())
+    schema = schemathesis.openapi.from_dict(document)
+    for path in [path for path, methods in document["paths"].items() if "get" in methods]:
+        case = schema[path]["GET"].Case(path_parameters={"name": "sparse"} if "{name}" in path else {})
+        case.call_and_validate(base_url=fuzzed.url, checks=CHECKS)
