@@ -18,7 +18,7 @@ from l0drop.app.terminal import console, log
 bench = typer.Typer(cls=Group, no_args_is_help=True, help="Measure speed on this machine.")
 
 Rounds = Annotated[int, typer.Option(help="Rounds; the systems take turns.", min=1)]
-Threads = Annotated[int, typer.Option(help="CPU threads.", min=1)]
+Threads = Annotated[int, typer.Option(help="CPU threads.", min=1, max=1024)]
 Output = Annotated[Path | None, typer.Option("--json", help="Write the result to this JSON file.")]
 
 

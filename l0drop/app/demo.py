@@ -38,7 +38,7 @@ def demo(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of data and training.", min=0)] = 1,
     folder: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("runs/demo"),
-    threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 2,
+    threads: Annotated[int, typer.Option(help="CPU threads.", min=1, max=1024)] = 2,
 ) -> None:
     """Train small models on built-in text, fine-tune them with gates, and show quality and decoding time.
 

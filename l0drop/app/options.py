@@ -25,7 +25,7 @@ Overrides = Annotated[
     typer.Option("--set", help="Change a key of the recipe: --set train.steps=100", metavar="A.B=VALUE"),
 ]
 Runs = Annotated[Path, typer.Option(help="The folder that holds run folders.")]
-Threads = Annotated[int | None, typer.Option(help="The number of CPU threads (default: torch's).", min=1)]
+Threads = Annotated[int | None, typer.Option(help="The number of CPU threads (default: torch's).", min=1, max=1024)]
 
 # --- decoding ----------------------------------------------------------------------------------------------------
 

@@ -111,7 +111,7 @@ def translate(
     device: Device = None,
     dtype: DtypeOption = None,
     threads: Annotated[
-        int | None, typer.Option(metavar="N", help="CPU threads. Default: torch's choice.", min=1)
+        int | None, typer.Option(metavar="N", help="CPU threads. Default: torch's choice.", min=1, max=1024)
     ] = None,
 ) -> None:
     """Translate or summarize lines of text: one output line per input line, in order. Blank lines stay blank."""
@@ -156,7 +156,7 @@ def _settings(pairs: list[str]) -> dict[str, Any]:
             raise ValueError(f"--set: expected NAME=VALUE, got {pair!r}")
         try:
             settings[name] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             settings[name] = {"True": True, "False": False}.get(value, value)
     return settings
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from l0drop.core.gates import Gates, unreadable
 from l0drop.core.memory import Gating, has_shared_row
-from l0drop.core.values import number
+from l0drop.core.values import count, number
 
 GateAt = Callable[[Tensor], Tensor]
 
@@ -55,9 +55,7 @@ class Dial:
             if not unreadable(shares) and not bool(((shares > 0) & (shares <= 1)).all()):
                 raise ValueError(f"keep: expected a share in (0, 1], got {self.keep}")
         if self.max_memory is not None:
-            rows = number("max_memory", self.max_memory)
-            if rows != int(rows) or rows < 1:
-                raise ValueError(f"max_memory: expected a whole number of rows, at least 1, got {self.max_memory}")
+            count("max_memory", self.max_memory)
         if self.shift is not None:
             number("shift", self.shift)
         if not isinstance(self.dense, bool):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from l0drop.core import hard_concrete
+from l0drop.core.values import WrongKindError
 
 NOISE = "noise"
 """The name of the hint with the uniforms, [B, N] in [0, 1), from which gates are sampled in training."""
@@ -41,6 +42,8 @@ class Gates(NamedTuple):
     def check(self, mask_BN: Tensor) -> None:
         """Raise ValueError unless these are gates for `mask_BN`: right shapes, values in [0, 1], 0 on padding."""
         for name, tensor in zip(self._fields, self, strict=True):
+            if tensor is not None and not isinstance(tensor, Tensor):
+                raise WrongKindError(f"Gates.{name}: expected a tensor, got {type(tensor).__name__}")
             if tensor is not None and tensor.shape != mask_BN.shape:
                 raise ValueError(
                     f"Gates.{name}: expected shape {tuple(mask_BN.shape)}, one number per source position, "
@@ -50,6 +53,11 @@ class Gates(NamedTuple):
             return  # checked by the eager run of the same gate
         for name, tensor in (("values", self.values), ("open_probability", self.open_probability)):
             if tensor is not None and not bool(((tensor >= 0) & (tensor <= 1)).all()):
+                if bool(tensor.isnan().any()):
+                    raise ValueError(
+                        f"Gates.{name}: are NaN; the encodings or the gate's weights are not finite: they are damaged, "
+                        "or too large for this dtype (try float32)"
+                    )
                 raise ValueError(f"Gates.{name}: must lie in [0, 1]; clamp them in the gate's forward")
         if bool(((self.values != 0) & ~mask_BN).any()):
             raise ValueError("Gates.values: padding must have gate 0; multiply them by mask in the gate's forward")

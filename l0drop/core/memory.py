@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from l0drop.core.gates import Gates, unreadable
+from l0drop.core.values import WrongKindError
 
 Gating = Literal["zero", "mask", "weight", "mean"]
 GATINGS: tuple[str, ...] = get_args(Gating)
@@ -119,6 +120,11 @@ def check_mask(mask_BN: Tensor) -> None:
 def _checked(encodings: Tensor, gates: Gates, mask: Tensor, gating: str) -> Tensor:
     if gating not in GATINGS:
         raise ValueError(f"gating: expected one of {', '.join(GATINGS)}, got {gating!r}")
+    for name, value, kind in (("encodings", encodings, Tensor), ("gates", gates, Gates), ("mask", mask, Tensor)):
+        if not isinstance(value, kind):
+            raise WrongKindError(f"{name}: expected {kind.__name__}, got {type(value).__name__}")
+    if not mask.numel():
+        raise ValueError(f"mask: expected at least one sentence and position, got shape {tuple(mask.shape)}")
     if mask.shape != encodings.shape[:2]:
         raise ValueError(f"mask: expected shape {tuple(encodings.shape[:2])}, got {tuple(mask.shape)}")
     mask_BN = mask.bool()

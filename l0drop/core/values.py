@@ -1,4 +1,4 @@
-"""Numbers that users pass: refused by name where they are none, instead of failing somewhere inside."""
+"""Values that users pass: refused by name where they are of the wrong kind, instead of failing somewhere inside."""
 
 import math
 from numbers import Real
@@ -7,16 +7,32 @@ from typing import Any
 from torch import Tensor
 
 
+class WrongKindError(TypeError, ValueError):
+    """An argument of the wrong type; also a ValueError, so that one handler serves wrong types and wrong values."""
+
+
 def number(name: str, value: Any) -> float:
-    """`value` as a float; TypeError unless it is a number or a tensor with one element, ValueError unless finite."""
+    """`value`, a number or a tensor with one element, as a finite float; WrongKindError for anything else."""
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, Real):
         what = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
-        raise TypeError(f"{name}: expected a number, got {what}")
-    if not math.isfinite(value):
+        raise WrongKindError(f"{name}: expected a number, got {what}")
+    try:
+        found = float(value)
+    except OverflowError:
+        found = math.inf
+    if not math.isfinite(found):
         raise ValueError(f"{name}: expected a finite number, got {value}")
-    return float(value)
+    return found
+
+
+def count(name: str, value: Any, least: int = 1, most: int = 2**31 - 1) -> int:
+    """`value` as a whole number; a whole float such as 2.0 is one."""
+    found = number(name, value)
+    if found != int(found) or not least <= found <= most:
+        raise ValueError(f"{name}: expected a whole number from {least} to {most}, got {value}")
+    return int(found)
 
 
 def share(name: str, value: Any) -> float:

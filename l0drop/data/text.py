@@ -218,7 +218,7 @@ def read_lines(path: Path | str) -> Iterator[str]:
         try:
             line = raw.decode("utf-8")
         except UnicodeDecodeError as error:
-            unpacked = " of the unpacked text" if Path(path).suffix in (".gz", ".xz") else ""
+            unpacked = " of the unpacked text" if is_packed(Path(path)) else ""
             raise CorpusError(
                 f"{path}, line {number}: not valid UTF-8 at byte {offset + error.start}{unpacked} ({error.reason})"
             ) from error
@@ -260,14 +260,21 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
 
 
 def open_file(path: Path) -> IO[bytes] | gzip.GzipFile | lzma.LZMAFile:
-    """Open a file for reading bytes; .gz and .xz files are unpacked."""
-    match path.suffix:
+    """Open a file for reading bytes; .gz and .xz files are unpacked, and an empty one, which is neither, is refused."""
+    if is_packed(path) and path.is_file() and path.stat().st_size == 0:
+        raise CorpusError(f"{path}: the file is empty, not a {path.suffix.lower()} file; was it copied completely?")
+    match path.suffix.lower():
         case ".gz":
             return gzip.open(path, "rb")
         case ".xz":
             return lzma.open(path, "rb")
         case _:
             return path.open("rb")
+
+
+def is_packed(path: Path) -> bool:
+    """Whether a file's name says that it is compressed."""
+    return path.suffix.lower() in (".gz", ".xz")
 
 
 def _blank(text: ParallelText, number: int) -> Pair:

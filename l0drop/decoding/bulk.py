@@ -16,13 +16,15 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import distributed
 
+from l0drop.core.values import count
 from l0drop.data.text import one_line
 from l0drop.decoding.lines import Lines
 from l0drop.decoding.partial import Output, Position
 from l0drop.decoding.results import Result
-from l0drop.decoding.text import BATCH_TOKENS, Source, TextModel
+from l0drop.decoding.text import BATCH_TOKENS, MAX_BATCH_TOKENS, Source, TextModel
 
 WINDOW = 2048
+MAX_WINDOW = 10_000_000
 """Lines read, sorted and written at a time."""
 MAX_CUT_WARNINGS = 10
 """Lines that are too long are named in a warning up to this number; all are counted."""
@@ -67,6 +69,10 @@ class Decoding:
     max_source: int | None = None
     batch_tokens: int = BATCH_TOKENS
     window: int = WINDOW
+
+    def __post_init__(self) -> None:
+        count("batch_tokens", self.batch_tokens, most=MAX_BATCH_TOKENS)
+        count("window", self.window, most=MAX_WINDOW)
 
 
 class Processes:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from l0drop.data.text import is_packed
 from l0drop.decoding.lines import is_jsonl
 from l0drop.decoding.partial import Output, Pipe, locked_output, partial_file, recorded_facts, refuse_clashes
 
@@ -32,7 +33,7 @@ class Destination:
             raise ValueError(f"`{'resume' if self.resume else 'restart'}`: needs the `output` of the interrupted run")
         if self.resume and self.restart:
             raise ValueError("`resume` and `restart`: give one of them")
-        if self.file is not None and self.file.suffix in (".gz", ".xz"):
+        if self.file is not None and is_packed(self.file):
             raise ValueError(
                 f"`output`: {self.file} would not be compressed; omit `output` and pipe standard output to gzip or xz"
             )

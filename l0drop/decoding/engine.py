@@ -21,6 +21,7 @@ from torch import Tensor
 from l0drop.core.dial import Dials
 from l0drop.core.gates import Gates
 from l0drop.core.memory import Memory, compress, full, keep_one
+from l0drop.core.values import WrongKindError
 from l0drop.decoding.caches import DecoderCache
 from l0drop.decoding.decoder import Decoder
 from l0drop.decoding.grouping import cheapest_groups, split_evenly
@@ -180,11 +181,11 @@ class Engine:
         **encoder_arguments: Any,
     ) -> Encoded:
         """The memory of a batch of token ids [B, N], ready to be decoded."""
-        _check_inputs(inputs)
+        self._check_inputs(inputs)
         device = self.model.device
         batch: dict[str, Any] = {"input_ids": inputs.to(device), **encoder_arguments}
         if attention_mask is not None:
-            batch["attention_mask"] = attention_mask.to(device)
+            batch["attention_mask"] = _tensor("attention_mask", attention_mask).to(device)
         mask_BN = real_tokens(batch.get("attention_mask"), batch["input_ids"])
         gated = isinstance(self.model, L0DropModel) and self.model.config.l0drop.enabled
         dial = {"keep": keep, "max_memory": max_memory, "shift": shift}
@@ -200,9 +201,13 @@ class Engine:
             if not hasattr(self.model.config, "l0drop"):
                 raise ValueError("gates: a plain model has no gating; sparsify it first")
             given = gates if isinstance(gates, Gates) else Gates(gates)
-            gates = Gates(*(None if t is None else t.to(device) for t in given))  # type: ignore[arg-type]
+            gates = Gates(*(None if t is None else _tensor("gates", t).to(device) for t in given))  # type: ignore[arg-type]
         if gated and gates is None:
-            batch["hints"] = None if hints is None else {name: hint.to(device) for name, hint in hints.items()}
+            if hints is not None and not isinstance(hints, Mapping):
+                raise WrongKindError(f"hints: expected tensors [B, N] by name, got {type(hints).__name__}")
+            given_hints = {} if hints is None else hints
+            moved = {name: _tensor(f"hints[{name!r}]", hint).to(device) for name, hint in given_hints.items()}
+            batch["hints"] = None if hints is None else moved
         groups = self._groups_to_encode(mask_BN, dense)
         view = self._view()
         if len(groups) == 1:
@@ -216,6 +221,33 @@ class Engine:
             )
             parts.append(self._encode(view, group_batch, group_mask, group_gates, group_dial, _first(group_dense)))
         return _joined(parts, groups, mask_BN.shape[1])
+
+    def _check_inputs(self, inputs: Any) -> None:
+        """Raise unless `inputs` are token ids [B, N] that the encoder has embeddings and positions for.
+
+        On a GPU, an id without an embedding would end the process.
+        """
+        first = inputs[0] if isinstance(inputs, (list, tuple)) and inputs else inputs
+        if isinstance(first, str):
+            raise WrongKindError(
+                "inputs: expected token ids, got text; tokenize it first, or use l0drop.load(folder).generate(texts)"
+            )
+        if not isinstance(inputs, Tensor):
+            raise WrongKindError(f"inputs: expected a tensor of token ids [B, N], got {type(inputs).__name__}")
+        if inputs.dim() != 2 or inputs.dtype not in (torch.int64, torch.int32) or not inputs.numel():
+            shape = tuple(inputs.shape)
+            one = "; for one sentence, use inputs[None]" if inputs.dim() == 1 else ""
+            raise ValueError(
+                f"inputs: expected token ids [B, N] of type int64, got {inputs.dtype} of shape {shape}{one}"
+            )
+        rows = int(self.model.get_input_embeddings().num_embeddings)
+        lowest, highest = (int(id_) for id_ in inputs.aminmax())
+        if lowest < 0 or highest >= rows:
+            wrong = lowest if lowest < 0 else highest
+            raise ValueError(f"inputs: no token has the id {wrong}; the vocabulary has {rows} tokens")
+        positions = positions_of(self.model, "encoder")
+        if positions is not None and inputs.shape[1] > positions:
+            raise ValueError(f"inputs: {inputs.shape[1]} is more than the {positions} positions of the encoder")
 
     def _encode(
         self, view: Any, batch: dict[str, Any], mask_BN: Tensor, gates: Gates | None, dial: dict[str, Any], dense: bool
@@ -401,17 +433,10 @@ class Engine:
         return Generation(output.sequences, scores, encoded.gates, encoded.kept)
 
 
-def _check_inputs(inputs: Any) -> None:
-    if isinstance(inputs, Tensor):
-        if inputs.dim() != 2 or inputs.is_floating_point():
-            raise ValueError(f"inputs: expected token ids [B, N], got {inputs.dtype} of shape {tuple(inputs.shape)}")
-        return
-    first = inputs[0] if isinstance(inputs, (list, tuple)) and inputs else inputs
-    if isinstance(first, str):
-        raise TypeError(
-            "inputs: expected token ids, got text; tokenize it first, or use l0drop.load(folder).generate(texts)"
-        )
-    raise TypeError(f"inputs: expected a tensor of token ids [B, N], got {type(inputs).__name__}")
+def _tensor(name: str, value: Any) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise WrongKindError(f"{name}: expected a tensor [B, N], got {type(value).__name__}")
+    return value
 
 
 def _check_memory(memory: Memory) -> None:

@@ -189,11 +189,10 @@ def dtype_of(dtype: str | torch.dtype | None) -> torch.dtype | str:
     """The `dtype` argument of from_pretrained; None stands for the dtype of the stored weights."""
     if dtype is None:
         return "auto"
-    if isinstance(dtype, str):
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype: expected one of {', '.join([*DTYPES, 'int8'])}, got {dtype!r}")
-        return DTYPES[dtype]
-    return dtype
+    known: Any = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if known not in DTYPES.values():
+        raise ValueError(f"dtype: expected one of {', '.join([*DTYPES, 'int8'])}, got {dtype!r}")
+    return known
 
 
 def fingerprint(name: str, model: PreTrainedModel) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from l0drop.core.values import count
 from l0drop.data.whole import write_whole
 from l0drop.decoding.bulk import Decoding, LineTotals, OutputLine, Processes, Warn, decode_lines, json_line, plain_line
 from l0drop.decoding.destination import Destination
@@ -38,7 +39,8 @@ class Job:
 
     @property
     def has_alternatives(self) -> bool:
-        return self.decoding.generation.get("num_return_sequences", 1) > 1
+        returned = self.decoding.generation.get("num_return_sequences")
+        return returned is not None and count("num_return_sequences", returned) > 1
 
     @property
     def line(self) -> OutputLine:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from l0drop.data.text import CorpusError, open_file
+from l0drop.data.text import CorpusError, is_packed, open_file
 
 LONGEST = 64 << 20
 """Maximum line length in bytes. A longer line is probably not text, and it could fill the memory."""
@@ -133,7 +133,7 @@ class TextInput:
     @property
     def size(self) -> int | None:
         """The bytes that will be read, if they are known."""
-        plain = self.file is not None and self.file.is_file() and self.file.suffix not in (".gz", ".xz")
+        plain = self.file is not None and self.file.is_file() and not is_packed(self.file)
         return self.file.stat().st_size if self.file is not None and plain else None
 
     @contextmanager
@@ -154,4 +154,4 @@ class TextInput:
 
 def is_jsonl(path: Path | None) -> bool:
     """Whether a file's name ends in .jsonl, possibly before .gz or .xz."""
-    return path is not None and ".jsonl" in path.suffixes[-2:]
+    return path is not None and ".jsonl" in [suffix.lower() for suffix in path.suffixes[-2:]]

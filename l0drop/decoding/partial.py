@@ -1,7 +1,7 @@
 """Output that survives an interruption: it is written to OUTPUT.partial and renamed when it is complete.
 
-OUTPUT.partial.json records the length and the digest of the valid part, and the settings. The next run cuts off
-anything after the valid part, so the two files always agree.
+OUTPUT.partial.json records the length and the digest of the valid part, the settings, and a digest of itself. The next
+run cuts off anything after the valid part, so the two files always agree.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from l0drop.data.whole import write_whole
 
-FORMAT = 2
+FORMAT = 3
 ENDINGS = (".partial", ".partial.json", ".partial.lock")
 """Endings of the names of the files that an interrupted run leaves."""
 BLOCK = 1 << 20
@@ -66,10 +66,22 @@ class PartialFile:
 
     def append(self, text: str, position: Position) -> None:
         data = text.encode()
-        self._file.write(data)
-        self._digest.update(data)
-        self._file.flush()
-        os.fsync(self._file.fileno())  # the lines must be on disk before the record, even if the power fails
+        try:
+            self._file.write(data)
+            self._file.flush()
+            os.fsync(self._file.fileno())  # the lines must be on disk before the record, even if the power fails
+            self._digest.update(data)
+            self._record(position)
+        except OSError as error:
+            if not self.position.lines:
+                raise
+            raise ValueError(
+                f"{_partial_of(self.output)}: {error.strerror or error}; the first {self.position.lines} lines are "
+                "saved: make room, then continue with `resume=True`"
+            ) from error
+        self.position = position
+
+    def _record(self, position: Position) -> None:
         record = {
             "format": FORMAT,
             "lines": position.lines,
@@ -79,8 +91,7 @@ class PartialFile:
             "totals": position.totals,
             "made_from": self._facts,
         }
-        write_whole(_record_of(self.output), json.dumps(record, indent=1) + "\n")
-        self.position = position
+        write_whole(_record_of(self.output), json.dumps({**record, "sha256": _checksum(record)}, indent=1) + "\n")
 
 
 @contextmanager
@@ -101,6 +112,10 @@ def locked_output(output: Path, *, resume: bool = False, restart: bool = False) 
         raise ValueError(f"{output}: cannot be written ({error.strerror or error})") from error
     try:
         before = None if restart else _read(output)
+        if resume and before is None and output.exists():
+            raise ValueError(
+                f"`resume`: nothing is left to do, {output} is complete; to translate again, omit `resume`"
+            )
         if before is not None and not resume:
             raise ValueError(
                 f"{_partial_of(output)}: an interrupted run left {before['lines']} lines here; use `resume=True` to "
@@ -151,6 +166,9 @@ def refuse_clashes(input_: Path | int | None, output: Path | None, summary: Path
     input_: a path, or a file descriptor for standard input.
     """
     name = "standard input" if isinstance(input_, int) else input_
+    for path in (output, summary):
+        if path is not None and os.path.islink(os.path.realpath(path)):
+            raise ValueError(f"{path}: is a loop of symbolic links; choose another name")
     sides = [] if output is None else [_partial_of(output), _record_of(output), _lock_of(output)]
     for role, path in (("`output`", output), ("`summary`", summary)):
         if path is not None and path.name.endswith(ENDINGS):
@@ -216,13 +234,19 @@ def _read(output: Path) -> dict[str, Any] | None:
     try:
         read = json.loads(record.read_text(encoding="utf-8"))
         if read["format"] != FORMAT:
-            raise ValueError("another version of l0drop wrote it")
-        valid = isinstance(read["output_sha256"], str) and partial.stat().st_size >= read["output_bytes"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{record}: damaged ({error}); start again with `restart=True`") from error
-    if not valid:
+            raise ValueError("`format`: another version of l0drop wrote it")
+        if read.pop("sha256") != _checksum(read):
+            raise ValueError("one of its fields was changed")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        problem = f"the field {error} is missing" if isinstance(error, KeyError) else error
+        raise ValueError(f"{record}: damaged ({problem}); restore it, or start again with `restart=True`") from error
+    if partial.stat().st_size < read["output_bytes"]:
         raise ValueError(f"{record}: does not belong to {partial.name}; start again with `restart=True`")
     return read
+
+
+def _checksum(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def _partial_of(output: Path) -> Path:

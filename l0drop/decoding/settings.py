@@ -1,6 +1,7 @@
 """From generation_config's names to a `Search`; settings that the engine does not support raise."""
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -97,6 +98,7 @@ STORED = "generation_config.json: "
 """The beginning of an error about a setting that comes from the model."""
 MAX_LOG_PENALTY = 80.0
 """Largest logarithm of the divisor of a score, so that scores stay finite in float32."""
+MAX_BEAMS = 10_000
 DEFAULT_NEW_TOKENS = 20
 """Longest output of `generate` if neither caller nor model sets one."""
 
@@ -181,7 +183,7 @@ def _check_values(values: Mapping[str, Any], labels: Mapping[str, str], max_leng
 
     sample, beams, returned = values["do_sample"], values["num_beams"], values["num_return_sequences"]
     for name in ("num_beams", "num_return_sequences"):
-        require(name, values[name] >= 1, f"expected a whole number, at least 1, got {values[name]}")
+        require(name, 1 <= values[name] <= MAX_BEAMS, f"expected a number from 1 to {MAX_BEAMS}, got {values[name]}")
     require(
         "do_sample",
         not sample or beams == 1,
@@ -217,10 +219,10 @@ def check_names(given: Mapping[str, Any], model_settings: GenerationConfig, othe
 
 def _check_kind(where: str, name: str, value: Any, vocabulary: int | None) -> None:
     """Raise for a value that this setting cannot have in any model; `where` begins the error."""
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if name in _INTEGERS and not (is_number and math.isfinite(value) and value >= 0 and value == int(value)):
+    is_number = _is_finite(value)
+    if name in _INTEGERS and not (is_number and value >= 0 and value == int(value)):
         raise ValueError(f"{where}{name}: expected a whole number, at least 0, got {value!r}")
-    if name in _REAL and not (is_number and math.isfinite(value)):
+    if name in _REAL and not is_number:
         raise ValueError(f"{where}{name}: expected a finite number, got {value!r}")
     if name in _BOOLEANS and not isinstance(value, bool):
         raise ValueError(f"{where}{name}: expected True or False, got {value!r}")
@@ -232,6 +234,12 @@ def _check_kind(where: str, name: str, value: Any, vocabulary: int | None) -> No
         for token in _token_ids(where + name, value, levels=2 if name == "bad_words_ids" else 1):
             if token < 0 or (vocabulary is not None and token >= vocabulary):
                 raise ValueError(f"{where}{name}: no token has the id {token}; the vocabulary has {vocabulary} tokens")
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether a value is a number that a float can hold."""
+    largest = sys.float_info.max
+    return isinstance(value, Real) and not isinstance(value, bool) and bool(-largest <= value <= largest)  # type: ignore[operator]
 
 
 def _is_list(value: Any) -> bool:

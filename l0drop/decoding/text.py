@@ -11,7 +11,7 @@ import copy
 import os
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from l0drop.core.out_of_memory import is_out_of_memory
+from l0drop.core.values import WrongKindError, count
 from l0drop.data.batches import collate
 from l0drop.data.corpus import Example
 from l0drop.data.hints import TextAnnotator, annotator_for
@@ -47,6 +48,7 @@ from l0drop.models.families import family_of, positions_of
 from l0drop.models.modeling import L0DropModel
 
 BATCH_TOKENS = 8192
+MAX_BATCH_TOKENS = 1 << 40
 """Padded source tokens decoded at once."""
 MIN_CPU_TOKENS = 128
 """Batches on a CPU count a shorter source as this long: more than 64 sentences exceed the caches and gain nothing."""
@@ -151,7 +153,7 @@ class TextModel:
 
     def generate(
         self,
-        texts: Sequence[str],
+        texts: Iterable[str],
         *,
         source_lang: str | None = None,
         target_lang: str | None = None,
@@ -168,6 +170,10 @@ class TextModel:
         """
         if isinstance(texts, str):
             raise ValueError("texts: expected a list of texts, got one text; put it into a list")
+        if isinstance(texts, Mapping) or not isinstance(texts, Iterable):
+            raise WrongKindError(f"texts: expected a list of texts, got {type(texts).__name__}")
+        texts = list(texts)
+        batch_tokens = count("batch_tokens", batch_tokens, most=MAX_BATCH_TOKENS)
         settings = self.settings(target_lang, generation)
         sources = self.encode(texts, source_lang=source_lang, prefix=prefix, max_source=max_source)
         cut = [source for source in sources if source.cut]
@@ -244,6 +250,7 @@ class TextModel:
     ) -> list[Source]:
         """Tokenize texts; `names` maps the index of a text to its name in messages."""
         prefix = self.prefix if prefix is None else prefix
+        _check_text(prefix, "prefix")
         limit = self._limit(max_source)
         for index, text in enumerate(texts):
             _check_text(text, names(index))
@@ -396,6 +403,7 @@ class TextModel:
     def _limit(self, max_source: int | None) -> int:
         if max_source is None:
             return self.max_source
+        max_source = count("max_source", max_source)
         most = positions_of(self.model, "encoder")
         if most is not None and max_source > most:
             raise ValueError(f"max_source: {max_source} is more than the {most} positions of the encoder")
@@ -500,7 +508,7 @@ def _dial(sources: Sequence[Source]) -> dict[str, list[Any]]:
 
 def _check_text(text: Any, name: str) -> None:
     if not isinstance(text, str):
-        raise TypeError(f"{name}: expected a text, got {type(text).__name__}")
+        raise WrongKindError(f"{name}: expected a text, got {type(text).__name__}")
     try:
         text.encode()
     except UnicodeEncodeError as error:

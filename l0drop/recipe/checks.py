@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -73,6 +74,9 @@ class Section(BaseModel):
             raise ValidationError.from_exception_data(cls.__name__, [_ready(*fault) for fault in faults])
         return section
 
+
+MOST = 10**12
+"""The largest whole number in a recipe."""
 
 _TAG = re.compile(r"<\w+>")
 """The tag of a corpus kind, which pydantic puts into the paths of errors."""
@@ -156,6 +160,13 @@ def _number(value: Any) -> Any:
     return float(value) if isinstance(value, str) and EXPONENT.match(value) else value
 
 
+def _not_absurd(value: int) -> int:
+    """Refuse sizes that are mistakes and overflow somewhere inside."""
+    if value > MOST:
+        raise PydanticCustomError("size", "should be at most {most}", {"most": MOST})
+    return value
+
+
 def _token(value: Any) -> Any:
     if (isinstance(value, int) and not isinstance(value, bool) and value >= 0) or (isinstance(value, str) and value):
         return value
@@ -166,8 +177,11 @@ EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+\Z")
 
 Text = Annotated[str, StringConstraints(min_length=1)]
 Flag = Annotated[bool, Strict()]
-Count = Annotated[int, BeforeValidator(_number), Field(ge=1)]
-Index = Annotated[int, BeforeValidator(_number), Field(ge=0)]
+Count = Annotated[int, BeforeValidator(_number), Field(ge=1), AfterValidator(_not_absurd)]
+Index = Annotated[int, BeforeValidator(_number), Field(ge=0), AfterValidator(_not_absurd)]
+Layers = Annotated[Count, Field(le=1_000)]
+Beams = Annotated[Count, Field(le=10_000)]
+Width = Annotated[Count, Field(le=1_000_000)]
 Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from l0drop.recipe.checks import Count, Faults, Flag, Index, Section, Text, rule
+from l0drop.recipe.checks import Count, Faults, Flag, Index, Section, Text, Width, rule
 
 
 class TextCorpus(Section):
@@ -244,7 +244,7 @@ class Tokenizer(Section):
     Omit this section with `model.pretrained` or `model.init`, whose tokenizer is used.
     """
 
-    vocab_size: Count | None = None
+    vocab_size: Width | None = None
     """Train a BPE tokenizer with this number of subwords. Needed for a new model, unless `pretrained` is given."""
     shared: Flag = True
     """Whether source and target share one vocabulary; false trains one for each."""

@@ -9,6 +9,7 @@ from l0drop.recipe.checks import (
     Faults,
     Flag,
     Index,
+    Layers,
     NotNegative,
     Number,
     Positive,
@@ -16,6 +17,7 @@ from l0drop.recipe.checks import (
     Section,
     Text,
     Token,
+    Width,
     rule,
 )
 
@@ -26,15 +28,15 @@ class Transformer(Section):
     The paper states the dropout of attention and residuals; the dropout of activations is from the authors' code.
     """
 
-    d_model: Count = 512
+    d_model: Width = 512
     """The width of the model."""
-    encoder_layers: Count = 6
+    encoder_layers: Layers = 6
     """The number of encoder layers."""
-    decoder_layers: Count = 6
+    decoder_layers: Layers = 6
     """The number of decoder layers."""
-    heads: Count = 8
+    heads: Width = 8
     """The number of attention heads; must divide `d_model`."""
-    ffn: Count = 2048
+    ffn: Width = 2048
     """The inner width of the feed-forward layers."""
     dropout: Rate = 0.1
     """The dropout rate of embeddings and residuals."""
@@ -42,7 +44,7 @@ class Transformer(Section):
     """The dropout rate of attention weights."""
     activation_dropout: Rate = 0.1
     """The dropout rate inside the feed-forward layers."""
-    positions: Count = 1024
+    positions: Width = 1024
     """The maximum length of a source or target in subwords."""
     depth_scaled: Flag | None = None
     """Divide the initial weights of the l-th layer by √l (Zhang, Titov and Sennrich, 2019); deep models stay on a

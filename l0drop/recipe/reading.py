@@ -76,7 +76,7 @@ def _read(path: str) -> tuple[Any, dict[_Path, str]]:
         raise RecipeError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise RecipeError(f"{path}: not valid UTF-8 at byte {error.start}") from error
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise RecipeError(f"{path}{_yaml_problem(error)}") from error
     return values, {keys: f"{path}, line {line}" for keys, line in _lines(node, ())}
 
@@ -96,7 +96,7 @@ def _set(values: Any, override: str) -> dict[_Path, str]:
         raise RecipeError(f"{origin}: should be a.b=value, such as train.steps=100")
     try:
         value = yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise RecipeError(f"{origin}{_yaml_problem(error)}") from error
     written: dict[_Path, str] = {}
     section = values
@@ -113,6 +113,8 @@ def _set(values: Any, override: str) -> dict[_Path, str]:
 
 
 def _yaml_problem(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return ": not a recipe: lists or sections are nested too deeply"
     if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark or error.context_mark) is not None:
         problem = ", ".join(part for part in (error.problem, error.context) if part)
         return f", line {mark.line + 1}, column {mark.column + 1}: not valid YAML: {problem}"

@@ -4,7 +4,20 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from l0drop.recipe.checks import Count, Faults, Flag, Index, NotNegative, Number, Positive, Rate, Section, Text, rule
+from l0drop.recipe.checks import (
+    Beams,
+    Count,
+    Faults,
+    Flag,
+    Index,
+    NotNegative,
+    Number,
+    Positive,
+    Rate,
+    Section,
+    Text,
+    rule,
+)
 
 
 class Teacher(Section):
@@ -17,7 +30,7 @@ class Teacher(Section):
     turns it off."""
     temperature: Positive = 1.0
     """The softmax temperature of teacher and model in the divergence."""
-    beams: Count = 1
+    beams: Beams = 1
     """The number of beams for the teacher's outputs, with `train.targets: teacher`."""
     max_new_tokens: Count | None = None
     """The maximum length of the teacher's outputs. Default: `data.max_target`."""
@@ -130,7 +143,7 @@ class Evaluate(Section):
     """The metric. `bleu_paper` is tokenized BLEU, near the values that papers report for WMT14 En-De."""
     tokenize: Literal["13a", "intl", "zh", "none"] = "13a"
     """The tokenization of `bleu` (sacreBLEU's names)."""
-    beams: Count = 4
+    beams: Beams = 4
     """The number of beams."""
     length_penalty: Number = 0.6
     """The exponent of the length in beam scores: larger values favour longer outputs."""

@@ -92,7 +92,7 @@ def test_a_moved_threshold_changes_only_the_gates_it_passes() -> None:
         (Gates(MASK.float(), log_alpha=torch.ones(6)), "Gates.log_alpha: expected shape"),
         (Gates(MASK * 1.5), r"Gates.values: must lie in \[0, 1\]"),
         (Gates(MASK * -0.1), r"Gates.values: must lie in \[0, 1\]"),
-        (Gates(torch.full((3, 6), torch.nan)), r"Gates.values: must lie in \[0, 1\]"),
+        (Gates(torch.full((3, 6), torch.nan)), "Gates.values: are NaN; the encodings or the gate's weights"),
         (Gates(torch.ones(3, 6)), "padding must have gate 0"),
     ],
 )

@@ -1,14 +1,17 @@
 """Output that survives an interruption at any moment."""
 
+import errno
 import json
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from l0drop.decoding import partial as partial_module
 from l0drop.decoding.partial import Position, locked_output, partial_file, refuse_clashes
+from tests.mutations import KINDS, fields, mutated
 
 MADE = {"model": "m", "settings": {"beams": 4}}
 
@@ -149,10 +152,71 @@ def test_a_record_of_another_version_is_not_resumed(tmp_path: Path) -> None:
     record.write_text(json.dumps({**values, "format": 1}))
     with pytest.raises(ValueError, match="another version of l0drop wrote it.*`restart=True`"):
         write(output, ["a\n"], resume=True)
-    del values["output_sha256"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_record_with_a_changed_field_is_not_resumed(kind: str, tmp_path: Path) -> None:
+    output, record = tmp_path / "out.txt", tmp_path / "out.txt.partial.json"
+    interrupt(output)
+    values = json.loads(record.read_text())
+    for field in fields(values):
+        record.write_text(json.dumps(mutated(values, field, kind)))
+        with pytest.raises(ValueError, match=r"out\.txt\.partial\.json: damaged .*`restart=True`") as error:
+            write(output, ["a\n"], resume=True)
+        assert "\n" not in str(error.value)
     record.write_text(json.dumps(values))
-    with pytest.raises(ValueError, match=r"damaged \('output_sha256'\)"):
+    write(output, ["a\n"], resume=True)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", "[" * 100_000])
+def test_a_record_that_is_no_object_is_not_resumed(content: str, tmp_path: Path) -> None:
+    output = tmp_path / "out.txt"
+    interrupt(output)
+    (tmp_path / "out.txt.partial.json").write_text(content)
+    with pytest.raises(ValueError, match=r"out\.txt\.partial\.json: damaged .*`restart=True`"):
         write(output, ["a\n"], resume=True)
+
+
+def test_nothing_is_left_to_resume(tmp_path: Path) -> None:
+    output = tmp_path / "out.txt"
+    output.write_text("done\n")
+    with (
+        pytest.raises(ValueError, match=r"nothing is left to do, .*out\.txt is complete; .*omit `resume`"),
+        locked_output(output, resume=True),
+    ):
+        pass
+    assert output.read_text() == "done\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.txt"]
+
+
+def test_a_full_disk_keeps_the_lines_and_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "out.txt"
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    def fail(*_: Any) -> None:
+        raise full
+
+    with suppress(Killed), locked_output(output), partial_file(output, MADE) as file:
+        file.append("a\n", Position(1, "x"))
+        monkeypatch.setattr("os.fsync", fail)
+        with pytest.raises(ValueError, match=r"No space left on device; the first 1 lines are saved: .*`resume=True`"):
+            file.append("b\n", Position(2, "y"))
+        raise Killed
+    monkeypatch.undo()
+    with locked_output(output, resume=True), partial_file(output, MADE, resume=True) as file:
+        assert file.position.lines == 1
+        file.append("b\n", Position(2, "y"))
+    assert output.read_text() == "a\nb\n"
+
+
+@pytest.mark.parametrize("role", ["output", "summary"])
+def test_loops_of_links_are_refused(role: str, tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    files = {"output": tmp_path / "out.txt", "summary": None, role: tmp_path / "a"}
+    with pytest.raises(ValueError, match="a: is a loop of symbolic links"):
+        refuse_clashes(None, files["output"], files["summary"])
+    assert (tmp_path / "a").is_symlink()
 
 
 SIDE_FILES = ("out.txt.partial", "out.txt.partial.json", "out.txt.partial.lock")

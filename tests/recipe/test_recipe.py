@@ -559,3 +559,37 @@ def test_a_written_recipe_reads_back_equal(changes: dict[str, Any], tmp_path_fac
     path = tmp_path_factory.getbasetemp() / "round_trip.yaml"
     path.write_text(dump_recipe(recipe), encoding="utf-8", newline="")
     assert load_recipe(path) == recipe
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["train.steps=1e30", f"train.steps={10**30}", "train.steps=-1", "train.steps=.inf", "train.steps=.nan",
+     "train.steps=2.5", "train.steps=[1]", "train.steps={}", "train.batch_tokens=-5", "train.batch_tokens=1e30",
+     "seed=1e30", "seed=-1", "model.transformer.encoder_layers=10000", "model.transformer.d_model=1e9",
+     "model.transformer.positions=1e12", "tokenizer.vocab_size=1e30", "evaluate.beams=1e30", "evaluate.sentences=1e30",
+     "train.learning_rate=1e400", "data.max_source=1e30"],
+)  # fmt: skip
+def test_absurd_sizes_are_refused(override: str, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(SCRATCH))
+    with pytest.raises(RecipeError) as error:
+        load_recipe(file, [override])
+    assert str(error.value).startswith(f"override {override!r}: {override.split('=')[0]}: ")
+    assert "\n" not in str(error.value)
+
+
+def test_whole_floats_are_counts(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(SCRATCH))
+    assert load_recipe(file, ["train.steps=2.0"]).train.steps == 2
+
+
+@pytest.mark.parametrize("text", ["[" * 5_000, "a: " + "{b: " * 3_000 + "1" + "}" * 3_000])
+def test_deep_yaml_is_refused(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(text)
+    with pytest.raises(RecipeError, match=r"recipe\.yaml: not a recipe: lists or sections are nested too deeply"):
+        load_recipe(file)
+    file.write_text(yaml.safe_dump(SCRATCH))
+    with pytest.raises(RecipeError, match="nested too deeply"):
+        load_recipe(file, [f"data={text}"])
