@@ -4,14 +4,14 @@ Words are separated by spaces and punctuation, and every punctuation mark is a w
 scripts without spaces every piece is a word.
 """
 
-import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from difflib import SequenceMatcher
 from typing import NamedTuple
 
 from tokenizers import Regex, pre_tokenizers
 from transformers import BatchEncoding, PreTrainedTokenizerBase
+
+from l0drop.data.offsets import own_spans, spans
 
 Span = tuple[int, int]
 
@@ -47,71 +47,50 @@ def token_words(text: str, tokens: Sequence[Span | None]) -> TokenWords:
 
     White space belongs to the word after it. A word extends to the end of its last token.
     """
-    spans = [span for _, span in _CUTS.pre_tokenize_str(str(text))]
+    words = [span for _, span in _CUTS.pre_tokenize_str(str(text))]
     owner: list[int] = []
-    for number, (_, end) in enumerate(spans):
+    for number, (_, end) in enumerate(words):
         owner += [number] * (end - len(owner))
     numbers: list[int | None] = []
     for token in tokens:
-        if token is None or not spans:
+        if token is None or not words:
             numbers.append(None)
             continue
         number = owner[min(token[0], len(owner) - 1)]
         numbers.append(number)
-        spans[number] = (spans[number][0], max(spans[number][1], token[1]))
-    return TokenWords(numbers, spans)
+        words[number] = (words[number][0], max(words[number][1], token[1]))
+    return TokenWords(numbers, words)
 
 
 def token_spans(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], encoding: BatchEncoding
 ) -> list[list[Span | None]]:
-    """The span of each token of `tokenizer(texts)`; None for special tokens."""
+    """The span of each token of `tokenizer(texts)`; None for special tokens.
+
+    A token of a slow tokenizer that is not found in the text is empty, before the next visible character.
+    """
     if encoding.is_fast:
-        return [
-            [None if special else span for span, special in zip(row.offsets, row.special_tokens_mask, strict=True)]
-            for row in encoding.encodings or []
-        ]
+        return own_spans(encoding)
     return [
-        _found(tokenizer, text, list(map(int, ids))) for text, ids in zip(texts, encoding["input_ids"], strict=True)
+        _all_placed(tokenizer, text, list(map(int, ids)), found)
+        for text, ids, found in zip(texts, encoding["input_ids"], spans(tokenizer, texts, encoding), strict=True)
     ]
 
 
-def _found(tokenizer: PreTrainedTokenizerBase, text: str, ids: list[int]) -> list[Span | None]:
-    """The same for a slow tokenizer, which has no offsets: match its pieces with the text by character."""
+def _all_placed(
+    tokenizer: PreTrainedTokenizerBase, text: str, ids: list[int], found: list[Span | None]
+) -> list[Span | None]:
     special = tokenizer.get_special_tokens_mask(ids, already_has_special_tokens=True)
-    pieces = tokenizer.tokenize(text)
-    if len(pieces) != special.count(0):
+    if (pieces := len(tokenizer.tokenize(text))) != special.count(0):
         raise ValueError(
-            f"{type(tokenizer).__name__}: {text[:60]!r} has {len(pieces)} pieces but {special.count(0)} tokens; "
+            f"{type(tokenizer).__name__}: {text[:60]!r} has {pieces} pieces but {special.count(0)} tokens; "
             "remove special tokens from the text"
         )
-    characters, positions = _visible(text)
-    written = [_visible(piece.replace("▁", " "))[0] for piece in pieces]
-    joined = "".join(written)
-    if joined == characters:
-        match = list(range(len(joined)))
-    else:  # the tokenizer rewrote some characters: they follow the last match before them
-        match, last = [], -1
-        found = {
-            block.a + i: block.b + i
-            for block in SequenceMatcher(None, joined, characters, autojunk=False).get_matching_blocks()
-            for i in range(block.size)
-        }
-        for i in range(len(joined)):
-            last = found.get(i, last)
-            match.append(last if i in found else min(last + 1, len(characters) - 1))
-    spans: list[Span] = []
+    placed: list[Span | None] = []
     at = 0
-    for piece in written:
-        first = positions[match[at]] if at < len(match) and positions else len(text)
-        at += len(piece)
-        spans.append((first, positions[match[at - 1]] + 1 if piece and positions else first))
-    rest = iter(spans)
-    return [None if added else next(rest) for added in special]
-
-
-def _visible(text: str) -> tuple[str, list[int]]:
-    """Compatibility-composed characters (NFKC) without white space, and the index of each in the text."""
-    composed = [(c, i) for i, character in enumerate(text) for c in unicodedata.normalize("NFKC", character)]
-    visible = [(c, i) for c, i in composed if not c.isspace()]
-    return "".join(c for c, _ in visible), [i for _, i in visible]
+    for span, is_special in zip(found, special, strict=True):
+        if span is None:
+            at += len(text[at:]) - len(text[at:].lstrip())
+        placed.append(None if is_special else span or (at, at))
+        at = at if span is None else span[1]
+    return placed

@@ -27,6 +27,7 @@ from l0drop.core.values import WrongKindError, count
 from l0drop.data.batches import collate
 from l0drop.data.corpus import Example
 from l0drop.data.hints import TextAnnotator, annotator_for
+from l0drop.data.offsets import Span, spans
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.decoding.corpus import length_batches
 from l0drop.decoding.engine import Engine
@@ -40,7 +41,6 @@ from l0drop.decoding.folder import (
     recipe_settings,
 )
 from l0drop.decoding.languages import language_id, language_ids, target_language_setting
-from l0drop.decoding.offsets import Span, spans
 from l0drop.decoding.results import Alternative, Explained, Result, SourceToken
 from l0drop.decoding.settings import check_names
 from l0drop.models.adopt import adopt_parameters

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from l0drop.data.offsets import Span
 from l0drop.data.sparsity import SparsityMeter
 from l0drop.data.text import CorpusError, file_stamp, one_line, read_lines
 from l0drop.decoding.folder import fingerprint, locate_model
-from l0drop.decoding.offsets import Span
 from l0drop.decoding.results import SourceToken
 from l0drop.decoding.text import Source, TextModel, batches, load
 from l0drop.recipe import Recipe, load_recipe

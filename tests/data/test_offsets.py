@@ -7,7 +7,7 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from l0drop.decoding.offsets import search
+from l0drop.data.offsets import search
 from tests.decoding import folders
 
 

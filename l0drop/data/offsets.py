@@ -6,8 +6,6 @@ from itertools import chain
 
 from transformers import BatchEncoding, ByT5Tokenizer, PreTrainedTokenizerBase
 
-from l0drop.data.words import token_spans
-
 Span = tuple[int, int] | None
 """Start and end in characters; None for a token that the tokenizer added or that was not found."""
 
@@ -16,10 +14,11 @@ _REACH = 64  # maximum distance in characters between an unknown token and the n
 
 
 def spans(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], encoding: BatchEncoding) -> list[list[Span]]:
-    """One span per token of each text, where `encoding` is `tokenizer(texts)`."""
+    """One span per token of each text, where `encoding` is `tokenizer(texts)`; leading white space is left out."""
     if encoding.is_fast:
-        lists = token_spans(tokenizer, texts, encoding)
-        return [[_visible(text, span) for span in found] for text, found in zip(texts, lists, strict=True)]
+        return [
+            [_visible(text, span) for span in found] for text, found in zip(texts, own_spans(encoding), strict=True)
+        ]
     if isinstance(tokenizer, ByT5Tokenizer):
         return [_bytes(text, len(ids)) for text, ids in zip(texts, encoding["input_ids"], strict=True)]
     special = frozenset(tokenizer.all_special_tokens)
@@ -28,6 +27,14 @@ def spans(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], encoding: Ba
         pieces = [piece if piece not in special else None for piece in tokenizer.convert_ids_to_tokens(ids)]
         found.append(search(text, pieces, [token == tokenizer.unk_token_id for token in ids]))
     return found
+
+
+def own_spans(encoding: BatchEncoding) -> list[list[Span]]:
+    """The spans that a fast tokenizer reports; white space may belong to the token after it."""
+    return [
+        [None if special else span for span, special in zip(row.offsets, row.special_tokens_mask, strict=True)]
+        for row in encoding.encodings or []
+    ]
 
 
 def search(text: str, pieces: Sequence[str | None], unknown: Sequence[bool]) -> list[Span]:
