@@ -11,6 +11,12 @@ from tests.snippets import ROOT
 
 ORDER = ("core", "models", "recipe", "data", "runs", "decoding", "training", "bench", "study", "report", "app")
 PACKAGE = ROOT / "l0drop"
+TOP = {
+    "__init__": "the public names, from every subpackage",
+    "__main__": "the command line",
+    "extras": "the packages that only some subpackages need; every subpackage may import it, so it imports none",
+}
+"""The modules outside the subpackages, with the reason."""
 FILES = sorted(path for part in ORDER for path in (PACKAGE / part).rglob("*.py"))
 
 
@@ -90,12 +96,21 @@ def test_every_subpackage_has_its_rank() -> None:
     assert {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"} == set(ORDER)
 
 
+def test_modules_outside_the_subpackages() -> None:
+    assert {path.stem for path in PACKAGE.glob("*.py")} == set(TOP)
+    extras = ast.parse((PACKAGE / "extras.py").read_text(encoding="utf-8"))
+    assert [module for module, _ in imported_modules(extras) if module.startswith("l0drop")] == []
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_only_from_above(path: Path) -> None:
     own = path.relative_to(PACKAGE).parts[0]
     for module, name in imported_modules(ast.parse(path.read_text(encoding="utf-8"))):
         part = part_of(module, name)
         if part is None:
+            inner = module == "l0drop" or module.startswith("l0drop.")
+            allowed = module == "l0drop.extras" or (module, name) == ("l0drop", "__version__")
+            assert allowed or not inner, f"{own} imports {name or module}, which is outside the subpackages"
             continue
         assert ORDER.index(part) <= ORDER.index(own), f"{own} imports {module}, which comes after it"
         assert part == own or not (name or "").startswith("_"), f"{own} imports {module}.{name}, which is private"

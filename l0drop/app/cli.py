@@ -25,6 +25,8 @@ from l0drop.extras import MissingPackageError, needed_for
 IMPORTS = "L0DROP_IMPORT"
 DRAWING = ("demo", "report", "analyze")
 """Commands that draw figures."""
+REMEDIES = {"import": "l0drop --import MODULE COMMAND ..."}
+"""For each `remedy` of an error, how to do it on the command line."""
 
 app = typer.Typer(cls=Group, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -98,10 +100,8 @@ def main() -> None:
     except (MissingPackageError, ValueError, OSError) as error:
         if os.environ.get("L0DROP_TRACEBACK"):
             raise
-        said = str(error)
-        if type(error).__name__ == "UnknownGateError":  # its class is not imported here: that would import torch
-            said += "; on the command line: l0drop --import MODULE COMMAND ..."
-        fail(said)
+        remedy = REMEDIES.get(getattr(error, "remedy", ""))
+        fail(str(error) if remedy is None else f"{error}; on the command line: {remedy}")
         sys.exit(2)
 
 

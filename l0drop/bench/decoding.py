@@ -86,7 +86,7 @@ class Worker:
 
     def round(self) -> dict[str, tuple[float, float]]:
         """Decode all batches; returns CPU and wall seconds per phase."""
-        encode, rest = _Clock(), _Clock()
+        encode, rest = _Stopwatch(), _Stopwatch()
         self.tokens = []
         for batch in self.batches:
             with encode:
@@ -106,7 +106,7 @@ class Worker:
         seconds = []
         for batch in self.batches:
             for row in range(len(batch)):
-                alone, clock = batch[row], _Clock()
+                alone, clock = batch[row], _Stopwatch()
                 with clock:
                     self.system.generate(alone)
                 seconds.append(clock.seconds)
@@ -150,7 +150,7 @@ class Worker:
         return [rescore(model, self.batches[batch][row], tokens, penalty) for batch, row, tokens in outputs]
 
 
-class _Clock:
+class _Stopwatch:
     """Sums CPU and wall seconds over the blocks it encloses."""
 
     def __init__(self) -> None:

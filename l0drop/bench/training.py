@@ -131,7 +131,7 @@ class Benchmark:
             if index not in self._collated:
                 self._collated[index] = self._batch(self.plan[index], model)
         batches = [self._collated[index] for index in wanted]
-        clock = Clock(before, steps)
+        clock = TimedSteps(before, steps)
         with tempfile.TemporaryDirectory() as folder:
             arguments = hf.TrainingArguments(
                 folder,
@@ -156,7 +156,7 @@ class Benchmark:
 
     def ours(self, *, gated: bool = False) -> dict[str, Any]:
         """Our trainer, as a recipe runs it."""
-        clock = Clock(self.start, self.size.steps)
+        clock = TimedSteps(self.start, self.size.steps)
         self._train(clock, gated=gated)
         return self._result(clock, padded=True)
 
@@ -226,7 +226,7 @@ class Benchmark:
         shifted = model.prepare_decoder_input_ids_from_labels(batch["labels"])
         return {**{n: batch[n] for n in ("input_ids", "attention_mask", "labels")}, "decoder_input_ids": shifted}
 
-    def _result(self, clock: "Clock", *, padded: bool) -> dict[str, Any]:
+    def _result(self, clock: "TimedSteps", *, padded: bool) -> dict[str, Any]:
         """Speed and FLOPs of the timed steps. padded: batches are padded to the lengths in the plan."""
         gc.collect()
         if torch.cuda.is_available():
@@ -251,7 +251,7 @@ class Benchmark:
         }
 
 
-class Clock(hf.TrainerCallback):
+class TimedSteps(hf.TrainerCallback):
     """Stops training after `before` + `steps` steps and times the last `steps`."""
 
     def __init__(self, before: int, steps: int) -> None:

@@ -234,7 +234,9 @@ def _path(gate_class: type[Gate]) -> str:
 
 
 class UnknownGateError(ValueError):
-    """No gate is registered under this name."""
+    """No gate is registered under this name. `remedy` tells an interface, in a word, what the user can do."""
+
+    remedy = "import"
 
 
 def gate_class(name: str) -> type[Gate]:

@@ -46,13 +46,9 @@ def closed(log_alpha: Tensor, epsilon: float) -> Tensor:
     return wide(log_alpha) <= -threshold(epsilon)
 
 
-def closed_probability(log_alpha: Tensor, beta: float, epsilon: float) -> Tensor:
-    """P(gate = 0) = σ(β log(ε/(1+ε)) - log α) of a sampled gate."""
-    return torch.sigmoid(-beta * threshold(epsilon) - wide(log_alpha))
-
-
 def open_probability(log_alpha: Tensor, beta: float, epsilon: float) -> Tensor:
-    """P(gate ≠ 0) = 1 - P(gate = 0), the term of the penalty (Eq. 10), accurate even if tiny."""
+    """P(gate ≠ 0) = 1 - σ(β log(ε/(1+ε)) - log α) of a sampled gate, the term of the penalty (Eq. 10), accurate even
+    if tiny."""
     return torch.sigmoid(wide(log_alpha) + beta * threshold(epsilon))
 
 

@@ -6,15 +6,18 @@ from itertools import chain
 
 from transformers import BatchEncoding, ByT5Tokenizer, PreTrainedTokenizerBase
 
-Span = tuple[int, int] | None
-"""Start and end in characters; None for a token that the tokenizer added or that was not found."""
+Span = tuple[int, int]
+"""Start and end in characters."""
 
 _SPACE = "▁"
 _REACH = 64  # maximum distance in characters between an unknown token and the next known piece
 
 
-def spans(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], encoding: BatchEncoding) -> list[list[Span]]:
-    """One span per token of each text, where `encoding` is `tokenizer(texts)`; leading white space is left out."""
+def spans(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], encoding: BatchEncoding) -> list[list[Span | None]]:
+    """One span per token of each text, where `encoding` is `tokenizer(texts)`, without leading white space.
+
+    None for a token that the tokenizer added or that was not found.
+    """
     if encoding.is_fast:
         return [
             [_visible(text, span) for span in found] for text, found in zip(texts, own_spans(encoding), strict=True)
@@ -29,7 +32,7 @@ def spans(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], encoding: Ba
     return found
 
 
-def own_spans(encoding: BatchEncoding) -> list[list[Span]]:
+def own_spans(encoding: BatchEncoding) -> list[list[Span | None]]:
     """The spans that a fast tokenizer reports; white space may belong to the token after it."""
     return [
         [None if special else span for span, special in zip(row.offsets, row.special_tokens_mask, strict=True)]
@@ -37,14 +40,14 @@ def own_spans(encoding: BatchEncoding) -> list[list[Span]]:
     ]
 
 
-def search(text: str, pieces: Sequence[str | None], unknown: Sequence[bool]) -> list[Span]:
+def search(text: str, pieces: Sequence[str | None], unknown: Sequence[bool]) -> list[Span | None]:
     """Spans of SentencePiece pieces, found one after the other in the text; a piece of None is a special token.
 
     Pieces are normalized (NFKC, single spaces), so characters are compared in that form. A single unknown token gets
     the text between its known neighbours.
     """
     characters, origins = _normalized(text)
-    spans: list[Span] = []
+    spans: list[Span | None] = []
     at, exact = 0, True
     for piece, is_unknown in zip(pieces, unknown, strict=True):
         surface = "" if piece is None or is_unknown else piece.replace(_SPACE, "")
@@ -58,7 +61,7 @@ def search(text: str, pieces: Sequence[str | None], unknown: Sequence[bool]) -> 
     return _with_unknown(text, spans, unknown)
 
 
-def _with_unknown(text: str, spans: list[Span], unknown: Sequence[bool]) -> list[Span]:
+def _with_unknown(text: str, spans: list[Span | None], unknown: Sequence[bool]) -> list[Span | None]:
     """Give each single unknown token the visible text between its neighbours."""
     filled = list(spans)
     for i, is_unknown in enumerate(unknown):
@@ -73,7 +76,7 @@ def _with_unknown(text: str, spans: list[Span], unknown: Sequence[bool]) -> list
     return filled
 
 
-def _visible(text: str, span: Span) -> Span:
+def _visible(text: str, span: Span | None) -> Span | None:
     """A span without leading white space, unless it is only white space."""
     if span is None:
         return None
@@ -81,10 +84,10 @@ def _visible(text: str, span: Span) -> Span:
     return span[1] - (len(piece.lstrip()) or len(piece)), span[1]
 
 
-def _bytes(text: str, tokens: int) -> list[Span]:
+def _bytes(text: str, tokens: int) -> list[Span | None]:
     """ByT5: one token per byte of UTF-8, then EOS."""
     found = chain.from_iterable([(i, i + 1)] * len(c.encode()) for i, c in enumerate(text))
-    spans: list[Span] = list(found)
+    spans: list[Span | None] = list(found)
     return spans + [None] * (tokens - len(spans))
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoTokenizer, BatchEncoding, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from l0drop.data.whole import locked, whole_folder
 from l0drop.models.config_file import read_object, reason
@@ -56,17 +56,6 @@ class TokenizerPair:
         elif target.exists():
             shutil.rmtree(target)
         _save(self.source, source)
-
-
-class Piece(NamedTuple):
-    """The position of a token in its word: first piece (BPEH) or later piece (BPEO) of a split word, or the whole word.
-
-    Tokens that the tokenizer adds, such as EOS, belong to no word: `word` is None and both flags are False.
-    """
-
-    word: int | None
-    is_first: bool
-    is_split: bool
 
 
 def train_tokenizer(
@@ -128,23 +117,6 @@ def _fault(name: str, value: Any) -> str | None:
         fine = value is None or (isinstance(text, str) and not any("\ud800" <= char <= "\udfff" for char in text))
         return None if fine else "a token"
     return None
-
-
-def word_pieces(encoding: BatchEncoding, row: int = 0) -> list[Piece]:
-    """One Piece per token of one sequence in the output of a fast tokenizer."""
-    if not encoding.is_fast:
-        raise ValueError(
-            "this is a slow tokenizer (written in Python), which does not tell to which word a token belongs "
-            "(no word_ids); use a fast tokenizer, or no option that needs words"
-        )
-    words = encoding.word_ids(row)
-    sizes: dict[int | None, int] = {}
-    for word in words:
-        sizes[word] = sizes.get(word, 0) + 1
-    return [
-        Piece(word, word is not None and word != before, word is not None and sizes[word] > 1)
-        for before, word in zip([None, *words], words, strict=False)
-    ]
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

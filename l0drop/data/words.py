@@ -11,9 +11,7 @@ from typing import NamedTuple
 from tokenizers import Regex, pre_tokenizers
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from l0drop.data.offsets import own_spans, spans
-
-Span = tuple[int, int]
+from l0drop.data.offsets import Span, own_spans, spans
 
 _UNSPACED = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]\p{M}*"
 _CUTS = pre_tokenizers.Sequence(

@@ -71,7 +71,7 @@ class Source:
 
     name: str
     ids: Sequence[int] = ()
-    spans: Sequence[Span] = ()
+    spans: Sequence[Span | None] = ()
     hints: Mapping[str, Sequence[int]] = field(default_factory=dict)
     cut: int = 0
     dial: Mapping[str, Any] = field(default_factory=dict)
@@ -528,7 +528,7 @@ def _truncation(ids: Sequence[int], limit: int, special: frozenset[int]) -> Call
     return lambda values: [*values[: limit - closing], *values[len(ids) - closing :]]
 
 
-def _without_prefix(span: Span, prefix: int) -> Span:
+def _without_prefix(span: Span | None, prefix: int) -> Span | None:
     """A span relative to the text after the prefix; None for tokens of the prefix."""
     if span is None or span[1] <= prefix:
         return None

@@ -178,7 +178,7 @@ def _decode(
     )
 
 
-def _pieces(tokens: Sequence[str], spans: Sequence[Span], kept: Sequence[SourceToken]) -> list[SourcePiece]:
+def _pieces(tokens: Sequence[str], spans: Sequence[Span | None], kept: Sequence[SourceToken]) -> list[SourcePiece]:
     """All tokens of a source, marked as kept or dropped; kept tokens are in the same order."""
     found, left = [], list(kept[::-1])
     for token, span in zip(tokens, spans, strict=True):

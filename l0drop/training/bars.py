@@ -11,13 +11,13 @@ Update = Callable[[int], None]
 """Called with the number of items done so far."""
 
 
-class _Count(ProgressColumn):
+class _CountColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
         total = "" if task.total is None else f"/{task.total:,.0f}"
         return Text(f"{task.completed:,.0f}{total}", style="progress.download")
 
 
-class _Clock(ProgressColumn):
+class _TimeColumn(ProgressColumn):
     """The remaining time where the total is known, otherwise the elapsed time."""
 
     def render(self, task: Task) -> Text:
@@ -46,7 +46,7 @@ class Bars:
             if not self.shown:
                 return
             if self._live is None:
-                columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), _Count(), _Clock())
+                columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), _CountColumn(), _TimeColumn())
                 self._live = Progress(*columns, console=self.console)
                 self._live.start()
             if task is None:

@@ -22,7 +22,7 @@ MULTIPLE = 4
 
 
 @dataclass(frozen=True)
-class Forward:
+class ForwardPass:
     """How a model's forward pass runs: inside these contexts, and without the logits of all positions if it can."""
 
     contexts: tuple[Callable[[], AbstractContextManager[Any]], ...] = ()
@@ -63,14 +63,14 @@ class FastPath:
         # several processes sum their gradients parameter by parameter during the backward pass
         low = self.on and bf16 and alone and not model.is_gradient_checkpointing
         self.low_precision = LowPrecision(model, torch.bfloat16) if low else None
-        self.student = Forward(_running(self.low_precision, self.compiled), layer)
-        self.teacher: Forward | None = None
+        self.student = ForwardPass(_running(self.low_precision, self.compiled), layer)
+        self.teacher: ForwardPass | None = None
         if teacher is not None:
             contexts = _running(Compiled(teacher) if self.compiled is not None else None)
             if low:
                 in_low_precision(teacher, torch.bfloat16)
                 contexts = (lambda: torch.autocast(device.type, torch.bfloat16), *contexts)
-            self.teacher = Forward(contexts, teacher_layer)
+            self.teacher = ForwardPass(contexts, teacher_layer)
         asked = train.capture
         wanted = (device.type == "cuda" and self.on) if asked is None else asked
         self.length_multiple = train.length_multiple or (MULTIPLE if wanted else None)

@@ -17,7 +17,7 @@ from l0drop.core import hard_concrete
 from l0drop.core.penalty import penalised
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import Recipe
-from l0drop.training.fast import Forward
+from l0drop.training.fast import ForwardPass
 from l0drop.training.fused_loss import TokenDistillation
 
 ELASTIC_STREAM = 1 << 20
@@ -75,7 +75,7 @@ class Objective:
     """
 
     def __init__(
-        self, recipe: Recipe, model: Any, student: Forward, teacher: tuple[Any, Forward] | None, processes: int
+        self, recipe: Recipe, model: Any, student: ForwardPass, teacher: tuple[Any, ForwardPass] | None, processes: int
     ) -> None:
         self.seed, self.train = recipe.seed, recipe.train
         self.model, self.student, self.teacher, self.processes = model, student, teacher, processes

@@ -12,9 +12,10 @@ from l0drop.data.hints import Frequencies, TextAnnotator, annotator_for, counted
 from l0drop.data.prepare import prepare_corpus, source_rows
 from l0drop.data.tagger import TaggedText, english_tagger
 from l0drop.data.text import TextFiles
-from l0drop.data.tokenizer import TokenizerPair, train_tokenizer, word_pieces
+from l0drop.data.tokenizer import TokenizerPair, train_tokenizer
 from l0drop.data.toy import ToyPair, translation
 from l0drop.models.patterns import WHOLE
+from tests.data.pieces import word_pieces
 
 PAIRS = list(translation(400, 12))
 TEXTS = [pair.source for pair in PAIRS]

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import BatchEncoding
 
 from l0drop.data import tokenizer as tokenizer_module
 from l0drop.data.tokenizer import (
@@ -19,9 +18,9 @@ from l0drop.data.tokenizer import (
     fingerprint,
     load_tokenizers,
     train_tokenizer,
-    word_pieces,
 )
 from l0drop.data.whole import whole_folder
+from tests.data.pieces import word_pieces
 
 ENGLISH = [
     "Hello, world!",
@@ -116,11 +115,6 @@ def test_first_and_later_pieces_of_words(shared: TokenizerPair) -> None:
     assert (1, True, False) in pieces
     assert (3, True, False) in pieces
     assert word_pieces(encoding, 1)[-1].word is None
-
-
-def test_a_slow_tokenizer_has_no_words() -> None:
-    with pytest.raises(ValueError, match="slow"):
-        word_pieces(BatchEncoding({"input_ids": [1, 2, 3]}))
 
 
 def test_separate_vocabularies() -> None:

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import ByT5Tokenizer, MarianTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from l0drop.data.tokenizer import train_tokenizer, word_pieces
+from l0drop.data.tokenizer import train_tokenizer
 from l0drop.data.toy import translation
 from l0drop.data.words import token_spans, token_words
+from tests.data.pieces import word_pieces
 
 TEXTS = [pair.source for pair in translation(300, 4)]
 HARD = ["Don't “stop”: well-known 3.5% – naïve cafe\u0301 €50", "  two  spaces ", "x", "¡Olé! (e.g.) a/b", "ﬁne ½ ①"]

@@ -11,9 +11,10 @@ from l0drop import L0DropConfig, sparsify
 from l0drop.core.gates import gate_class
 from l0drop.core.groups import LABELS, group_of
 from l0drop.data.hints import Frequencies, TextAnnotator, annotator_for, counted_tokens
-from l0drop.data.tokenizer import train_tokenizer, word_pieces
+from l0drop.data.tokenizer import train_tokenizer
 from l0drop.data.toy import translation
 from l0drop.models.patterns import FreqGate, GroupGate, InvFreqGate, NormGate, PosGate, RandomGate, sentence_key
+from tests.data.pieces import word_pieces
 from tests.models import zoo
 from tests.snippets import python_block
 
