@@ -1,7 +1,6 @@
 """From generation_config's names to a `Search`; settings that the engine does not support raise."""
 
 import math
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -238,8 +237,10 @@ def _check_kind(where: str, name: str, value: Any, vocabulary: int | None) -> No
 
 def _is_finite(value: Any) -> bool:
     """Whether a value is a number that a float can hold."""
-    largest = sys.float_info.max
-    return isinstance(value, Real) and not isinstance(value, bool) and bool(-largest <= value <= largest)  # type: ignore[operator]
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _is_list(value: Any) -> bool:
@@ -278,7 +279,7 @@ def _lengths(values: dict[str, Any], positions: int | None, given: Mapping[str, 
 def _ids(value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
-    return (int(value),) if isinstance(value, int) else tuple(int(v) for v in value)
+    return (int(value),) if isinstance(value, Integral) else tuple(int(v) for v in value)
 
 
 def _single_tokens(words: Any, eos: tuple[int, ...]) -> tuple[int, ...]:

@@ -211,3 +211,53 @@ def test_bad_lists_are_refused_by_name() -> None:
             dial_of(**arguments)
     with pytest.raises(ValueError, match="expected one setting for each of 4 sentences, got 2"):
         turned(dial_of(keep=[0.5, 0.5]), gates())
+
+
+def test_a_setting_is_printed_as_the_arguments_that_give_it() -> None:
+    assert str(Dial(keep=0.3, dense=True)) == "keep=0.3, dense=True"
+    assert str(Dial(max_memory=7)) == "max_memory=7"
+    assert str(Dial(shift=0.0)) == "shift=0.0"
+    assert str(Dial()) == ""
+
+
+def test_ties_are_broken_by_position_in_long_sentences() -> None:
+    # torch sorts short rows stably whatever is asked for; long ones need stable=True
+    log_alpha = (torch.arange(600) % 2).float()[None]
+    mask = torch.ones(1, 600, dtype=torch.bool)
+    source = Gates(at(log_alpha), None, log_alpha)
+    values = Dial(keep=0.25).turn(source, mask, "mask", at, None).values
+    assert values[0].nonzero().flatten().tolist() == list(range(1, 300, 2))
+    values = Dial(max_memory=100).turn(source, mask, "mask", at, None).values
+    assert values[0].nonzero().flatten().tolist() == list(range(1, 200, 2))
+
+
+def test_a_share_is_rounded_in_double_precision() -> None:
+    mask = torch.ones(1, 30, dtype=torch.bool)
+    log_alpha = torch.linspace(5, -5, 30)[None]
+    source = Gates(at(log_alpha), None, log_alpha)
+    share = torch.tensor(0.35, dtype=torch.float64)  # 10.5 rows, to the even number; float32 has 10.4999996
+    assert int((Dial(keep=float(share)).turn(source, mask, "mask", at, None).values != 0).sum()) == 10
+    assert int((Dial(keep=0.05).turn(source, mask, "mask", at, None).values != 0).sum()) == 2
+
+
+def test_rows_always_kept_count_in_max_memory() -> None:
+    source = gates()
+    always = torch.zeros_like(MASK)
+    closest = int(source.log_alpha[0].argmin())  # type: ignore[union-attr]
+    always[0, closest] = True
+    opened = source._replace(values=source.values.masked_fill(always, 1.0))
+    values = turned(Dial(max_memory=3), opened, always, gating="mask")
+    assert int((values[0] != 0).sum()) == 3
+    assert float(values[0, closest]) == 1
+
+
+def test_one_row_of_two_can_be_at_the_border() -> None:
+    log_alpha = torch.tensor([[2.0, -2.0, 0.5]], requires_grad=True)
+    mask, always = torch.ones(1, 3, dtype=torch.bool), torch.tensor([[False, False, True]])
+    source = Gates(at(log_alpha.detach()), None, log_alpha)
+    draw = Draw(lambda shifted: shifted, EVERY[:1])
+    kept = Dial(keep=2 / 3).turn(source, mask, "mask", at, always, draw).values
+    # one row beside the one always kept: the border is halfway between the two others
+    assert kept.tolist() == [[2.0, -2.0, 1.0]]
+    alone = Dial(keep=1 / 3).turn(source, mask, "mask", at, None, draw).values
+    assert alone.tolist() == [[0.75, -3.25, -0.75]]

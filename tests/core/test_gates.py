@@ -144,3 +144,41 @@ def test_arguments_that_a_gate_does_not_take_are_named():
 
     with pytest.raises(ValueError, match="gate_args: Plain.*speed"):
         Plain.build({"speed": 3}, width=4)
+
+
+class Half(Gate):
+    """Closes every second position."""
+
+    def forward(self, encodings, mask, input_ids=None, hints=None):  # type: ignore[no-untyped-def]
+        return Gates((torch.arange(mask.shape[1]) % 2 == 0) * mask.float())
+
+
+def test_what_a_gate_does_not_define_is_refused_with_its_name() -> None:
+    mask = torch.ones(1, 4, dtype=torch.bool)
+    gates = Half()(torch.zeros(1, 4, 2), mask)
+    assert Half().closed(gates).tolist() == [[False, True, False, True]]
+    with pytest.raises(ValueError, match="^shift: Half does not define its gate at another log α"):
+        Half().at(torch.zeros(1, 4))
+    with pytest.raises(ValueError, match="^Half has no threshold to set"):
+        Half().close_at(0.0)
+    with pytest.raises(NotImplementedError, match="^Gate must override forward and return Gates$"):
+        Gate()(torch.zeros(1, 4, 2), mask)
+
+
+def test_each_position_is_normalized_alone() -> None:
+    gate = LearnedGate(width=8, normalize=True)
+    with torch.no_grad():
+        gate.weight.normal_()
+    encodings = torch.randn(2, 5, 8)
+    expected = torch.nn.functional.layer_norm(encodings, (8,)) @ gate.weight + gate.bias
+    torch.testing.assert_close(gate.log_alpha(encodings), expected)
+
+
+def test_a_gate_has_float32_weights_whatever_the_default_dtype_is() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        gate = LearnedGate(width=4)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {tensor.dtype for tensor in gate.state_dict().values()} == {torch.float32}
+    assert gate.log_alpha(torch.zeros(1, 2, 4, dtype=torch.float64)).dtype == torch.float64

@@ -116,3 +116,38 @@ def test_bounded_log_alpha_always_has_a_way_back() -> None:
     gradient = torch.tensor([1.0, -1, 1, -1, 1, 1, -1])  # descent subtracts it
     (passed,) = torch.autograd.grad(bounded, log_alpha, gradient)
     assert passed.tolist() == [0, -1, 1, -1, 1, 1, 0], "outward gradients are stopped, inward ones pass"
+
+
+def mixed(z: int) -> int:
+    """SplitMix64's finalizer on Python's integers."""
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+    return z ^ (z >> 31)
+
+
+@pytest.mark.parametrize(("dtype", "digits"), [(torch.float32, 23), (torch.float64, 52)])
+def test_keyed_noise_is_splitmix64(dtype: torch.dtype, digits: int) -> None:
+    keys, positions, stream = torch.tensor([0, 5, 2**40 + 1, -3]), torch.tensor([[0, 1, 7]] * 4), 2
+    found = hc.keyed_uniforms(keys, positions, stream, dtype)
+    assert found.dtype == dtype
+    for row, key in enumerate(keys.tolist()):
+        start = mixed((mixed(key % 2**64) + stream + 1) % 2**64)
+        for column, position in enumerate(positions[row].tolist()):
+            bits = mixed((start + (position + 1) * 0x9E3779B97F4A7C15) % 2**64)
+            assert float(found[row, column]) == ((bits >> (64 - digits)) + 0.5) / 2**digits
+    single = hc.keyed_uniform(keys, stream)
+    assert torch.equal(single, hc.keyed_uniforms(keys, positions, stream)[:, 0])
+    small = hc.keyed_uniforms(keys[:2].int(), positions[:2].int(), stream, dtype)
+    assert torch.equal(small, found[:2]), "keys and positions may have any integer type"
+
+
+def test_noise_at_the_ends_gives_finite_gates_and_gradients() -> None:
+    log_alpha = torch.tensor([-1.0, 0.0, 1.0], requires_grad=True)
+    for end, expected in ((0.0, 0.0), (1.0, 1.0)):
+        gate = hc.sample(log_alpha, torch.full((3,), end), 2 / 3, 0.1)
+        assert gate.tolist() == [expected] * 3
+        (gradient,) = torch.autograd.grad(gate.sum(), log_alpha)
+        assert bool(gradient.isfinite().all())
+    wide = hc.sample(log_alpha.double(), torch.full((3,), 0.3), 2 / 3, 0.1)
+    narrow = hc.sample(log_alpha, torch.full((3,), 0.3, dtype=torch.float64), 2 / 3, 0.1)
+    assert (wide.dtype, narrow.dtype) == (torch.float64, torch.float32)

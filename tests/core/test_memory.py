@@ -217,3 +217,24 @@ def test_bad_input_is_refused_by_name() -> None:
     for build in (compress, full):
         with pytest.raises(ValueError, match="attention_mask: sentence 1 of the batch has no real token"):
             build(x, Gates(empty.float()), empty)
+
+
+@pytest.mark.parametrize(("gating", "expected"), [("zero", [0, 1, 2, -1]), ("mask", [0, -1, 2, -1])])
+def test_the_dense_memory_names_the_positions_it_shows(gating: str, expected: list[int]) -> None:
+    mask = torch.tensor([[True, True, True, False]])
+    memory = full(torch.randn(1, 4, 3), Gates(torch.tensor([[1.0, 0, 0.5, 0]])), mask, gating)  # type: ignore[arg-type]
+    assert memory.index.tolist() == [expected]
+    assert memory.count.tolist() == [1]
+
+
+def test_long_memories_keep_their_source_order() -> None:
+    mask = torch.ones(1, 600, dtype=torch.bool)
+    values = (torch.arange(600) % 3 != 0).float()[None]
+    memory = compress(torch.randn(1, 600, 2), Gates(values), mask, "mask")
+    assert memory.index[0].tolist() == [i for i in range(600) if i % 3]
+
+
+def test_a_sentence_with_log_alpha_minus_infinity_everywhere_keeps_its_first_real_token() -> None:
+    mask = torch.tensor([[False, False, True, True], [True, True, False, False]])
+    gates = Gates(torch.zeros(2, 4), None, torch.full((2, 4), -torch.inf))
+    assert compress(torch.randn(2, 4, 3), gates, mask, "mask").index.tolist() == [[2], [0]]

@@ -281,3 +281,77 @@ def test_calibration_changes_no_other_gate() -> None:
         changed = values != trained
         assert int(changed.sum()) == round(0.05 * 600)
         assert set(values[changed].tolist()) == {1.0 if target < before else 0.0}
+
+
+def test_schedules_start_at_their_first_value() -> None:
+    assert ConstantLambda(0.3).value == ConstantLambda(0.3).step() == 0.3
+    ramp = RampedLambda(2.0, 0, 4)
+    assert ramp.value == 0.0
+    assert [ramp.step() for _ in range(5)] == [0.5, 1.0, 1.5, 2.0, 2.0]
+    assert SteeredLambda(0.4).value == 0.3
+    assert SteeredLambda(0.4, wait=5).value == 0.0
+    assert SteeredLambda(0.4).measured is None
+
+
+def test_the_controllers_defaults_are_the_documented_ones() -> None:
+    steered = SteeredLambda(0.4)
+    found = (steered.kp, steered.ki, steered.smoothing, steered.wait, steered.ramp, steered.margin, steered.scale)
+    assert (*found, steered.max_lambda) == (8.0, 0.05, 0.9, 0, 300, 0.01, 0.2, 50.0)
+    for target in (0, 1, 1.5):
+        with pytest.raises(ValueError, match="target_sparsity: expected a share between 0 and 1"):
+            SteeredLambda(target)
+
+
+def test_the_controller_averages_batches_and_follows_validation() -> None:
+    steered = SteeredLambda(0.4)
+    steered.step(0.2)
+    assert steered.measured == pytest.approx(0.2), "the first batch alone"
+    steered.step(0.4)
+    assert steered.measured == pytest.approx(0.9 * 0.2 + 0.1 * 0.4)
+    steered.step(validation=0.5)
+    assert steered.measured == pytest.approx(0.5)
+    fresh = SteeredLambda(0.4)
+    fresh.step(validation=0.3)
+    assert (fresh.average, fresh.offset) == (0.3, 0.0)
+    still = SteeredLambda(0.4, start=0.7)
+    assert [still.step(), still.step()] == [0.7, 0.7], "nothing was measured"
+
+
+def test_a_state_with_other_names_is_refused_with_both_lists() -> None:
+    with pytest.raises(ValueError, match=r"^RampedLambda: expected a state with steps, value, got a, b$"):
+        RampedLambda(1.0, 0, 1).load_state_dict({"b": 1, "a": 2})
+
+
+def test_a_penalty_of_one_token_is_its_probability() -> None:
+    found = penalty(torch.tensor([[0.25, 0.5]]), torch.tensor([[True, False]]))
+    assert found.tolist() == [0.25]
+
+
+def levels(*log_alpha: float) -> list[Sentences]:
+    """One sentence with these log α."""
+    return [Sentences(torch.tensor([log_alpha], dtype=torch.float64), torch.ones(1, len(log_alpha), dtype=torch.bool))]
+
+
+def test_the_calibrated_threshold_lies_between_neighbours_or_one_beyond_the_ends() -> None:
+    batches = levels(1.0, 2.0, 4.0, 8.0)
+    expected = {0.0: 0.0, 0.25: 1.5, 0.5: 3.0, 0.75: 6.0, 1.0: 9.0}
+    for target, threshold in expected.items():
+        start = 9.5 if target == 0 else 0.5
+        result = calibrate(batches, target, start, "zero")
+        assert result.threshold == threshold
+        assert (result.target, result.before, result.after) == (target, 1.0 if target == 0 else 0.0, target)
+
+
+def test_of_two_thresholds_equally_near_the_smaller_move_is_taken() -> None:
+    for start, threshold in ((0.5, 1.5), (9.0, 3.0)):
+        assert calibrate(levels(1.0, 2.0, 4.0, 8.0), 0.375, start, "zero").threshold == threshold
+    kept = calibrate(levels(1.0, 2.0), 0.25, 0.5, "zero")
+    assert (kept.threshold, kept.target, kept.before, kept.after) == (0.5, 0.25, 0.0, 0.0), "0 and 0.5 are equally near"
+
+
+def test_gates_at_the_threshold_are_closed() -> None:
+    assert calibrate(levels(1.0, 2.0, 4.0, 8.0), 0.5, 2.0, "zero").before == 0.5
+    exactly = calibrate(levels(0.1, 2.0), 0.5, 0.1, "zero")  # 0.1 is larger in float32
+    assert exactly.before == 0.5
+    just_below = calibrate(levels(0.1 + 1e-9, 2.0), 0.5, 0.1, "zero")
+    assert just_below.before == 0.0
