@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from l0drop.core.memory import Memory, compress
     from l0drop.core.penalty import SteeredLambda
     from l0drop.decoding.engine import Engine, Generation
-    from l0drop.decoding.text import load
+    from l0drop.decoding.loading import load
     from l0drop.models.config import L0DropConfig
     from l0drop.models.sparsify import sparsify
     from l0drop.training.steer_callback import SteerCallback
@@ -46,7 +46,7 @@ _MODULES = {
     "SteerCallback": "training.steer_callback",
     "SteeredLambda": "core.penalty",
     "compress": "core.memory",
-    "load": "decoding.text",
+    "load": "decoding.loading",
     "register_gate": "core.gates",
     "sparsify": "models.sparsify",
 }

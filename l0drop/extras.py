@@ -14,6 +14,8 @@ EXTRAS = {
     "rouge_score": "train",
     "prometheus_client": "serve",
     "sacrebleu": "train",
+    "soundfile": "audio",
+    "soxr": "audio",
     "starlette": "serve",
     "tensorboard": "logging",
     "uvicorn": "serve",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import soundfile
 import torch
 import transformers
 import typer.main
@@ -19,7 +20,7 @@ from l0drop.core import gates
 from l0drop.recipe import Recipe, parse_recipe
 from l0drop.recipe.checks import Section
 from tests.decoding import folders
-from tests.models import zoo
+from tests.models import whispers, zoo
 from tests.snippets import ROOT, blocks, documents, python_block, python_blocks, text_of
 
 DOCUMENTS = documents()
@@ -50,6 +51,9 @@ def demo_runs(baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     public = tmp_path / "Helsinki-NLP" / "opus-mt-en-de"
     public.parent.mkdir()
     public.symlink_to(baseline / "model", target_is_directory=True)
+    whispers.save(whispers.build(), tmp_path / "whisper-tiny")
+    for name in ("monday.wav", "tuesday.flac"):
+        soundfile.write(tmp_path / name, whispers.tone(0.4), 16_000)
     monkeypatch.chdir(tmp_path)
 
 

@@ -115,7 +115,7 @@ def test_the_tagger_is_a_wheel_with_another_licence(tmp_path: Path) -> None:
 def test_every_optional_package_names_its_extra() -> None:
     declared = {
         distribution: extra
-        for extra in ("serve", "train", "study", "bench", "entmax", "hub", "logging")
+        for extra in ("audio", "serve", "train", "study", "bench", "entmax", "hub", "logging")
         for distribution in distributions_of(PROJECT["optional-dependencies"][extra]) - {"l0drop"}
     }
     modules = {"prometheus-client": "prometheus_client", "rouge-score": "rouge_score", "pyyaml": "yaml"}

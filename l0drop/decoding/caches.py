@@ -130,8 +130,11 @@ class DecoderCache(EncoderDecoderCache):
     time: beams soon share all but their last tokens.
     """
 
-    def __init__(self, layers: int, groups: int, beams: int, positions: int, device: torch.device | str) -> None:
-        slots = 1 + beams * (positions - 1)  # all beams share the first position
+    def __init__(
+        self, layers: int, groups: int, beams: int, positions: int, device: torch.device | str, shared: int = 1
+    ) -> None:
+        slots = shared + beams * (positions - shared)  # all beams share the first positions
+        self.shared = shared
         self.prefix = [PrefixLayer(groups, slots) for _ in range(layers)]
         self.memory = [MemoryLayer() for _ in range(layers)]
         self.beams = beams
@@ -140,12 +143,12 @@ class DecoderCache(EncoderDecoderCache):
         super().__init__(Cache(layers=[*self.prefix]), Cache(layers=[*self.memory]))
 
     def step(self, rows: int) -> Ancestry | None:
-        """The ancestry for the next step with this number of rows: one per group in the first step, then k."""
+        """The ancestry for the next step with this number of rows: one per group at shared positions, then k."""
         start, length = self.prefix[0].filled, self.prefix[0].length
         new = rows // self.prefix[0].groups
         if self.beams == 1:
             return None
-        assert new == (self.beams if length else 1)
+        assert new == (self.beams if length >= self.shared else 1)
         self._position[:, start : start + new] = length
         fresh = self._bias[:, :, start : start + new]
         if new == 1:

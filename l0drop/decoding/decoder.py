@@ -21,6 +21,7 @@ from l0drop.decoding.caches import DecoderCache
 from l0drop.decoding.linear import Kind, Linears, make_linear
 from l0drop.decoding.stack import Stack, is_supported
 from l0drop.models.adopt import adopt_parameters
+from l0drop.models.families import family_of
 from l0drop.models.modeling import L0DropModel
 
 
@@ -32,6 +33,7 @@ class Decoder:
         config = model.config.to_base() if gated else copy.deepcopy(model.config)
         config._attn_implementation = NAME
         base = model.base_class if gated else type(model)
+        self.bias_argument = family_of(base).bias_argument
         self.modules: PreTrainedModel = adopt_parameters(model, base, config).eval()
         self.head = _take_head(self.modules)
         made = make_linear(kind, self.head.weight, self.head.bias)
@@ -50,16 +52,20 @@ class Decoder:
 
     def __call__(self, tokens_R1: Tensor, states_BKD: Tensor, bias_B11K: Tensor, cache: DecoderCache) -> Tensor:
         """[R, V]; the rows of a sentence are its beams."""
+        return self.head(self.read(tokens_R1, states_BKD, bias_B11K, cache))
+
+    def read(self, tokens_R1: Tensor, states_BKD: Tensor, bias_B11K: Tensor, cache: DecoderCache) -> Tensor:
+        """[R, D], the states after these tokens."""
         with use_ancestry(cache.step(len(tokens_R1))):
             output = self.modules(
                 decoder_input_ids=tokens_R1,
                 encoder_outputs=BaseModelOutput(last_hidden_state=states_BKD),  # type: ignore[arg-type]
-                attention_mask=bias_B11K,
+                **{self.bias_argument: bias_B11K},
                 past_key_values=cache,
                 use_cache=True,
                 return_dict=True,
             )
-        return self.head(output.logits[:, -1])
+        return output.logits[:, -1]
 
 
 class _Head(nn.Module):

@@ -29,11 +29,22 @@ from l0drop.decoding.half_attention import use_half_attention
 from l0drop.decoding.linear import HALF, Linears, MadeFrom, chosen_kind
 from l0drop.decoding.search import Hypotheses, Search, beam_step, broken, refuse_broken, sample_step, start
 from l0drop.decoding.settings import check_names, resolve
+from l0drop.decoding.windows import ARGUMENTS as WINDOW_ARGUMENTS
+from l0drop.decoding.windows import (
+    REFUSED,
+    SearchSettings,
+    TokenSegment,
+    Window,
+    Windows,
+    check_windows,
+    segments_of,
+)
 from l0drop.models.controls import real_tokens
 from l0drop.models.families import family_of, positions_of
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.outputs import L0DropEncoderOutput
 from l0drop.models.view import eval_view
+from l0drop.models.whisper import FRAMES_PER_ROW
 
 SHRINK_AT = 0.75
 """Finished sentences are removed from the batch when at most this share of it is still running."""
@@ -60,6 +71,15 @@ class Encoded:
     gates: Gates | None
     kept: Tensor
 
+    def take(self, sentences: Tensor) -> "Encoded":
+        """The memories of these sentences."""
+        memory, gates = self.memory, self.gates
+        return Encoded(
+            Memory(*(tensor[sentences] for tensor in (memory.states, memory.bias, memory.index, memory.count))),
+            None if gates is None else Gates(*(None if t is None else t[sentences] for t in gates)),  # type: ignore[arg-type]
+            self.kept[sentences],
+        )
+
     @property
     def rows(self) -> Tensor:
         """[B], the number of memory rows of each sentence, up to its last visible one."""
@@ -74,12 +94,17 @@ class Generation:
 
     sequences: [B · returned, T], starting with the start token, padded after EOS. scores: [B · returned], with length
     penalty. gates: at full length [B, N], None for a model without gates. kept: [B, N] bool.
+
+    Of audio, sequences have new tokens alone, without EOS, as Whisper's `generate` returns them; gates and kept rows
+    are those of each clip's first window. windows: all windows. segments: for each clip, its parts with their times.
     """
 
     sequences: Tensor
     scores: Tensor
     gates: Gates | None
     kept: Tensor
+    windows: tuple[Window, ...] = ()
+    segments: tuple[tuple[TokenSegment, ...], ...] = ()
 
 
 class Engine:
@@ -126,12 +151,20 @@ class Engine:
         length_penalty_style: str = "hf",
         **generation: Any,
     ) -> Generation:
-        """Encode, gate, compress and decode token ids [B, N].
+        """Encode, gate, compress and decode token ids [B, N], or features of audio [B, mels, frames].
 
         `gates` replaces the model's gates; `keep`, `max_memory`, `shift` and `dense` set the dial, for all sentences or
         as lists with one setting per sentence (None where it is unset). `generation` takes generation_config's names;
-        unset ones come from the model's generation_config.
+        unset ones come from the model's generation_config. For audio it also takes the names of Whisper's `generate`
+        (`language`, `task`, `return_timestamps`, `prompt_ids`, ...), and more than 30 seconds are decoded window by
+        window. `attention_mask` [B, frames] says where the audio of each clip ends.
         """
+        if self.family.reads_audio:
+            if gates is not None or hints is not None or length_penalty_style != "hf":
+                name = "gates" if gates is not None else "length_penalty_style" if hints is None else "hints"
+                raise ValueError(f"{name}: not supported for audio, which is decoded window by window; use encode")
+            dial = {"keep": keep, "max_memory": max_memory, "shift": shift, "dense": dense}
+            return self._generate_windows(inputs, attention_mask, dial, generation)
         check_names(generation, self.model.generation_config, self.argument_names)
         given = {name: generation.pop(name) for name in self.family.encoder_arguments if name in generation}
         encoded = self.encode(
@@ -139,6 +172,39 @@ class Engine:
             dense=dense, **given,
         )  # fmt: skip
         return self.decode(encoded, length_penalty_style=length_penalty_style, **generation)
+
+    def _generate_windows(
+        self, features: Tensor, attention_mask: Tensor | None, dial: dict[str, Any], generation: dict[str, Any]
+    ) -> Generation:
+        """Decode recordings of any length as Whisper's `generate` does, with this engine's search in every window."""
+        per_clip = [name for name, value in dial.items() if isinstance(value, (list, tuple)) or torch.is_tensor(value)]
+        if per_clip:
+            raise ValueError(f"{per_clip[0]}: for audio, expected one setting for all clips")
+        own = self.model.generation_config
+        check_names(generation, own, (*self.argument_names, *WINDOW_ARGUMENTS, *REFUSED))
+        check_windows(generation)
+        plain = {name: value for name, value in generation.items() if name not in WINDOW_ARGUMENTS}
+        if isinstance(plain.get("temperature"), (list, tuple)):
+            del plain["temperature"]
+        self.search(**plain)
+        windows = Windows(self, dial)
+        found = windows.generate(features, attention_mask=attention_mask, return_segments=True, **generation)
+        clips = range(len(features))
+        firsts = [next(window for window in windows.windows if window.clip == clip) for clip in clips]
+        gates = None
+        if firsts[0].gates is not None:
+            columns = zip(*(window.gates for window in firsts if window.gates is not None), strict=True)
+            gates = Gates(*(None if column[0] is None else torch.stack(column) for column in columns))  # type: ignore[arg-type]
+        penalty = self.search(**plain).length_penalty
+        scores = [windows.totals[clip] / max(1, windows.lengths[clip]) ** penalty for clip in clips]
+        return Generation(
+            found["sequences"].long(),
+            torch.tensor(scores),
+            gates,
+            torch.stack([window.kept for window in firsts]),
+            tuple(windows.windows),
+            tuple(map(segments_of, found["segments"])),
+        )
 
     @property
     def argument_names(self) -> tuple[str, ...]:
@@ -180,13 +246,20 @@ class Engine:
         dense: bool | Sequence[bool] = False,
         **encoder_arguments: Any,
     ) -> Encoded:
-        """The memory of a batch of token ids [B, N], ready to be decoded."""
-        self._check_inputs(inputs)
+        """The memory of a batch of token ids [B, N], or of features of one window of audio each."""
         device = self.model.device
-        batch: dict[str, Any] = {"input_ids": inputs.to(device), **encoder_arguments}
+        batch: dict[str, Any] = {**encoder_arguments}
         if attention_mask is not None:
             batch["attention_mask"] = _tensor("attention_mask", attention_mask).to(device)
-        mask_BN = real_tokens(batch.get("attention_mask"), batch["input_ids"])
+        if self.family.reads_audio:
+            rows = positions_of(self.model, "encoder") or 0
+            _check_features(inputs, self.model.config.num_mel_bins, rows * FRAMES_PER_ROW)
+            batch["input_features"] = inputs.to(device, self.model.dtype)
+            mask_BN = torch.ones(len(inputs), rows, dtype=torch.bool, device=device)
+        else:
+            self._check_inputs(inputs)
+            batch["input_ids"] = inputs.to(device)
+            mask_BN = real_tokens(batch.get("attention_mask"), batch["input_ids"])
         gated = isinstance(self.model, L0DropModel) and self.model.config.l0drop.enabled
         dial = {"keep": keep, "max_memory": max_memory, "shift": shift}
         used = [name for name, value in dial.items() if _is_set(value)]
@@ -215,7 +288,7 @@ class Engine:
         parts = []
         for group in groups:
             chosen = torch.tensor(group, device=device)
-            longest = int(_lengths(mask_BN[chosen]).max())
+            longest = None if self.family.reads_audio else int(_lengths(mask_BN[chosen]).max())
             group_batch, group_mask, group_gates, group_dial, group_dense = (
                 _part(value, chosen, longest) for value in (batch, mask_BN, gates, dial, dense)
             )
@@ -324,9 +397,14 @@ class Engine:
     def decode(self, encoded: Encoded, *, length_penalty_style: str = "hf", **generation: Any) -> Generation:
         """Search the best outputs for a batch of memories, in groups of sentences with memories of similar length."""
         search = self.search(length_penalty_style=length_penalty_style, **generation)
-        _check_memory(encoded.memory)
         if self.through_generate:
+            _check_memory(encoded.memory)
             return self._decode_through_generate(encoded, search, generation)
+        return self.run_search(encoded, search)
+
+    def run_search(self, encoded: Encoded, search: Search, given_BP: Tensor | None = None) -> Generation:
+        """The outputs of a search on a batch of memories. `given_BP` are the tokens that outputs begin with."""
+        _check_memory(encoded.memory)
         self.memory_bytes = 0
         rows = encoded.rows
         sentences = len(rows)
@@ -337,7 +415,8 @@ class Engine:
             decoder = self._decoder()
             for group in group_by_rows(rows.tolist()):
                 chosen = torch.tensor(group, device=rows.device)
-                done = self._search(decoder, encoded.memory, chosen, rows[chosen], search)
+                given = None if given_BP is None else given_BP[chosen]
+                done = self._search(decoder, encoded.memory, chosen, rows[chosen], search, given)
                 tokens[chosen] = done.done_tokens[:, : search.returned]
                 scores[chosen] = done.done_scores[:, : search.returned]
                 lengths[chosen] = done.done_length[:, : search.returned]
@@ -349,10 +428,18 @@ class Engine:
         config = self.model.config
         positions = positions_of(self.model, "decoder")
         vocabulary = getattr(config, "decoder_vocab_size", None) or config.vocab_size
-        return resolve(self.model.generation_config, generation, length_penalty_style, positions, vocabulary)
+        own: Any = self.model.generation_config
+        stored = SearchSettings(own) if self.family.reads_audio else own
+        return resolve(stored, generation, length_penalty_style, positions, vocabulary)
 
     def _search(
-        self, decoder: Decoder, memory: Memory, sentences: Tensor, rows_B: Tensor, search: Search
+        self,
+        decoder: Decoder,
+        memory: Memory,
+        sentences: Tensor,
+        rows_B: Tensor,
+        search: Search,
+        given_BP: Tensor | None,
     ) -> Hypotheses:
         """The finished hypotheses of these sentences of a batch."""
         longest = int(rows_B.max())
@@ -361,16 +448,19 @@ class Engine:
         beams = search.beams
         count = len(sentences)
         groups, width = (count * beams, 1) if search.sample else (count, beams)
-        cache = DecoderCache(decoder.layers, groups, width, search.max_length - 1, states.device)
-        hypotheses = start(search, count, states.device)
+        cache = DecoderCache(decoder.layers, groups, width, search.max_length - 1, states.device, search.given)
+        hypotheses = start(search, count, states.device, given_BP)
         result = hypotheses
         present = torch.arange(count, device=states.device)  # the sentences that are still in the batch
         step = sample_step if search.sample else beam_step
-        # one row per group in the first step: its beams are still identical
-        tokens = hypotheses.tokens[:, :, :1].flatten(0, 1)[::width]
-        for length in range(1, search.max_length):
+        # one row per group up to the first step: its beams are still identical
+        shared = hypotheses.tokens[:, :, : search.given].flatten(0, 1)[::width]
+        for position in range(search.given - 1):
+            decoder.read(shared[:, position : position + 1], states, bias, cache)
+        tokens = shared[:, -1:]
+        for length in range(search.given, search.max_length):
             logits = decoder(tokens, states, bias, cache)
-            if length == 1:
+            if length == search.given:
                 self.memory_bytes = max(self.memory_bytes, cache.memory_bytes)
                 states = states[:, :1]  # from now on only the cached keys and values are read
             were_open = hypotheses.open
@@ -439,6 +529,19 @@ def _tensor(name: str, value: Any) -> Tensor:
     return value
 
 
+def _check_features(inputs: Any, mels: int, frames: int) -> None:
+    if not isinstance(inputs, Tensor):
+        raise WrongKindError(
+            f"inputs: expected features of audio [B, {mels}, {frames}], got {type(inputs).__name__}; extract them "
+            "first, or use l0drop.load(folder).transcribe(files)"
+        )
+    if inputs.dim() != 3 or inputs.shape[1:] != (mels, frames) or not inputs.is_floating_point():
+        raise ValueError(
+            f"inputs: expected features of audio [B, {mels}, {frames}], got {inputs.dtype} of shape "
+            f"{tuple(inputs.shape)}"
+        )
+
+
 def _check_memory(memory: Memory) -> None:
     """Raise ValueError if a row that the decoder sees has a NaN or infinite value."""
     seen_BK = memory.bias[:, 0, 0] > -torch.inf
@@ -474,7 +577,7 @@ def _lengths(mask_BN: Tensor) -> Tensor:
     return (mask_BN * torch.arange(1, mask_BN.shape[1] + 1, device=mask_BN.device)).amax(1)
 
 
-def _part(value: Any, sentences: Tensor, length: int) -> Any:
+def _part(value: Any, sentences: Tensor, length: int | None) -> Any:
     """Select sentences, up to `length` positions, from tensors [B, N] or [B], lists of B, and containers of them."""
     if isinstance(value, Gates):
         return Gates(*(_part(tensor, sentences, length) for tensor in value))

@@ -1,6 +1,7 @@
 """Find a model and load it with its tokenizers and the recipe of its run."""
 
 import hashlib
+import os
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ import huggingface_hub
 import torch
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HFValidationError, RepositoryNotFoundError
 from safetensors import SafetensorError
-from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
 
 from l0drop.core.gates import UnknownGateError
 from l0drop.core.out_of_memory import is_out_of_memory
@@ -17,7 +18,8 @@ from l0drop.data.tokenizer import TokenizerPair, load_tokenizers, read_tokenizer
 from l0drop.decoding.settings import SCORING, check_stored_settings
 from l0drop.extras import needed_for
 from l0drop.models import sparsify as sparsify  # registers the models, so that the Auto classes load them
-from l0drop.models.config_file import check_config, reason
+from l0drop.models.config_file import check_config, read_object, reason
+from l0drop.models.families import FAMILIES
 from l0drop.models.loading import check_finite, check_kinds, check_weights
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.stamp import read_stamp
@@ -73,7 +75,7 @@ def load_model(name: str, folder: Path | None, dtype: torch.dtype | str) -> PreT
         check_config(folder)
         check_stored_settings(folder / "generation_config.json")
     try:
-        model, info = AutoModelForSeq2SeqLM.from_pretrained(
+        model, info = auto_class(name, folder).from_pretrained(
             folder or name, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
     except SafetensorError as error:
@@ -101,6 +103,40 @@ def load_model(name: str, folder: Path | None, dtype: torch.dtype | str) -> PreT
         )
     check_finite(name, model)
     return model.eval()
+
+
+def auto_class(name: str, folder: Path | None) -> Any:
+    """The Auto class for the model in a folder, or on the hub if `folder` is None."""
+    if folder is not None:
+        stored = read_object(folder / "config.json")
+    else:
+        try:
+            stored, _ = PreTrainedConfig.get_config_dict(name)
+        except OSError:  # from_pretrained says why
+            stored = {}
+    kind = str(stored.get("model_type")).removeprefix("l0drop_").removeprefix("entmax_")
+    autos = {family.base.config_class.model_type: family.auto for family in FAMILIES}  # type: ignore[union-attr]
+    return autos.get(kind, AutoModelForSeq2SeqLM)
+
+
+def place(model: PreTrainedModel, name: str, device: str | torch.device | None) -> None:
+    """Move a model to a device; default: a GPU if there is one."""
+    device = _own_device() if device is None else device
+    if str(device).startswith("meta"):
+        raise ValueError("device: meta holds no numbers, so nothing can be decoded there; use cpu or a GPU")
+    try:
+        model.to(device)  # type: ignore[arg-type]
+    except Exception as error:  # unknown names, missing GPUs, missing backends: each has its own class
+        if is_out_of_memory(error):
+            raise ValueError(f"device: {device} has not enough memory for {name} ({first_line(error)})") from error
+        raise ValueError(f"device: {device} cannot be used ({first_line(error)})") from error
+
+
+def _own_device() -> str:
+    """A GPU if there is one: with several processes, each its own."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    return f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}"
 
 
 def check_exists(name: str, file: str = "config.json") -> None:

@@ -36,6 +36,8 @@ class Search:
     early_stopping: as in `generate`; with `gnmt` and False, a sentence stops when no running hypothesis can still win.
     banned, suppressed: tokens that are never generated, not even if forced in the case of `suppressed`.
     banned_first: tokens that are never the first new token.
+    given: the number of tokens that outputs begin with, the start token included; new tokens follow them.
+    timestamps: Whisper's rules for timestamp tokens.
     """
 
     max_length: int
@@ -60,6 +62,8 @@ class Search:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    given: int = 1
+    timestamps: "Timestamps | None" = None
 
     @property
     def candidates(self) -> int:
@@ -86,6 +90,20 @@ class Search:
             "temperature": self.sample and self.temperature != 1.0,
         }
         return tuple(name for name, is_used in used.items() if is_used)
+
+
+@dataclass(frozen=True)
+class Timestamps:
+    """Whisper's rules: times come in pairs around segments, do not fall, and win if they are more likely than any text.
+
+    first: the first timestamp token, all above it are timestamps too. none: the token that switches timestamps off.
+    eos: the end of the output; all tokens below it are text. latest_start: the largest first time, in timestamp tokens.
+    """
+
+    first: int
+    none: int
+    eos: int
+    latest_start: int | None = None
 
 
 class Hypotheses(NamedTuple):
@@ -118,13 +136,15 @@ class Candidates(NamedTuple):
     token: Tensor
 
 
-def start(search: Search, sentences: int, device: torch.device | str) -> Hypotheses:
-    """One hypothesis per sentence with the start token; the other beams are disabled until the first step."""
+def start(search: Search, sentences: int, device: torch.device | str, given_BP: Tensor | None = None) -> Hypotheses:
+    """One hypothesis per sentence with the start token or given ones; the other beams wait for the first step."""
     # like generate, fill beam outputs with EOS if the padding token is 0
     fill = search.pad or (search.eos[0] if search.eos else search.pad) if search.normalizes_first else search.pad
     shape = (sentences, search.beams)
     tokens = torch.full((*shape, search.max_length), fill, device=device)
     tokens[:, :, 0] = search.start
+    if given_BP is not None:
+        tokens[:, :, : search.given] = given_BP[:, None]
     scores = torch.zeros(shape, device=device)
     if not search.sample:
         scores[:, 1:] = NEVER
@@ -133,7 +153,7 @@ def start(search: Search, sentences: int, device: torch.device | str) -> Hypothe
         scores,
         tokens.clone(),
         torch.full(shape, NEVER, device=device),
-        torch.ones(shape, dtype=torch.long, device=device),  # the start token
+        torch.full(shape, search.given, device=device),
         torch.zeros(shape, dtype=torch.bool, device=device),
         torch.ones(sentences, dtype=torch.bool, device=device),
     )
@@ -174,8 +194,10 @@ def constrain(scores_RV: Tensor, tokens_RT: Tensor, search: Search) -> Tensor:
         scores_RV = force(scores_RV, search.forced_last)
     if search.suppressed:
         scores_RV = ban(scores_RV, search.suppressed)
-    if search.banned_first and length == (1 if search.forced_first is None else 2):
+    if search.banned_first and length == search.given + (search.forced_first is not None):
         scores_RV = ban(scores_RV, search.banned_first)
+    if search.timestamps is not None:
+        scores_RV = follow_timestamps(scores_RV, tokens_RT[:, search.given :], search.timestamps)
     return scores_RV
 
 
@@ -208,6 +230,33 @@ def ban_repeated_ngrams(scores_RV: Tensor, tokens_RT: Tensor, size: int) -> Tens
     # amax: the same token may follow the same context with and without a match
     banned_RV.scatter_reduce_(1, ngrams_RWn[..., -1], repeated_RW.int(), "amax")
     return scores_RV.masked_fill(banned_RV.bool(), -torch.inf)
+
+
+def follow_timestamps(scores_RV: Tensor, new_RT: Tensor, rules: Timestamps) -> Tensor:
+    """Exclude what may not follow the new tokens so far. Modifies `scores_RV`."""
+    first, length = rules.first, new_RT.shape[1]
+    scores_RV[:, rules.none] = -torch.inf
+    if length == 0:
+        scores_RV[:, :first] = -torch.inf
+        if rules.latest_start is not None:
+            scores_RV[:, first + rules.latest_start + 1 :] = -torch.inf
+    else:
+        is_time_RT = new_RT >= first
+        last_R = is_time_RT[:, -1]
+        before_R = is_time_RT[:, -2] if length > 1 else torch.ones_like(last_R)
+        opens_R1, closes_R1 = (last_R & before_R)[:, None], (last_R & ~before_R)[:, None]
+        scores_RV[:, first:].masked_fill_(opens_R1, -torch.inf)
+        scores_RV[:, : rules.eos].masked_fill_(closes_R1, -torch.inf)
+        index_T = torch.arange(length, device=new_RT.device)
+        latest_R1 = (is_time_RT * (index_T + 1)).amax(1, keepdim=True) - 1
+        time_R1 = new_RT.gather(1, latest_R1.clamp_min(0)) + (~closes_R1).long()
+        time_R1 = torch.where(latest_R1 >= 0, time_R1, first)
+        times_S = torch.arange(first, scores_RV.shape[1], device=scores_RV.device)
+        scores_RV[:, first:].masked_fill_(times_S < time_R1, -torch.inf)
+    logprob_RV = scores_RV.log_softmax(-1)
+    wins_R1 = logprob_RV[:, first:].logsumexp(-1) > logprob_RV[:, :first].amax(-1)
+    scores_RV[:, :first].masked_fill_(wins_R1[:, None], -torch.inf)
+    return scores_RV
 
 
 def keep_top_k(scores_RV: Tensor, count: int) -> Tensor:
@@ -303,7 +352,7 @@ def finish(
     """Add the complete candidates among the k best to the finished hypotheses, and keep the best k of these."""
     among_best = torch.zeros_like(ended_BC)
     among_best[:, : search.beams] = ended_BC[:, : search.beams]
-    scores = candidates.scores / length_penalty(length, search)
+    scores = candidates.scores / length_penalty(length + 1 - search.given, search)
     if _stops_when_full(search):
         scores = scores + hypotheses.done.all(-1, keepdim=True).float() * NEVER
     scores = scores + (~hypotheses.open)[:, None].float() * NEVER
@@ -335,8 +384,8 @@ def still_open(hypotheses: Hypotheses, length: int, search: Search) -> Hypothese
     `length` counts the tokens of the running hypotheses. `hf` compares the best running score at its current length
     with the worst finished one. `gnmt` takes the length that is best for it, and the worst finished one to be returned.
     """
-    new_tokens = length - 1
-    longest = search.max_length - 1
+    new_tokens = length - search.given
+    longest = search.max_length - search.given
     if search.penalty_style == "gnmt" and not search.early_stopping:
         divisor = length_penalty(longest if search.length_penalty > 0 else new_tokens + 1, search)
         worst = hypotheses.done_scores[:, search.returned - 1]
@@ -406,7 +455,9 @@ def sample_step(
         tokens=tokens,
         scores=total,
         done_tokens=torch.where(ended[..., None], tokens, hypotheses.done_tokens),
-        done_scores=torch.where(ended, total / length_penalty(length, search), hypotheses.done_scores),
+        done_scores=torch.where(
+            ended, total / length_penalty(length + 1 - search.given, search), hypotheses.done_scores
+        ),
         done_length=torch.where(ended, length + 1, hypotheses.done_length),
         done=done,
         open=~done.all(1),

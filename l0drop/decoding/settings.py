@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from transformers import GenerationConfig
 
@@ -111,8 +111,14 @@ def check_stored_settings(file: Path) -> None:
             _check_kind(f"{file}: ", name, value, None)
 
 
+class StoredSettings(Protocol):
+    """A model's generation_config, or a part of it."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
 def resolve(
-    model_settings: GenerationConfig,
+    model_settings: StoredSettings,
     given: Mapping[str, Any],
     style: str,
     positions: int | None = None,
@@ -205,7 +211,7 @@ def _check_values(values: Mapping[str, Any], labels: Mapping[str, str], max_leng
     )
 
 
-def check_names(given: Mapping[str, Any], model_settings: GenerationConfig, others: Iterable[str] = ()) -> None:
+def check_names(given: Mapping[str, Any], model_settings: StoredSettings, others: Iterable[str] = ()) -> None:
     """Raise for a name that is neither a generation setting nor one of `others`, with the most similar known name."""
     known = {*GenerationConfig().to_dict(), *model_settings.to_dict(), *_DEFAULTS, *others}
     for name in given:

@@ -1,7 +1,7 @@
 """All layers of a decoder as one module, for one new position.
 
 Hugging Face's layers are general, and a step of a small batch spends a tenth of its time in their overhead. This module
-computes a step without it. Five families have the same layers, with norms first or last; T5's layers stay Hugging
+computes a step without it. Six families have the same layers, with norms first or last; T5's layers stay Hugging
 Face's.
 
 Shapes: B sentences, k beams, R = B·k rows, H heads, K memory rows, D model width, d head width.
@@ -18,6 +18,7 @@ from transformers.models.m2m_100.modeling_m2m_100 import M2M100DecoderLayer
 from transformers.models.marian.modeling_marian import MarianDecoderLayer
 from transformers.models.mbart.modeling_mbart import MBartDecoderLayer
 from transformers.models.pegasus.modeling_pegasus import PegasusDecoderLayer
+from transformers.models.whisper.modeling_whisper import WhisperDecoderLayer
 
 from l0drop.decoding.attention import NAME, attend, current_ancestry, value_blocks
 from l0drop.decoding.caches import DecoderCache, MemoryLayer, PrefixLayer
@@ -29,6 +30,7 @@ NORMS_FIRST = {
     MBartDecoderLayer: True,
     M2M100DecoderLayer: True,
     PegasusDecoderLayer: True,
+    WhisperDecoderLayer: True,
 }
 """The supported layers, and whether they normalize before (True) or after each block."""
 
@@ -62,14 +64,16 @@ class Stack(nn.Module):
         states_BKD: Tensor,
         encoder_attention_mask: Tensor | None = None,
         past_key_values: DecoderCache | None = None,
+        memory_bias: Tensor | None = None,
         **__: Any,
     ) -> Tensor:
         assert past_key_values is not None
+        bias_B11K = encoder_attention_mask if memory_bias is None else memory_bias
         ancestry = current_ancestry()
         seen = None if ancestry is None else ancestry.bias
         x_RD = hidden_R1D[:, 0]
         for step, prefix, memory in zip(self.steps, past_key_values.prefix, past_key_values.memory, strict=True):
-            x_RD = step(x_RD, seen, states_BKD, encoder_attention_mask, prefix, memory)
+            x_RD = step(x_RD, seen, states_BKD, bias_B11K, prefix, memory)
         return x_RD[:, None]
 
 
@@ -99,8 +103,9 @@ class _Layer:
     def _joined(self, attention: Any, kind: Kind) -> Callable[[Tensor], tuple[Tensor, ...]]:
         """Query, key and value in one product, if the weights are copied anyway."""
         parts = (attention.q_proj, attention.k_proj, attention.v_proj)
-        biases = [part.bias for part in parts]
-        bias = None if biases[0] is None else torch.cat(biases)
+        given = parts[0].bias is not None  # Whisper's keys have none
+        biases = [torch.zeros_like(parts[0].bias) if part.bias is None else part.bias for part in parts if given]
+        bias = torch.cat(biases) if given else None
         made = make_linear(kind, torch.cat([part.weight for part in parts]).detach(), bias)
         if made is None:
             return lambda x_RD: tuple(part.forward(x_RD) for part in parts)

@@ -7,8 +7,6 @@
 Shapes: N source positions, K memory rows, T output tokens, L decoder layers, H heads.
 """
 
-import copy
-import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,20 +28,20 @@ from l0drop.data.hints import TextAnnotator, annotator_for
 from l0drop.data.offsets import Span, spans
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.decoding.corpus import length_batches
+from l0drop.decoding.eager import cross_attention, eager_twin
 from l0drop.decoding.engine import Engine
 from l0drop.decoding.folder import (
     check_vocabulary,
     dtype_of,
-    first_line,
     load_model,
     load_pair,
     locate_model,
+    place,
     recipe_settings,
 )
 from l0drop.decoding.languages import language_id, language_ids, target_language_setting
 from l0drop.decoding.results import Alternative, Explained, Result, SourceToken
 from l0drop.decoding.settings import check_names
-from l0drop.models.adopt import adopt_parameters
 from l0drop.models.families import family_of, positions_of
 from l0drop.models.modeling import L0DropModel
 
@@ -215,7 +213,7 @@ class TextModel:
         encoded = self.engine.encode(**self._batch([source]), **dial)
         generated = self.engine.decode(encoded, **settings)
         ids = generated.sequences[0, : _lengths(generated.sequences, self.model)[0] + 1]
-        attentions_LHTK = self._cross_attention(encoded.memory, ids)
+        attentions_LHTK = cross_attention(self._eager, encoded.memory, ids)
         index_K = encoded.memory.index[0]
         attentions_LHTN = attentions_LHTK.new_zeros(*attentions_LHTK.shape[:3], len(source.ids))
         attentions_LHTN[..., index_K[index_K >= 0]] = attentions_LHTK[..., index_K >= 0]
@@ -376,29 +374,9 @@ class TextModel:
         offsets = (source.spans[i] or (None, None) for i in positions)
         return tuple(SourceToken(token, *span) for token, span in zip(tokens, offsets, strict=True))
 
-    @torch.no_grad()
-    def _cross_attention(self, memory: Any, ids: Tensor) -> Tensor:
-        """[L, H, T, K], the attention to the memory when each token of `ids` after the first was chosen."""
-        bias = memory.bias.to(memory.states.dtype)
-        if self.engine.family.full_bias:
-            bias = bias.expand(-1, -1, len(ids) - 1, -1)
-        output = self._eager(
-            encoder_outputs=self.engine.family.encoder_output(last_hidden_state=memory.states),
-            attention_mask=bias,
-            decoder_input_ids=ids[None, :-1],
-            output_attentions=True,
-            use_cache=False,
-        )
-        return torch.cat(output.cross_attentions)
-
     @cached_property
     def _eager(self) -> PreTrainedModel:
-        """The same parameters in modules that return attention weights, which sdpa does not."""
-        base = getattr(self.model, "base_class", type(self.model))
-        gated = isinstance(self.model, L0DropModel)
-        config = self.model.config.to_base() if gated else copy.deepcopy(self.model.config)
-        config._attn_implementation = "eager"
-        return adopt_parameters(self.model, base, config).eval()
+        return eager_twin(self.model)
 
     def _limit(self, max_source: int | None) -> int:
         if max_source is None:
@@ -446,17 +424,10 @@ class TextModel:
         return {}
 
 
-def _own_device() -> str:
-    """A GPU if there is one: with several processes, each its own."""
-    if not torch.cuda.is_available():
-        return "cpu"
-    return f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}"
-
-
 def load(
     dir_or_name: str | Path, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
 ) -> TextModel:
-    """Load a model with its tokenizers from a run folder, a model folder, or the Hugging Face hub.
+    """Load a text model with its tokenizers from a run folder, a model folder, or the Hugging Face hub.
 
     device: default: a GPU if there is one. dtype: default: the type of the stored weights; "int8", on a CPU, rounds the
     weights of linear layers to 8 bits. A model without gates decodes densely. A run's recipe sets the defaults for
@@ -466,7 +437,8 @@ def load(
     folder, run = locate_model(name)
     int8 = dtype == "int8"
     model = load_model(name, folder, dtype_of("float32" if int8 else dtype))
-    family_of(type(model))
+    if family_of(type(model)).reads_audio:
+        raise ValueError(f"{name}: is a speech model, which reads audio; use l0drop transcribe")
     tokenizers = load_pair(name, folder, run, model)
     check_vocabulary(model, tokenizers, name)
     defaults, prefix, limit = recipe_settings(run)
@@ -476,16 +448,7 @@ def load(
         if annotator is None:
             needs = ", ".join(model.gate.needs)
             raise ValueError(f"{name}: its gate needs hints ({needs}), but the model folder has no hints.json")
-    if device is None:
-        device = "cpu" if int8 else _own_device()
-    if str(device).startswith("meta"):
-        raise ValueError("device: meta holds no numbers, so nothing can be decoded there; use cpu or a GPU")
-    try:
-        model.to(device)  # type: ignore[arg-type]
-    except Exception as error:  # unknown names, missing GPUs, missing backends: each has its own class
-        if is_out_of_memory(error):
-            raise ValueError(f"device: {device} has not enough memory for {name} ({first_line(error)})") from error
-        raise ValueError(f"device: {device} cannot be used ({first_line(error)})") from error
+    place(model, name, "cpu" if int8 and device is None else device)
     return TextModel(name, model, tokenizers, defaults, prefix, annotator, int8, limit)
 
 

@@ -1,8 +1,11 @@
 """Tiny random Whispers, and features for them: 24 encoder rows from 48 feature frames."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import tokenizers
 import torch
 import transformers as hf
 from torch import Tensor
@@ -115,3 +118,42 @@ def spread_gates(model: Any, share_closed: float = 0.5, seed: int = 6) -> Any:
         gate.weight.copy_(weight)
         gate.bias.fill_(float(-(rows @ weight).quantile(share_closed)) - 2.398)
     return model
+
+
+def extractor() -> hf.WhisperFeatureExtractor:
+    """Features of windows of 0.48 seconds."""
+    made = hf.WhisperFeatureExtractor(feature_size=MELS, chunk_length=FRAMES / 100)
+    made.n_samples = round(made.n_samples)
+    return made
+
+
+def tokenizer() -> hf.PreTrainedTokenizerFast:
+    """One letter or word per token."""
+    words = [f" {chr(97 + i % 26)}{i}" for i in range(TEXT)]
+    special = ["<|endoftext|>", "<|startoftranscript|>", *LANGUAGES, "<|transcribe|>", "<|translate|>"]
+    special += ["<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]
+    times = [f"<|{i * 0.02:.2f}|>" for i in range(TIMES)]
+    vocabulary = {token: i for i, token in enumerate([*words, *special, *times])}
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=" a0"))
+    model.decoder = tokenizers.decoders.Fuse()
+    return hf.PreTrainedTokenizerFast(
+        tokenizer_object=model, eos_token="<|endoftext|>", additional_special_tokens=special[1:]
+    )
+
+
+def save(model: Any, folder: Path) -> Path:
+    """A folder that `load` reads."""
+    model.save_pretrained(folder)
+    extractor().save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def tone(seconds: float, seed: int = 0, rate: int = 16_000) -> np.ndarray:
+    """Two tones that change their loudness, and some noise."""
+    generator = np.random.default_rng(seed)
+    time = np.arange(round(seconds * rate)) / rate
+    low, high = generator.uniform(100, 3000, 2)
+    loudness = 0.5 + 0.5 * np.sin(20 * time + generator.uniform(0, 6))
+    sound = 0.3 * np.sin(6.28 * low * time) * loudness + 0.2 * np.sin(6.28 * high * time) * (1 - loudness)
+    return (sound + generator.normal(0, 0.01, len(time))).astype(np.float32)

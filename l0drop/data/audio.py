@@ -1,0 +1,149 @@
+"""Audio files and arrays as mono samples at 16 kHz, and their log-mel features, as Whisper's extractor makes them.
+
+Files are read by libsndfile: wav, flac, ogg (Vorbis and Opus), mp3 and others. Long files are read, mixed and resampled
+in blocks, and features are computed in blocks, so memory holds samples and features, but no spectrum of the whole.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from l0drop.extras import needed_for
+
+RATE = 16_000
+"""Samples per second of Whisper's audio."""
+BLOCK_SECONDS = 60
+"""Seconds that are read, resampled or transformed at once."""
+SILENT = 1e-4
+"""Audio whose samples all stay below this (-80 dB of full scale) is silent."""
+
+MOST_CHANNELS = 8
+"""An array with more columns is taken for something else than samples."""
+
+Samples = NDArray[np.float32]
+
+
+class AudioError(ValueError):
+    """A file or array that cannot be transcribed; the message begins with its name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Audio:
+    """One clip: mono samples at 16 kHz. `name` identifies it in messages."""
+
+    name: str
+    samples: Samples
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / RATE
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether there is nothing to hear: no samples, or none above -80 dB."""
+        return not len(self.samples) or float(np.abs(self.samples).max()) < SILENT
+
+
+def read_audio(file: str | Path) -> Audio:
+    """The audio of a file, its channels mixed, at 16 kHz. Raises AudioError with the file's name."""
+    name = str(file)
+    with needed_for("reading audio files"):
+        import soundfile
+    if not Path(file).is_file():
+        raise AudioError(f"{name}: there is no such file")
+    if not Path(file).stat().st_size:
+        raise AudioError(f"{name}: is empty")
+    try:
+        with soundfile.SoundFile(name) as opened:
+            blocks = _mixed_blocks(opened, name)
+            samples = _resampled(blocks, opened.samplerate)
+    except soundfile.LibsndfileError as error:
+        raise AudioError(f"{name}: cannot be read as audio ({error.error_string})") from None
+    return Audio(name, samples)
+
+
+def _mixed_blocks(opened: Any, name: str) -> Iterator[Samples]:
+    """The mean of the channels in blocks. A file that ends before its announced length raises."""
+    read = 0
+    while True:
+        block = opened.read(BLOCK_SECONDS * opened.samplerate, dtype="float32", always_2d=True)
+        if not len(block):
+            break
+        mixed = block.mean(1, dtype=np.float32)
+        _check_finite(mixed, name, read / opened.samplerate)
+        read += len(block)
+        yield mixed
+    if read < opened.frames:
+        rate = opened.samplerate
+        raise AudioError(f"{name}: is damaged after {read / rate:.1f} of {opened.frames / rate:.1f} seconds")
+
+
+def _check_finite(samples: Samples, name: str, start: float) -> None:
+    bad = ~np.isfinite(samples)
+    if bad.any():
+        raise AudioError(f"{name}: has NaN or infinite samples, the first at {start + bad.argmax() / RATE:.2f} seconds")
+
+
+def _resampled(blocks: Iterator[Samples], rate: int) -> Samples:
+    if rate == RATE:
+        parts = list(blocks)
+    else:
+        with needed_for("reading audio at a rate other than 16 kHz"):
+            import soxr
+        stream = soxr.ResampleStream(rate, RATE, 1, dtype="float32")
+        parts = [stream.resample_chunk(block) for block in blocks]
+        parts.append(stream.resample_chunk(np.zeros(0, dtype=np.float32), last=True))
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
+
+
+def as_audio(values: Any, name: str, rate: int = RATE) -> Audio:
+    """The audio of an array of samples, [T] or [T, channels], in floats between -1 and 1 or in integers."""
+    array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+    if array.dtype.kind == "i":
+        array = array / np.float32(np.iinfo(array.dtype).max + 1)
+    elif array.dtype.kind != "f":
+        raise AudioError(f"{name}: expected samples as floats or signed integers, got {array.dtype}")
+    if array.ndim == 2 and array.shape[1] <= MOST_CHANNELS:
+        array = array.mean(1)
+    if array.ndim != 1:
+        raise AudioError(f"{name}: expected samples [T] or [T, channels], got an array of shape {list(array.shape)}")
+    if not isinstance(rate, int) or isinstance(rate, bool) or rate < 1:
+        raise ValueError(f"sampling_rate: expected samples per second, got {rate!r}")
+    samples = array.astype(np.float32)
+    _check_finite(samples, name, 0.0)
+    size = BLOCK_SECONDS * rate
+    return Audio(name, _resampled((samples[i : i + size] for i in range(0, len(samples), size)), rate))
+
+
+def log_mel(samples: Samples, extractor: Any, *, padded: bool) -> Tensor:
+    """[mels, frames], the features of Hugging Face's extractor for these samples.
+
+    padded: with silence to one window of the extractor, as short clips are; otherwise one frame per 10 ms of audio.
+    The spectrum is computed in blocks: frames are independent of each other up to the last step, which limits the
+    dynamic range by the loudest frame.
+    """
+    if padded:
+        samples = np.pad(samples, (0, max(0, int(extractor.n_samples) - len(samples))))
+    size, hop = extractor.n_fft, extractor.hop_length
+    frames, half = len(samples) // hop, size // 2
+    window = torch.hann_window(size)
+    filters = torch.from_numpy(extractor.mel_filters).float().T
+    step = BLOCK_SECONDS * RATE // hop
+    parts = []
+    for start in range(0, frames, step):
+        end = min(frames, start + step)
+        first, last = start * hop - half, (end - 1) * hop + half
+        block = samples[max(0, first) : last]
+        before, after = max(0, -first), max(0, last - len(samples))
+        if before or after:  # the spectrum at the edges is that of mirrored audio
+            block = np.pad(block, (before, after), mode="reflect")
+        spectrum = torch.stft(torch.from_numpy(block), size, hop, window=window, center=False, return_complex=True)
+        parts.append((filters @ (spectrum.abs() ** 2)).clamp_min(1e-10).log10())
+    levels = torch.cat(parts, 1)
+    return (torch.maximum(levels, levels.max() - 8.0) + 4.0) / 4.0

@@ -1,0 +1,116 @@
+"""Audio files and arrays: formats, rates, channels, bad files, and the features of Hugging Face's extractor."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from transformers import WhisperFeatureExtractor
+
+from l0drop.data.audio import Audio, AudioError, as_audio, log_mel, read_audio
+from tests.models.whispers import tone
+
+
+def written(folder: Path, samples: np.ndarray, rate: int = 16_000, name: str = "a.wav", **settings: str) -> Path:
+    soundfile.write(folder / name, samples, rate, **settings)
+    return folder / name
+
+
+@pytest.mark.parametrize(("name", "settings", "error"), [
+    ("a.wav", {}, 1e-4),
+    ("a.wav", {"subtype": "PCM_24"}, 1e-6),
+    ("a.flac", {}, 1e-4),
+    ("a.ogg", {"format": "OGG", "subtype": "VORBIS"}, 0.2),
+    ("a.mp3", {}, 0.2),
+])  # fmt: skip
+def test_formats(tmp_path: Path, name: str, settings: dict[str, str], error: float) -> None:
+    sound = tone(1.5)
+    audio = read_audio(written(tmp_path, sound, name=name, **settings))
+    assert audio.seconds == pytest.approx(1.5, abs=0.1)
+    length = min(len(sound), len(audio.samples))
+    assert float(np.abs(audio.samples[:length] - sound[:length]).max()) < error
+    assert audio.samples.dtype == np.float32
+
+
+@pytest.mark.parametrize("rate", [8_000, 44_100, 48_000])
+def test_other_rates_are_resampled(tmp_path: Path, rate: int) -> None:
+    """A tone below half of both rates stays the same tone, in a file of several blocks."""
+    time = np.arange(round(70.3 * rate)) / rate
+    sound = (0.5 * np.sin(2 * np.pi * 440 * time)).astype(np.float32)
+    audio = read_audio(written(tmp_path, sound, rate))
+    assert audio.seconds == pytest.approx(70.3, abs=1e-3)
+    expected = 0.5 * np.sin(2 * np.pi * 440 * np.arange(len(audio.samples)) / 16_000)
+    inside = slice(800, -800)
+    assert float(np.abs(audio.samples[inside] - expected[inside]).max()) < 1e-3
+
+
+def test_channels_are_mixed(tmp_path: Path) -> None:
+    left, right = tone(0.5, 1), tone(0.5, 2)
+    audio = read_audio(written(tmp_path, np.stack([left, right], 1), subtype="FLOAT"))
+    np.testing.assert_allclose(audio.samples, (left + right) / 2, atol=1e-6)
+
+
+def test_arrays() -> None:
+    sound = tone(0.5)
+    np.testing.assert_array_equal(as_audio(sound, "x").samples, sound)
+    np.testing.assert_array_equal(as_audio(torch.from_numpy(sound), "x").samples, sound)
+    np.testing.assert_allclose(as_audio((sound * 32768).astype(np.int16), "x").samples, sound, atol=1e-4)
+    stereo = (np.stack([sound, sound], 1) * 32768).astype(np.int16)
+    np.testing.assert_allclose(as_audio(stereo, "x").samples, sound, atol=1e-4)
+    assert as_audio(tone(1.0, rate=8_000), "x", 8_000).seconds == pytest.approx(1.0, abs=1e-3)
+    with pytest.raises(AudioError, match=r"audio\[3\]: expected samples \[T\] or \[T, channels\], got .* \[2, 50\]"):
+        as_audio(np.zeros((2, 50), np.float32), "audio[3]")
+    with pytest.raises(AudioError, match="x: expected samples as floats or signed integers, got uint8"):
+        as_audio(np.zeros(50, np.uint8), "x")
+    with pytest.raises(ValueError, match="sampling_rate: expected samples per second, got 0"):
+        as_audio(sound, "x", 0)
+
+
+def test_silence() -> None:
+    assert Audio("x", np.zeros(0, np.float32)).is_silent
+    assert Audio("x", np.full(16_000, 5e-5, np.float32)).is_silent
+    assert not Audio("x", tone(0.1)).is_silent
+
+
+def test_bad_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(AudioError, match=r"missing\.wav: there is no such file"):
+        read_audio(tmp_path / "missing.wav")
+    (tmp_path / "empty.wav").touch()
+    with pytest.raises(AudioError, match=r"empty\.wav: is empty"):
+        read_audio(tmp_path / "empty.wav")
+    (tmp_path / "text.wav").write_text("This is not audio.")
+    with pytest.raises(AudioError, match=r"text\.wav: cannot be read as audio"):
+        read_audio(tmp_path / "text.wav")
+    sound = tone(1.0)
+    sound[12_000] = np.nan
+    with pytest.raises(AudioError, match=r"a\.wav: has NaN or infinite samples, the first at 0\.75 seconds"):
+        read_audio(written(tmp_path, sound, subtype="FLOAT"))
+    with pytest.raises(AudioError, match=r"x: has NaN or infinite samples, the first at 0\.75"):
+        as_audio(sound, "x")
+    no_samples = read_audio(written(tmp_path, np.zeros(0, np.float32), name="none.wav"))
+    assert no_samples.is_silent
+
+
+def test_a_file_that_is_damaged_in_the_middle_is_named(tmp_path: Path) -> None:
+    file = written(tmp_path, tone(5.0), name="a.flac")
+    data = bytearray(file.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 4000] = b"\x00" * 4000
+    file.write_bytes(data)
+    with pytest.raises(AudioError, match=r"a\.flac: (is damaged after \d\.\d of 5\.0 seconds|cannot be read as audio)"):
+        read_audio(file)
+
+
+@pytest.mark.parametrize("seconds", [0.3, 7.0, 30.0])
+def test_features_of_a_window_are_the_extractors(seconds: float) -> None:
+    extractor, sound = WhisperFeatureExtractor(feature_size=80), tone(seconds)
+    expected = extractor(sound, sampling_rate=16_000, return_tensors="pt").input_features[0]
+    torch.testing.assert_close(log_mel(sound, extractor, padded=True), expected, atol=1e-5, rtol=0)
+
+
+def test_features_of_a_long_recording_are_the_extractors() -> None:
+    extractor, sound = WhisperFeatureExtractor(feature_size=80), tone(150.007)
+    arguments = {"truncation": False, "padding": "longest", "return_tensors": "pt"}
+    expected = extractor(sound, sampling_rate=16_000, **arguments).input_features[0]
+    torch.testing.assert_close(log_mel(sound, extractor, padded=False), expected, atol=1e-5, rtol=0)
