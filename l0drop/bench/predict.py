@@ -1,6 +1,6 @@
 """Would a short memory pay on this machine? A prediction for all source lengths from a few measured points.
 
-Encoding and decoding are timed at a few shapes; a sum of costs, each with a meaning (`DECODE`, `ENCODE`), is fitted to
+Encoding and decoding are timed at a few shapes; a sum of costs, each with a meaning (`cost_model`), is fitted to
 the times; the rest is arithmetic. Machines are shared and noisy, so all shapes take turns round by round, CPU time
 counts, and the shapes of the check, which the fit does not see, run in the same rounds.
 
@@ -10,7 +10,6 @@ Shapes: B sentences, N source tokens, K memory rows, T tokens to produce, D mode
 """
 
 import functools
-import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from l0drop.bench.cost_model import DECODE, ENCODE, PAYS, Prediction, Sizes, fit, total
 from l0drop.bench.decoding import in_turns
 from l0drop.bench.peers import Batch, plain_generation
 from l0drop.bench.random_models import Share
@@ -38,32 +38,12 @@ from l0drop.runs.provenance import provenance
 
 SOURCES = (16, 32, 64, 128, 256, 512, 1024, 2048)
 BATCHES = (1, 8, 32)
-PAYS = 1.05
-"""The smallest speed-up that counts as a gain."""
 WORTHWHILE = 1.1
 """If the largest speed-up is below this, the answer is not Yes: a gain this small hardly repays the training."""
 
 CHECKS = ((8, 600, 0.48), (2, 1500, 0.70), (24, 60, 0.50))
 """Shapes that are not fitted: sentences, source tokens, share dropped."""
 
-LARGE = 32 << 20
-"""Bytes from which Linux gives a tensor fresh pages at every allocation, which takes time to clear them."""
-
-DECODE = {
-    "start": "per batch: setting up caches and search",
-    "step": "per token, independent of the batch: reading the weights, launching the operations",
-    "row": "per token of a beam: linear layers, output layer, search",
-    "prefix": "per pair of a beam's token and an earlier one: self-attention",
-    "memory_row": "per memory row: its keys and values",
-    "attended": "per memory row and token: cross-attention of all beams of its sentence",
-    "large": f"extra, per memory row, if the keys of a layer take {LARGE >> 20} MiB or more: fresh pages",
-}
-ENCODE = {
-    "start": "per batch",
-    "token": "per source token: linear layers",
-    "attended": "per pair of source tokens: self-attention",
-    "large": f"extra, per source token, if the widest activations take {LARGE >> 20} MiB or more: fresh pages",
-}
 NOTES = {
     "answer": f"Yes: at least {PAYS:g} x as fast, and {WORTHWHILE:g} x or more at best; Hardly: less than "
     f"{WORTHWHILE:g} x at best; No: less than {PAYS:g} x",
@@ -76,124 +56,8 @@ NOTES = {
     "measured - 1",
 }
 
-ByName = Mapping[str, float]
-"""Seconds or counts, by the names of costs."""
 Times = list[float]
 Result = TypeVar("Result")
-
-
-# --- the cost model ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes of a model and a search that determine the counts.
-
-    memory: numbers in a memory row's keys. activations: numbers in the widest layer's output for a source token.
-    zero_row: whether the short memory has a zero row for the dropped encodings.
-    """
-
-    beams: int
-    memory: int
-    activations: int
-    zero_row: bool = True
-
-    def decode(self, batch: int, rows: int, target: int) -> dict[str, float]:
-        """Counts of the costs in `DECODE`. At the first token all beams are one."""
-        memory = batch * rows
-        return {
-            "start": 1,
-            "step": target,
-            "row": batch + batch * self.beams * (target - 1),
-            "prefix": batch * self.beams * target * (target - 1) / 2,
-            "memory_row": memory,
-            "attended": memory * target,
-            "large": memory if 4 * memory * self.memory >= LARGE else 0,
-        }
-
-    def encode(self, batch: int, source: int) -> dict[str, float]:
-        """Counts of the costs in `ENCODE`."""
-        tokens = batch * source
-        return {
-            "start": 1,
-            "token": tokens,
-            "attended": tokens * source,
-            "large": tokens if 4 * tokens * self.activations >= LARGE else 0,
-        }
-
-    def kept(self, source: int, dropped: float) -> int:
-        """Rows of the short memory of a sentence."""
-        return max(1, round((1 - dropped) * source)) + self.zero_row
-
-
-def fit(counts: Sequence[ByName], seconds: Sequence[float]) -> dict[str, float]:
-    """Non-negative costs with the least sum of squared relative errors.
-
-    At the optimum, the positive costs are a plain least-squares solution without the others, so all subsets are tried.
-    A cost that occurs at no point is 0.
-    """
-    names = [name for name in counts[0] if any(count[name] for count in counts)]
-    times = torch.tensor(seconds, dtype=torch.float64)
-    occurs = torch.tensor([[count[name] for name in names] for count in counts], dtype=torch.float64)
-    relative = occurs / times[:, None]
-    scale = relative.amax(0)
-    best, least = torch.zeros(len(names), dtype=torch.float64), float("inf")
-    for size in range(1, len(names) + 1):
-        for chosen in map(list, itertools.combinations(range(len(names)), size)):
-            part = relative[:, chosen] / scale[chosen]
-            solution = torch.linalg.lstsq(part, torch.ones(len(times), 1, dtype=torch.float64)).solution[:, 0]
-            error = float((part @ solution - 1).square().sum())
-            if bool((solution >= 0).all()) and error < least:
-                least = error
-                best = torch.zeros(len(names), dtype=torch.float64)
-                best[chosen] = solution / scale[chosen]
-    return {**dict.fromkeys(counts[0], 0.0), **dict(zip(names, best.tolist(), strict=True))}
-
-
-def total(costs: ByName, counts: ByName) -> float:
-    """Total seconds for these counts."""
-    return sum(costs[name] * count for name, count in counts.items())
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Fitted costs, and predictions for any shape."""
-
-    sizes: Sizes
-    decode: ByName
-    encode: ByName
-
-    def seconds(self, shape: Shape) -> dict[str, float]:
-        """Seconds for a batch of this shape: encoding, and decoding on the dense and on the short memory."""
-        short = self.sizes.kept(shape.source, shape.dropped)
-        return {
-            "encode": total(self.encode, self.sizes.encode(shape.batch, shape.source)),
-            "dense": total(self.decode, self.sizes.decode(shape.batch, shape.source, shape.target)),
-            "short": total(self.decode, self.sizes.decode(shape.batch, short, shape.target)),
-        }
-
-    def speed_up(self, shape: Shape) -> dict[str, float]:
-        """Speed-up of the short memory over the dense one: in decoding, and in encoding and decoding together."""
-        seconds = self.seconds(shape)
-        encode, dense, short = seconds["encode"], seconds["dense"], seconds["short"]
-        return {"decode": dense / short, "both": (encode + dense) / (encode + short)}
-
-    def pays_from(self, batch: int, target: int, dropped: float, longest: int) -> dict[str, int | None]:
-        """The shortest source from which every length up to `longest` has a speed-up of at least `PAYS`.
-
-        None if `longest` has less: encoding grows with the square of the length, so the speed-up of both phases
-        together may fall again.
-        """
-        found: dict[str, int | None] = {"decode": None, "both": None}
-        for phase in found:
-            for source in range(longest, 0, -1):
-                if self.speed_up(Shape(batch, source, target, dropped))[phase] < PAYS:
-                    break
-                found[phase] = source
-        return found
-
-
-# --- measuring ---------------------------------------------------------------------------------------------------
 
 
 def points(longest: int, positions: int | None) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]]]:

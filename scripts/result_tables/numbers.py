@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from l0drop.bench.predict import PAYS, WORTHWHILE
+from l0drop.bench.cost_model import PAYS
+from l0drop.bench.predict import WORTHWHILE
 from result_tables.files import TOYS, read
 from result_tables.labels import CONTINUED, SAME_WAY
 from result_tables.speed import ratio

@@ -8,22 +8,8 @@ import pytest
 import transformers
 
 from l0drop import L0DropConfig, sparsify
-from l0drop.bench.predict import (
-    BATCHES,
-    CHECKS,
-    DECODE,
-    ENCODE,
-    PAYS,
-    WORTHWHILE,
-    Bench,
-    Prediction,
-    Question,
-    Sizes,
-    answer,
-    fit,
-    points,
-    total,
-)
+from l0drop.bench.cost_model import DECODE, ENCODE, PAYS, Prediction, Sizes, fit, total
+from l0drop.bench.predict import BATCHES, CHECKS, WORTHWHILE, Bench, Question, answer, points
 from l0drop.bench.workloads import Shape
 from l0drop.core.memory import has_shared_row
 from tests.bench.test_decoding import l0drop
