@@ -7,7 +7,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-WEIGHTS = "model.safetensors"
+from l0drop.training.checkpoints import WEIGHTS
 
 
 def averaged(checkpoints: Sequence[Path]) -> dict[str, Tensor]:

@@ -1,9 +1,11 @@
 """Checkpoints: written completely before they get their name, listed, pruned, and the state a run resumes with."""
 
+import hashlib
 import json
 import os
 import re
 import shutil
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,9 @@ from l0drop.data.whole import write_whole
 _NAME = re.compile(r"checkpoint-(\d+)")
 STAGING = ".partial"
 STATE = "l0drop.json"
+FILES = "files.json"
+"""The digests of a checkpoint's other files."""
+WEIGHTS = "model.safetensors"
 
 
 class TrainingError(ValueError):
@@ -37,7 +42,10 @@ class ResumeState:
 
     @classmethod
     def read(cls, checkpoint: Path) -> "ResumeState":
-        return cls(**json.loads((checkpoint / STATE).read_text(encoding="utf-8")))
+        try:
+            return cls(**json.loads((checkpoint / STATE).read_text(encoding="utf-8")))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise TrainingError(f"{checkpoint / STATE}: is no state of a run ({error}); restore it") from error
 
     def write(self, checkpoint: Path) -> None:
         write_whole(checkpoint / STATE, json.dumps(vars(self), indent=1))
@@ -69,8 +77,8 @@ class ResumeState:
 
 def checkpoints(folder: Path) -> list[Path]:
     """The complete checkpoints of a folder, oldest first."""
-    found = [(int(match[1]), path) for path in folder.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found)]
+    named = [path for path in folder.glob("checkpoint-*") if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(named, key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -87,6 +95,7 @@ def publish(folder: Path, name: str, keep: int, every: int) -> None:
     from; it is never averaged.
     """
     path = folder / name
+    _write_digests(folder / STAGING / name)
     if path.exists():
         shutil.rmtree(path)  # left by a run that died between this step and the next
     os.replace(folder / STAGING / name, path)
@@ -99,6 +108,40 @@ def publish(folder: Path, name: str, keep: int, every: int) -> None:
             (old / OPTIMIZER_NAME).unlink(missing_ok=True)
     for old in checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
+
+
+def check_files(checkpoint: Path, only: Collection[str] | None = None) -> None:
+    """Raise TrainingError if a file of a checkpoint, or of those in `only`, is missing or was changed.
+
+    A checkpoint without digests, of an earlier version, is checked for its weights and its state alone.
+    """
+    remedy = f"restore it, or delete {checkpoint.parent} to train again"
+    try:
+        digests = json.loads((checkpoint / FILES).read_text(encoding="utf-8"))
+        if not isinstance(digests, dict):
+            raise ValueError(f"expected an object, got {type(digests).__name__}")
+    except FileNotFoundError:
+        digests = dict.fromkeys((WEIGHTS, STATE))
+    except (ValueError, RecursionError) as error:
+        raise TrainingError(f"{checkpoint / FILES}: not JSON ({error}); {remedy}") from error
+    for name, digest in digests.items():
+        if only is not None and name not in only:
+            continue
+        file = checkpoint / name
+        if not file.is_file():
+            raise TrainingError(f"{file}: is missing; {remedy}")
+        if digest is not None and _digest(file) != digest:
+            raise TrainingError(f"{file}: was changed or cut after it was saved; {remedy}")
+
+
+def _write_digests(checkpoint: Path) -> None:
+    digests = {file.name: _digest(file) for file in sorted(checkpoint.iterdir()) if file.is_file()}
+    write_whole(checkpoint / FILES, json.dumps(digests, indent=1) + "\n")
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def is_resumable(checkpoint: Path) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from l0drop.core.out_of_memory import is_out_of_memory
 from l0drop.data import hints
 from l0drop.data.corpus import TokenizedCorpus
 from l0drop.data.held_out import held_out_counts
@@ -21,10 +22,10 @@ from l0drop.data.text import one_line
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.data.whole import locked, whole_folder, write_whole
 from l0drop.decoding.corpus import described_decoding
-from l0drop.decoding.folder import generation_of
+from l0drop.decoding.folder import first_line, generation_of
 from l0drop.models.quiet import quiet_libraries
 from l0drop.recipe import Recipe, RecipeError, dump_recipe, load_recipe
-from l0drop.runs.processes import joined_processes
+from l0drop.runs.processes import is_lost_peer, joined_processes
 from l0drop.runs.provenance import provenance
 from l0drop.training.assemble import (
     build_corpora,
@@ -36,7 +37,16 @@ from l0drop.training.assemble import (
 from l0drop.training.averaging import averaged
 from l0drop.training.bars import Bars
 from l0drop.training.callbacks import Interruption, LogFile
-from l0drop.training.checkpoints import TrainingError, checkpoints, clear_staging, is_resumable, step_of
+from l0drop.training.checkpoints import (
+    STATE,
+    WEIGHTS,
+    TrainingError,
+    check_files,
+    checkpoints,
+    clear_staging,
+    is_resumable,
+    step_of,
+)
 from l0drop.training.inputs import check_inputs
 from l0drop.training.step_lines import StepLines
 from l0drop.training.teacher import TeacherText
@@ -133,6 +143,10 @@ def _train(recipe: Recipe, runs: Path, console: Console) -> dict[str, Any]:
     trainer = L0DropTrainer(recipe, model, corpora, valid, tokenizers, folder, teacher, callbacks, bars)
     try:
         _train_or_resume(trainer)
+    except Exception as error:
+        if (told := _explained(error, trainer)) is not None:
+            raise told from error
+        raise
     finally:
         lines.close()
         interruption.restore()
@@ -158,6 +172,8 @@ def _train_or_resume(trainer: L0DropTrainer) -> None:
         clear_staging(trainer.checkpoint_folder)
     last = checkpoints(trainer.checkpoint_folder)[-1:]
     if last:
+        # an older checkpoint has lost its optimizer's state
+        check_files(last[0], None if is_resumable(last[0]) else (WEIGHTS, STATE))
         trainer.restore(last[0])
         if trainer.resume_state.stopped_early or step_of(last[0]) >= trainer.recipe.train.steps:
             trainer._load_from_checkpoint(str(last[0]))
@@ -170,11 +186,30 @@ def _train_or_resume(trainer: L0DropTrainer) -> None:
     trainer.train(resume_from_checkpoint=str(last[0]) if last else None)
 
 
+def _explained(error: Exception, trainer: L0DropTrainer) -> TrainingError | None:
+    """The error of a run in words with a remedy, if its cause is outside the program."""
+    step, last = trainer.state.global_step, checkpoints(trainer.checkpoint_folder)[-1:]
+    resumed = f"the last checkpoint is {last[0]}" if last else "there is no checkpoint yet"
+    if is_out_of_memory(error):
+        return TrainingError(
+            f"out of memory at step {step + 1} ({first_line(error)}); {resumed}. Lower train.batch_tokens, or raise "
+            "train.accumulation (less memory, the same gradient), and train under another `name` of the recipe"
+        )
+    if is_lost_peer(error):
+        return TrainingError(
+            f"another process of this run ended at step {step + 1} ({first_line(error)}); {resumed}. Its own message "
+            "says why; run the same command again to resume"
+        )
+    return None
+
+
 def _finish(trainer: L0DropTrainer, folder: Path, tokenizers: TokenizerPair, bars: Bars) -> dict[str, Any]:
     """Average, calibrate, score and save."""
     recipe, model = trainer.recipe, trainer.model
     used = checkpoints(trainer.checkpoint_folder)[-recipe.train.average :]
     if recipe.train.average > 1:
+        for checkpoint in used:
+            check_files(checkpoint, [WEIGHTS])
         _, unexpected = model.load_state_dict(averaged(used), strict=False)
         assert not unexpected, unexpected
         model.tie_weights()

@@ -152,6 +152,44 @@ def test_a_signal_that_reaches_one_process_a_step_later_ends_both(baseline: Path
     assert kept == ["checkpoint-5"]
 
 
+DYING = """
+import os, signal, sys
+from l0drop.app.cli import main
+from l0drop.training.callbacks import Interruption
+
+end = Interruption.on_step_end
+
+def on_step_end(self, args, state, control, **more):
+    if state.global_step == 5 and args.process_index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    end(self, args, state, control, **more)
+
+Interruption.on_step_end = on_step_end
+main()
+"""
+
+
+def test_a_process_that_dies_ends_the_other_with_a_message_and_the_run_resumes(baseline: Path, tmp_path: Path) -> None:
+    values = tiny.sparse(tmp_path, str(baseline), train={"steps": 8, "save_every": 4, "batch_tokens": 600})
+    recipe, script = written(tmp_path, values), tmp_path / "dying.py"
+    script.write_text(DYING)
+    for start in ([str(script)], ["-m", "l0drop"]):
+        launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+        done = subprocess.run(
+            [*launch, *start, "train", recipe, "--runs", str(tmp_path / "runs")],
+            capture_output=True, text=True, env=ENVIRONMENT, check=False, timeout=120,
+        )  # fmt: skip
+        said = " ".join(done.stderr.split())
+        if start == [str(script)]:
+            assert done.returncode != 0
+            assert "error: another process of this run ended at step 6" in said
+            assert "checkpoint-4" in said
+            assert "run the same command again to resume" in said
+            assert "l0drop/training/" not in said, "torchrun prints a traceback of its own, the run none"
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "runs" / "sparse" / "metrics.json").exists()
+
+
 COMPILED = """
 import sys, torch
 from tests.training.compiler import compile_by_shapes
