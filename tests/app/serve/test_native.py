@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from l0drop import load
 from l0drop.app.cli import app
+from l0drop.app.serve.models import Served
 from l0drop.decoding.splitting import split_text
 from l0drop.decoding.text import TextModel
-from tests.app.serve.running import Running
+from tests.app.serve.running import Running, running
 
 TEXTS = ["the dog sees a cat .", "", "a river knows the stone the bird .", " \t ", "the road ."]
 SEARCH = {"num_beams": 3, "max_new_tokens": 12}
@@ -70,6 +72,20 @@ def test_requests_share_batches_and_change_nothing(service: Running, sparse: Tex
         assert result["text"] == wanted.text
         assert result["score"] == pytest.approx(wanted.score, abs=1e-6)
         assert result["kept"] == [asdict(token) for token in wanted.kept]
+
+
+def test_scores_in_float32_do_not_depend_on_the_batch(sparse_folder: Path) -> None:
+    model = load(sparse_folder, "cpu", "float32")
+    texts = [
+        f"the {noun} sees " + "the old " * (number % 5) + "dog ." for number in range(8) for noun in ("cat", "road")
+    ]
+    with running([Served("sparse", model)]) as service, ThreadPoolExecutor(len(texts)) as pool:
+        answers = list(pool.map(lambda text: service.post("/v1/generate", {"text": text, **SEARCH}).json(), texts))
+    assert max(answer["results"][0]["batch"] for answer in answers) > 1
+    for text, answer in zip(texts, answers, strict=True):
+        (wanted,) = model.generate([text], **SEARCH)
+        assert answer["results"][0]["text"] == wanted.text
+        assert answer["results"][0]["score"] == pytest.approx(wanted.score, abs=1e-4)
 
 
 def test_a_long_text_is_split_and_its_offsets_are_those_of_the_whole(service: Running, sparse: TextModel) -> None:

@@ -1,0 +1,61 @@
+"""Shadow mode: what /metrics says about a second decoding."""
+
+import time
+from typing import Any
+
+import pytest
+
+from l0drop.app.serve.models import Served
+from l0drop.decoding.text import TextModel
+from tests.app.serve.running import Running, running
+
+TEXTS = [f"the {noun} sees a {other} ." for noun in ("dog", "cat", "bird") for other in ("stone", "river")]
+
+
+def wait_for(service: Running, count: int, **labels: str) -> None:
+    until = time.monotonic() + 10
+    while service.metric("l0drop_shadow_texts_total", **labels) < count:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_the_same_model_dense_agrees_unless_clients_turn_the_dial(sparse: TextModel) -> None:
+    labels = {"model": "sparse", "reference": "dense"}
+    with running([Served("sparse", sparse)], shadow=1.0) as service:
+        answer = service.post("/v1/generate", {"text": TEXTS, "num_beams": 2}).json()
+        wait_for(service, len(TEXTS), **labels)
+        assert service.metric("l0drop_shadow_same_texts_total", **labels) == len(TEXTS)
+        assert service.metric("l0drop_shadow_agreement", **labels) == 1
+        assert service.metric("l0drop_shadow_chrf", **labels) == 100
+        kept = [len(result["kept"]) / result["source_tokens"] for result in answer["results"]]
+        assert service.metric("l0drop_shadow_kept_share", **labels) == pytest.approx(sum(kept) / len(kept))
+        service.post("/v1/generate", {"text": TEXTS * 4, "num_beams": 2, "keep": 0.05})
+        wait_for(service, 5 * len(TEXTS), **labels)
+        assert service.metric("l0drop_shadow_agreement", **labels) < 1
+        assert service.metric("l0drop_shadow_chrf", **labels) < 100
+
+
+def test_another_model_is_the_reference(sparse: TextModel, plain: TextModel) -> None:
+    base = Served("plain", plain)
+    with running([Served("sparse", sparse), base], shadow=1.0, reference=base) as service:
+        answer = service.post("/v1/generate", {"text": TEXTS}).json()
+        service.post("/v1/generate", {"text": TEXTS, "model": "plain"})
+        wait_for(service, len(TEXTS), model="sparse", reference="plain")
+        same = [
+            result["text"] == other.text for result, other in zip(answer["results"], plain.generate(TEXTS), strict=True)
+        ]
+        agreement = service.metric("l0drop_shadow_agreement", model="sparse", reference="plain")
+        assert agreement == pytest.approx(sum(same) / len(same))
+        assert service.metric("l0drop_shadow_texts_total", model="plain", reference="plain") == 0
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_a_share_of_texts_is_decoded_again(sparse: TextModel, share: float) -> None:
+    values: dict[str, Any] = {"text": [f"{text} {number}" for number in range(20) for text in TEXTS], "num_beams": 1}
+    with running([Served("sparse", sparse)], shadow=share) as service:
+        service.post("/v1/generate", values)
+        texts = len(values["text"])
+        wait_for(service, 0.5 * share * texts, model="sparse", reference="dense")
+        time.sleep(0.3)
+        again = service.metric("l0drop_shadow_texts_total", model="sparse", reference="dense")
+        assert 0.5 * share * texts <= again <= 1.5 * share * texts

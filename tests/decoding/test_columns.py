@@ -1,0 +1,84 @@
+"""Columns for bulk work, alone and on a local Ray whose worker is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from l0drop import load
+from l0drop.decoding.columns import DecodeColumns
+from tests.snippets import ROOT
+from tests.training import tiny
+
+TEXTS = ["the dog sees a cat .", "", "a river knows the stone ."]
+
+
+def test_columns_are_those_of_generate(sparse_folder: Path) -> None:
+    decode = DecodeColumns(str(sparse_folder), "source", dtype="float64", device="cpu", num_beams=2)
+    batch = {"source": np.array(TEXTS, dtype=object), "key": np.arange(3)}
+    columns = decode(batch)
+    wanted = load(sparse_folder, "cpu", "float64").generate(TEXTS, num_beams=2)
+    assert columns["output"].tolist() == [result.text for result in wanted]
+    assert columns["key"].tolist() == [0, 1, 2]
+    assert np.isnan(columns["score"][1])
+    assert columns["score"][[0, 2]].tolist() == pytest.approx([wanted[0].score, wanted[2].score])
+    assert columns["kept_share"][0] == pytest.approx(len(wanted[0].kept) / wanted[0].source_tokens)
+    with pytest.raises(ValueError, match="the rows have no column 'source', but text"):
+        decode({"text": np.array(TEXTS)})
+
+
+def workers(mark: str) -> list[int]:
+    """The processes of our Ray's workers that decode."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            is_worker = (process / "cmdline").read_bytes().startswith(b"ray::MapWorker")
+            if is_worker and mark.encode() in (process / "environ").read_bytes():
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.slow
+def test_ray_gives_the_lines_of_one_process_though_a_worker_is_killed(sparse_folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs Ray: pip install 'l0drop[ray]'")
+    nouns = tiny.NOUNS
+    texts = [f"the {nouns[i % len(nouns)]} sees the {nouns[i // len(nouns) % len(nouns)]} ." for i in range(20_000)]
+    texts[7_777] = ""
+    (tmp_path / "in.txt").write_text("".join(text + "\n" for text in texts))
+    script = [sys.executable, str(ROOT / "examples" / "bulk_ray.py"), str(sparse_folder), str(tmp_path / "in.txt")]
+    mark = f"L0DROP_MARK={tmp_path.name}-{os.getpid()}"
+    environment = {
+        **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "L0DROP_MARK": mark.partition("=")[2],
+        "RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0",
+    }  # fmt: skip
+    options = ["--workers", "2", "--dtype", "float64", "--beams", "1"]
+    process = subprocess.Popen([*script, str(tmp_path / "out.jsonl"), *options], env=environment, cwd=tmp_path)
+    try:
+        until = time.monotonic() + 120
+        while len(workers(mark)) < 2:
+            assert process.poll() is None
+            assert time.monotonic() < until, "Ray did not start its workers"
+            time.sleep(0.1)
+        time.sleep(8)  # in the middle: after loading the model
+        killed, survivor = workers(mark)
+        os.kill(killed, signal.SIGKILL)
+        assert process.wait(400) == 0
+    finally:
+        process.kill()
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [line["line"] for line in lines] == list(range(1, 20_001))
+    distinct = sorted(set(texts))
+    results = load(sparse_folder, "cpu", "float64").generate(distinct, num_beams=1)
+    wanted = dict(zip(distinct, results, strict=True))
+    assert [line["text"] for line in lines] == [wanted[text].text for text in texts]
+    assert lines[0]["score"] == pytest.approx(wanted[texts[0]].score, abs=1e-6)
+    assert lines[7_777]["score"] is None
+    assert killed != survivor
