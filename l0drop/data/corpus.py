@@ -5,7 +5,7 @@ A corpus is a folder that `l0drop.data.prepare` writes:
     source.ids  source.offsets     token ids of all sentences end to end; sentence i is ids[offsets[i]:offsets[i + 1]]
     target.ids  target.offsets     the same for the target; absent from a source-only corpus
     hints.NAME                     one integer per source token, for gates that need more than ids
-    manifest.json                  inputs, settings, and counts of skipped and truncated lines
+    manifest.json                  inputs, settings, counts of skipped and truncated lines, and digests of all of this
 """
 
 import hashlib
@@ -63,7 +63,7 @@ class TokenizedCorpus:
 
     @classmethod
     def open(cls, folder: Path | str) -> "TokenizedCorpus":
-        """Map a prepared folder; CorpusError if it is incomplete or has another format."""
+        """Map a prepared folder; CorpusError if it is incomplete, was changed or has another format."""
         folder = Path(folder)
         manifest = _read_manifest(folder)
         columns = {name: _map(folder / name, layout) for name, layout in manifest["columns"].items()}
@@ -90,6 +90,12 @@ class TokenizedCorpus:
     @property
     def hint_names(self) -> tuple[str, ...]:
         return tuple(name.removeprefix("hints.") for name in self._columns if name.startswith("hints."))
+
+    def check(self) -> None:
+        """Raise CorpusError if a file is not the one that was written; it reads all of them."""
+        for name, layout in self.manifest["columns"].items():
+            if layout.get("sha256", digest := file_digest(self.folder / name)) != digest:
+                raise CorpusError(f"{self.folder / name}: was changed after it was written; prepare the corpus again")
 
     def __len__(self) -> int:
         return len(self.source_lengths)
@@ -120,12 +126,28 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CorpusError(f"{folder} is not a prepared corpus: {MANIFEST} cannot be read ({error})") from error
     found = manifest.get("format") if isinstance(manifest, dict) else None
     if found != FORMAT:
         raise CorpusError(f"{path}: format {found}, but this version reads format {FORMAT}; prepare the corpus again")
+    for name in ("request", "summary", "columns"):
+        if not isinstance(manifest.get(name), dict):
+            raise CorpusError(f"{path}: {name}: expected an object; prepare the corpus again")
+    if manifest.get("sha256", digest := manifest_digest(manifest)) != digest:
+        raise CorpusError(f"{path}: was changed after it was written; prepare the corpus again")
     return manifest
+
+
+def manifest_digest(manifest: Mapping[str, Any]) -> str:
+    """SHA-256 of a manifest without this digest itself."""
+    content = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def file_digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _map(path: Path, layout: Mapping[str, Any]) -> np.ndarray:

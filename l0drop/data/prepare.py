@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from l0drop.data.corpus import FORMAT, MANIFEST, Summary, TokenizedCorpus
+from l0drop.data.corpus import FORMAT, MANIFEST, Summary, TokenizedCorpus, file_digest, manifest_digest
 from l0drop.data.text import CorpusError, Pair, ParallelText
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.data.whole import locked, whole_folder
@@ -193,12 +193,12 @@ def _write(
     for side in sides:
         setattr(summary, f"truncated_{side.name}", truncated[side.name])
         setattr(summary, f"{side.name}_tokens", columns[f"{side.name}.ids"].length)
-    manifest = {
-        "format": FORMAT,
-        "request": request,
-        "summary": asdict(summary),
-        "columns": {name: {"dtype": column.dtype.name, "length": column.length} for name, column in columns.items()},
+    written = {
+        name: {"dtype": column.dtype.name, "length": column.length, "sha256": file_digest(folder / name)}
+        for name, column in columns.items()
     }
+    manifest = {"format": FORMAT, "request": request, "summary": asdict(summary), "columns": written}
+    manifest["sha256"] = manifest_digest(json.loads(json.dumps(manifest)))
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -300,12 +300,13 @@ def _described(request: Mapping[str, Any]) -> str:
 
 
 def _is_made_from(folder: Path, request: Mapping[str, Any]) -> bool:
-    """Whether the folder holds a complete corpus of an equal request; the paths of its text files may differ."""
+    """Whether the folder holds an unchanged corpus of an equal request; the paths of its text files may differ."""
     try:
-        made_from = TokenizedCorpus.open(folder).manifest["request"]
+        corpus = TokenizedCorpus.open(folder)
+        corpus.check()
     except CorpusError:
         return False
-    return _without_paths(made_from) == _without_paths(request)
+    return _without_paths(corpus.manifest["request"]) == _without_paths(request)
 
 
 def _without_paths(request: Mapping[str, Any]) -> dict[str, Any]:

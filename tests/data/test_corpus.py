@@ -29,6 +29,7 @@ from l0drop.data.prepare import prepare_corpus, usable_pairs
 from l0drop.data.sources import Prefixed
 from l0drop.data.text import CorpusError, HubDataset, JsonlFile, Pair, TextFiles, TsvFile, one_line, read_lines
 from l0drop.data.tokenizer import TokenizerPair, train_tokenizer
+from tests.mutations import KINDS, fields, mutated
 
 SOURCES = ["The cat sleeps.", "", "A dog, a big dog, runs.", "Nobody came.", "", "It rains", "one two three four"]
 TARGETS = ["Die Katze schläft.", "", "Ein Hund rennt.", "", "Waise", "Es regnet", "eins zwei drei vier"]
@@ -499,6 +500,40 @@ def test_unknown_formats_and_truncated_files_are_refused(
         TokenizedCorpus.open(out)
     with pytest.raises(CorpusError, match="not a prepared corpus"):
         TokenizedCorpus.open(tmp_path / "nowhere")
+
+
+def test_a_changed_corpus_is_noticed_and_prepared_again(
+    files: TextFiles, tokenizers: TokenizerPair, tmp_path: Path
+) -> None:
+    out = tmp_path / "c"
+
+    def prepare() -> list[list[int]]:
+        corpus = prepare_corpus(files, tokenizers, out, max_source=9, max_target=9)
+        return [example.source.tolist() for example in corpus]
+
+    expected = prepare()
+    for name in ("source.ids", "source.offsets", "target.ids", "target.offsets"):
+        content = bytearray((out / name).read_bytes())
+        content[0] ^= 1
+        (out / name).write_bytes(content)
+        with pytest.raises(CorpusError, match=rf"{name}: was changed after it was written; prepare the corpus again"):
+            TokenizedCorpus.open(out).check()
+        assert prepare() == expected
+        TokenizedCorpus.open(out).check()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_changed_manifest_is_noticed(kind: str, files: TextFiles, tokenizers: TokenizerPair, tmp_path: Path) -> None:
+    out = tmp_path / "c"
+    prepare_corpus(files, tokenizers, out, max_source=9, max_target=9)
+    manifest = json.loads((out / "manifest.json").read_text())
+    for field in fields(manifest):
+        changed = mutated(manifest, field, kind)
+        if changed == manifest or (field == ("sha256",) and kind == "delete"):  # as earlier versions wrote it
+            continue
+        (out / "manifest.json").write_text(json.dumps(changed))
+        with pytest.raises(CorpusError, match=r"manifest\.json: .*prepare the corpus again"):
+            TokenizedCorpus.open(out)
 
 
 def test_a_pickle_holds_the_path_and_not_the_data(tokenizers: TokenizerPair, tmp_path: Path) -> None:
