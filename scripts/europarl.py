@@ -28,9 +28,9 @@ runs and trains nothing, also while another process trains. --tables FILE prints
 """
 
 import argparse
-import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,13 +46,18 @@ from l0drop.decoding.text import load
 from l0drop.models.quiet import quiet_libraries
 from l0drop.recipe import Recipe, TextCorpus, load_recipe
 from l0drop.report.figures import draw_all, quality_and_time
+from l0drop.runs.analysis import Analysis, SweepAnalysis
+from l0drop.runs.json_file import as_json, write_json
 from l0drop.runs.provenance import provenance
-from l0drop.study.analysis.parts import RESULT, analyze, analyze_sweep, typical_point
-from l0drop.study.analysis.parts import write as write_analysis
+from l0drop.runs.run import RunFolder, RunMetrics
+from l0drop.runs.study import Rival, Rivals, StudyResults
+from l0drop.runs.sweep import SweepFolder
+from l0drop.runs.table import in_markdown
+from l0drop.study.analysis.parts import analyze, analyze_sweep, typical_point
 from l0drop.study.analysis.subject import Reading, opened
 from l0drop.study.distillation import NO_TEACHER, WAYS, Distillation, folder_name, way_named
 from l0drop.study.seeds import builds_on, gather, text_in, train_all
-from l0drop.study.sweep import RULES, UNGATED, continued_run, is_finished, rule_point, target_point, write_summary
+from l0drop.study.sweep import RULES, UNGATED, rule_point, target_point, write_summary
 from l0drop.training.assemble import load_dense
 from result_tables.labels import label
 from result_tables.quality import rules_table, seeds_table, single_table
@@ -107,7 +112,7 @@ def main() -> None:
     parser.add_argument("--tables", type=Path, metavar="FILE", help="print the tables of a results.json")
     arguments = parser.parse_args()
     if arguments.tables is not None:
-        print(tables(json.loads(arguments.tables.read_text(encoding="utf-8"))))
+        print(tables(StudyResults.read(arguments.tables)))
         return
     if arguments.data is None:
         parser.error("--data: name the folder that holds the text")
@@ -124,14 +129,14 @@ def main() -> None:
     study.gather()
 
 
-def tables(found: dict[str, Any]) -> str:
+def tables(found: StudyResults) -> str:
     """Markdown: systems of several seeds, systems of one seed, and rules next to gates at their rates, if present."""
     parts = [single_table(found)]
-    if any("against_on" in system for system in found["systems"].values()):
+    if any(system.against_on is not None for system in found.systems.values()):
         parts.insert(0, seeds_table(found))
-    if any(rule in found["systems"] for rule in RULES):
+    if any(rule in found.systems for rule in RULES):
         parts.append(rules_table(found))
-    return "\n\n".join(parts)
+    return "\n\n".join(map(in_markdown, parts))
 
 
 class Study:
@@ -186,7 +191,7 @@ class Study:
         recipes = [*self.baselines(parts), *self.continued(parts), *self.fine_tuned(parts), *self.from_scratch(parts)]
         recipes = self.wanted(self.selected(recipes))
         for rule in RULES:
-            if self.selects(rule, "rules", parts) and is_finished(self.runs, f"{rule}-s1"):
+            if self.selects(rule, "rules", parts) and RunFolder(self.runs / f"{rule}-s1").is_finished:
                 self.at_the_rate_of(rule)
         return recipes
 
@@ -328,8 +333,10 @@ class Study:
 
     def at_the_rate_of(self, rule: str) -> list[Recipe]:
         """A learned and a random gate at the rate of a rule on the validation text."""
-        metrics = json.loads((self.run_of(rule) / "metrics.json").read_text(encoding="utf-8"))
-        rate = round(metrics["valid"]["sparsity"], 3)
+        scored = RunMetrics.read(RunFolder(self.run_of(rule)).metrics).valid
+        assert scored is not None
+        assert scored.sparsity is not None
+        rate = round(scored.sparsity, 3)
         learned = self.tuned(f"learned-as-{rule}", 1, f"l0drop.target_sparsity={rate}")
         chance = self.tuned(f"random-as-{rule}", 1, *rule_point(f"random:{rate}").overrides)
         return self.wanted([learned, chance])
@@ -337,8 +344,8 @@ class Study:
     def gather(self) -> None:
         statistics = self.runs / "statistics.json.gz"
         found = gather(self.runs, self.recipes, WHAT, MARGIN, COMPARED, statistics)
-        write_whole(self.runs / "results.json", json.dumps(found, indent=1) + "\n")
-        if "on" in found["systems"]:
+        found.write(self.runs / "results.json")
+        if "on" in found.systems:
             self.console.print(tables(found), highlight=False, markup=False)
         self.gather_analyses()
 
@@ -350,25 +357,25 @@ class Study:
             model = load(self.run_of(name))
             for beams in BEAMS:
                 texts = [result.text for result in model.generate(sources, num_beams=beams, **GENERATION)]
-                system = {"system": label(name), "run": f"{name}-s1", "beams": beams}
-                rows.append({**system, "score": bleu(texts, truth).as_json()})
-        write_whole(self.runs / RIVALS_FILE, json.dumps({"what": WHAT, "rows": rows}, indent=1) + "\n")
+                rows.append(Rival(label(name), f"{name}-s1", beams, bleu(texts, truth)))
+        Rivals(WHAT, rows).write(self.runs / RIVALS_FILE)
 
     def time_rivals(self, timed: int) -> None:
         """Add CPU times of one thread on the first test sentences to the scores of the rivals."""
         file = self.runs / RIVALS_FILE
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = Rivals.read(file)
         torch.set_num_threads(1)
-        models = {row["run"]: load(self.runs / row["run"], "cpu") for row in found["rows"]}
+        models = {row.run: load(self.runs / row.run, "cpu") for row in found.rows}
         few = self.test_text("source")[:timed]
-        calls = [
-            partial(models[row["run"]].generate, few, num_beams=row["beams"], **GENERATION) for row in found["rows"]
-        ]
+        calls = [partial(models[row.run].generate, few, num_beams=row.beams, **GENERATION) for row in found.rows]
         timings = interleaved({str(index): call for index, call in enumerate(calls)}, rounds=3)
-        for index, row in enumerate(found["rows"]):
-            row |= {"cpu_seconds": timings[str(index)].cpu, "sentences": len(few)}
-        write_whole(file, json.dumps({**found, **provenance()}, indent=1) + "\n")
-        write_whole(file.with_suffix(".svg"), quality_and_time(found | provenance(), "rivals").svg)
+        rows = [
+            replace(row, cpu_seconds=timings[str(index)].cpu, sentences=len(few))
+            for index, row in enumerate(found.rows)
+        ]
+        found = replace(found, rows=rows, made_by=provenance())
+        found.write(file)
+        write_whole(file.with_suffix(".svg"), quality_and_time(found, "rivals").svg)
 
     def test_text(self, side: str) -> list[str]:
         return [line for line in read_lines(self.given(f"data.test.{side}")) if line.strip()]
@@ -376,19 +383,19 @@ class Study:
     def analyze(self) -> None:
         """Analyse the finished part of the sweep, in a folder that `l0drop report` reads, and draw its figures."""
         folder = self.runs / "sweep"
-        points = [target_point(target) for target in ZERO if is_finished(self.runs, f"zero-{target:g}-s1")]
-        for name, run in {continued_run(folder): "on-s1", **{p.name: f"zero-{p.value:g}-s1" for p in points}}.items():
+        points = [target_point(target) for target in ZERO if RunFolder(self.runs / f"zero-{target:g}-s1").is_finished]
+        continued = SweepFolder(folder).continued.path
+        for name, run in {continued.name: "on-s1", **{p.name: f"zero-{p.value:g}-s1" for p in points}}.items():
             link = folder / name
             link.parent.mkdir(exist_ok=True)
             if not link.is_symlink():
                 link.symlink_to(Path("..", run), target_is_directory=True)
         write_summary(folder, self.tuned("sweep", 1), points)
-        continued = str(folder / continued_run(folder))
-        swept = analyze_sweep(folder, self.reading, baseline=continued)
-        write_analysis(swept, folder / RESULT)
+        swept = analyze_sweep(folder, self.reading, baseline=str(continued))
+        swept.write(SweepFolder(folder).analysis)
         point = folder / typical_point(swept)
-        with opened(str(point), self.reading, baseline=continued) as subject:
-            write_analysis(analyze(subject), point / RESULT)
+        with opened(str(point), self.reading, baseline=str(continued)) as subject:
+            analyze(subject).write(RunFolder(point).analysis)
         draw_all(folder)
         draw_all(point)
 
@@ -396,19 +403,21 @@ class Study:
         """Analyse the share that gates drop, layer by layer."""
         run = self.run_of(f"layers-{gating}")
         with opened(str(run), self.reading, baseline=str(self.run_of("on"))) as subject:
-            write_analysis(analyze(subject, ["gates", "groups"]), run / RESULT)
+            analyze(subject, ["gates", "groups"]).write(RunFolder(run).analysis)
 
     def gather_analyses(self) -> None:
         """Collect all finished analyses in one file, without sentences of the text."""
-        sweep = self.runs / "sweep"
-        files = {"sweep": sweep / RESULT} | {f"layers-{g}": self.run_of(f"layers-{g}") / RESULT for g in LAYERED}
-        found = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.exists()}
-        point = sweep / typical_point(found["sweep"]) / RESULT if "sweep" in found else None
-        if point is not None and point.exists():
-            found["point"] = json.loads(point.read_text(encoding="utf-8"))
-            found["point"].pop("maps", None)
+        sweep = SweepFolder(self.runs / "sweep")
+        found: dict[str, Analysis | SweepAnalysis] = {}
+        if sweep.analysis.exists():
+            swept = found["sweep"] = SweepAnalysis.read(sweep.analysis)
+            if (point := sweep.run(typical_point(swept)).analysis).exists():
+                found["point"] = replace(Analysis.read(point), maps=None)
+        for name in (f"layers-{gating}" for gating in LAYERED):
+            if (file := RunFolder(self.run_of(name)).analysis).exists():
+                found[name] = Analysis.read(file)
         if found:
-            write_analysis({"what": WHAT, **found}, self.runs / RESULT)
+            write_json(RunFolder(self.runs).analysis, {"what": WHAT, **as_json(found)})
 
 
 if __name__ == "__main__":

@@ -16,15 +16,15 @@ With --tables FILE, print the tables of a results.json and exit.
 """
 
 import argparse
-import json
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from l0drop.data.whole import write_whole
 from l0drop.recipe import Recipe, load_recipe
+from l0drop.runs.run import RunFolder
+from l0drop.runs.study import StudyResults
+from l0drop.runs.table import in_markdown
 from l0drop.study.dial import dial_curve
 from l0drop.study.distillation import NO_TEACHER, WAYS, Distillation, folder_name, way_named
 from l0drop.study.seeds import gather, text_in, train_all
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--tables", type=Path, metavar="FILE", help="print the tables of a results.json")
     arguments = parser.parse_args()
     if arguments.tables is not None:
-        print(tables(json.loads(arguments.tables.read_text(encoding="utf-8"))))
+        print(tables(StudyResults.read(arguments.tables)))
         return
     if arguments.data is None:
         parser.error("--data: name the folder that holds the text")
@@ -119,23 +119,22 @@ def main() -> None:
     translate = partial(distillation.write, arguments.runs / "on-s1", arguments.distil, arguments.parallel)
     train_all(every, arguments.runs, arguments.parallel, arguments.threads, console, {("on-s1",): translate})
     for recipe in elastic:
-        file = arguments.runs / recipe.name / "dial.json"
-        if not file.exists():
-            curve = dial_curve(arguments.runs / recipe.name, KEEPS, lambda text: None)
-            write_whole(file, json.dumps(curve, indent=1) + "\n")
+        run = RunFolder(arguments.runs / recipe.name)
+        if not run.dial.exists():
+            dial_curve(run.path, KEEPS, lambda text: None).write(run.dial)
     names, statistics = [recipe.name for recipe in every], arguments.runs / "statistics.json.gz"
     found = gather(arguments.runs, names, WHAT, MARGIN, statistics_file=statistics)
-    write_whole(arguments.runs / "results.json", json.dumps(found, indent=1) + "\n")
+    found.write(arguments.runs / "results.json")
     console.print(tables(found), highlight=False, markup=False)
 
 
-def tables(found: dict[str, Any]) -> str:
+def tables(found: StudyResults) -> str:
     """Markdown: every system with its difference to the continued baseline, then the dial."""
-    compared = any("against_on" in system for system in found["systems"].values())
+    compared = any(system.against_on is not None for system in found.systems.values())
     parts = [seeds_table(found) if compared else single_table(found)]
-    if "elastic" in found["systems"]:
+    if "elastic" in found.systems:
         parts.append(elastic_table(found))
-    return "\n\n".join(parts)
+    return "\n\n".join(map(in_markdown, parts))
 
 
 if __name__ == "__main__":

@@ -60,7 +60,12 @@ def main() -> None:
             rows[f"{dtype}, {'dense' if dense else 'short'}"] = {
                 "step": whole, **{kind: found[kind] for kind in (*KINDS, "other operations")}, "between them": rest,
             }  # fmt: skip
-    result = {"shape": arguments.shape, "seconds_per_step": rows, "bounds": bounds(model, workload), **provenance()}
+    result = {
+        "shape": arguments.shape,
+        "seconds_per_step": rows,
+        "bounds": bounds(model, workload),
+        **vars(provenance()),
+    }
     for name, kinds in rows.items():
         print(name, {kind: f"{1000 * seconds:.1f} ms" for kind, seconds in kinds.items()})
     print(result["bounds"])

@@ -10,10 +10,13 @@ JSON. The contents are in `result_tables`.
 import argparse
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from l0drop.data.whole import write_whole
 from l0drop.report.figures import attention_mass, entropy, groups, quality_and_time, seeds_and_sparsity
-from result_tables import quality, speed, toys
+from l0drop.runs.benchmark import DecodeBenchmarks
+from l0drop.runs.table import Table, in_markdown
+from result_tables import files, quality, speed, toys
 from result_tables.claims import claims_table
 from result_tables.files import RESULTS, ROOT, TOYS, read
 from result_tables.numbers import all_numbers
@@ -47,14 +50,14 @@ def main() -> None:
         if new != old:
             changed.append(name)
             write_whole(file, new)
-    analyses, rivals = read(ANALYSES), read(RIVALS)
-    rows = [{**row, "system": quality.system_of(row).replace("`", "")} for row in rivals["rows"]]
+    sweep, rivals = files.sweep_analysis(ANALYSES), files.rivals(RIVALS)
+    rows = [replace(row, system=quality.system_of(row).replace("`", "")) for row in rivals.rows]
     drawings = {
-        **{study: seeds_and_sparsity(read(study), f"results-{study}") for study in DRAWN},
-        "europarl-groups": groups(analyses["sweep"]),
-        "europarl-entropy": entropy(analyses["sweep"]),
-        "europarl-mass": attention_mass(analyses["point"]),
-        RIVALS: quality_and_time({**rivals, "rows": rows}, RIVALS),
+        **{study: seeds_and_sparsity(files.study(study), f"results-{study}") for study in DRAWN},
+        "europarl-groups": groups(sweep),
+        "europarl-entropy": entropy(sweep),
+        "europarl-mass": attention_mass(files.analysis(ANALYSES, "point")),
+        RIVALS: quality_and_time(replace(rivals, rows=rows), RIVALS),
     }
     for name, drawing in drawings.items():
         write_whole(RESULTS / f"{name}.svg", drawing.svg)
@@ -62,8 +65,8 @@ def main() -> None:
 
 
 def all_tables() -> dict[str, str]:
-    """Every table by its name."""
-    return {
+    """Every table by its name, as Markdown."""
+    found = {
         "summary-quality": quality_table(),
         "summary-speed": length_table(),
         "tasks": quality.tasks_table(),
@@ -72,16 +75,17 @@ def all_tables() -> dict[str, str]:
         **quality_tables(),
         **toy_tables(),
     }
+    return {name: in_markdown(table) for name, table in found.items()}
 
 
-def speed_tables() -> dict[str, str]:
-    shapes = {shape: read(f"decode-{shape}") for shape in speed.SHAPES}
+def speed_tables() -> dict[str, Table]:
+    shapes = {shape: files.decoding(f"decode-{shape}") for shape in speed.SHAPES}
     found = {"speed": speed.speed_table(shapes, speed.SHORT), "speed-all": speed.speed_table(shapes)}
-    found["speed-2-threads"] = speed.threads_table(read("decode-2-threads")["shapes"])
+    found["speed-2-threads"] = speed.threads_table(DecodeBenchmarks.read(RESULTS / "decode-2-threads.json").shapes)
     found |= {f"speed-{shape}": speed.systems_table(shape, result) for shape, result in shapes.items()}
     predicted = speed.predict_tables(read("predict"))
     found |= dict(zip(("predict", "predict-check", "predict-pays"), predicted, strict=True))
-    ragged = speed.ragged_tables(read("decode-ragged"), read("decode-even"))
+    ragged = speed.ragged_tables(files.decoding("decode-ragged"), files.decoding("decode-even"))
     found |= dict(zip(("ragged", "ragged-ratios"), ragged, strict=True))
     found |= {f"profile-{shape}": speed.profile_table(read(f"profile-{shape}-after")) for shape in PROFILED}
     before = {shape: read(f"profile-{shape}-before") for shape in PROFILED[:2]}
@@ -90,25 +94,25 @@ def speed_tables() -> dict[str, str]:
     return found
 
 
-def quality_tables() -> dict[str, str]:
-    found = {f"{study}-seeds": quality.seeds_table(read(study)) for study in SEEDS}
-    found |= {f"{study}-single": quality.single_table(read(study)) for study in SINGLE}
+def quality_tables() -> dict[str, Table]:
+    found = {f"{study}-seeds": quality.seeds_table(files.study(study)) for study in SEEDS}
+    found |= {f"{study}-single": quality.single_table(files.study(study)) for study in SINGLE}
     found["multi30k-same-way"] = quality.same_way_table(["multi30k-translated"])
     found["europarl-same-way"] = quality.same_way_table(["europarl"])
     found["multi30k-repetition"] = quality.repetition_table(read("multi30k-repetition"))
-    found["multi30k-elastic"] = quality.elastic_table(read("multi30k"))
+    found["multi30k-elastic"] = quality.elastic_table(files.study("multi30k"))
     found["tail"] = quality.tail_table()
-    found["europarl-baselines"] = quality.baselines_table({name: read(name) for name in quality.BASELINES})
-    found["europarl-rules"] = quality.rules_table(read("europarl-variants"))
+    found["europarl-baselines"] = quality.baselines_table({name: files.study(name) for name in quality.BASELINES})
+    found["europarl-rules"] = quality.rules_table(files.study("europarl-variants"))
     found["targets"] = quality.targets_table()
     choices = quality.choices_tables(read("multi30k-choices"))
     found |= dict(zip(("multi30k-choices-baseline", "multi30k-choices-fine-tuning"), choices, strict=True))
-    found[LAYERS] = quality.layers_table(read(LAYERS))
-    found[RIVALS] = quality.rivals_table(read(RIVALS))
-    return found | {f"{ANALYSES}-{name}": table for name, table in quality.analyses_tables(read(ANALYSES)).items()}
+    found[LAYERS] = quality.layers_table(LAYERS)
+    found[RIVALS] = quality.rivals_table(files.rivals(RIVALS))
+    return found | {f"{ANALYSES}-{name}": table for name, table in quality.analyses_tables(ANALYSES).items()}
 
 
-def toy_tables() -> dict[str, str]:
+def toy_tables() -> dict[str, Table]:
     content = {name: read(name, TOYS) for name in ("targets", "ways", "elastic", "elastic-order", "rules")}
     found = {"toy-targets": toys.targets_table(content["targets"])}
     found |= dict(zip(("toy-ways", "toy-source-only"), toys.ways_tables(content["ways"]), strict=True))

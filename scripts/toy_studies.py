@@ -8,7 +8,6 @@ learned gate with random gates. --studies selects.
 """
 
 import argparse
-import json
 import shlex
 import subprocess
 import sys
@@ -17,7 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from l0drop.data.whole import write_whole
-from l0drop.study.sweep import continued_in, continued_run
+from l0drop.runs.json_file import as_json, write_json
+from l0drop.runs.run import DialCurve, RunFolder, RunMetrics
+from l0drop.runs.sweep import Sweep, SweepFolder
 
 TARGETS = "0.3,0.5,0.7"
 CORPORA = ("translation", "documents")
@@ -52,9 +53,9 @@ def main() -> None:
         done += commands
         found = {"commands": [shlex.join(["l0drop", *command]) for command in commands]}
         found[name] = study.results(arguments.runs)
-        write_whole(arguments.output / f"{name}.json", json.dumps(found, indent=1) + "\n")
+        write_json(arguments.output / f"{name}.json", as_json(found))
     if "rules" in arguments.studies:
-        compared = (arguments.runs / RANDOM / "metrics.json").read_text(encoding="utf-8")
+        compared = RunFolder(arguments.runs / RANDOM).metrics.read_text(encoding="utf-8")
         write_whole(arguments.output / f"{RANDOM}.json", compared)
 
 
@@ -82,7 +83,7 @@ def way_commands(runs: Path) -> list[list[str]]:
     ramp = {"l0drop.target_sparsity": "null", "l0drop.lambda_": "0.5", "l0drop.ramp.end": "1200"}
     # the continued baseline is the better teacher
     sweep_folder = runs / "toy-translation-sparse-sweep"
-    start = {"model.init": str(sweep_folder / continued_run(sweep_folder))}
+    start = {"model.init": str(SweepFolder(sweep_folder).continued.path)}
     distilled = {
         "train.targets": "teacher",
         "train.teacher": "{model: init, weight: 0.5}",
@@ -123,7 +124,7 @@ def elastic_commands(runs: Path) -> list[list[str]]:
 
 
 def elastic(runs: Path) -> dict[str, Any]:
-    dial = json.loads((runs / ELASTIC / "dial.json").read_text(encoding="utf-8"))
+    dial = DialCurve.read(RunFolder(runs / ELASTIC).dial)
     fixed = sweep(runs / "toy-translation-sparse-sweep")
     trained = {point["run"]: {"sparsity": point["sparsity"], "score": point["score"]} for point in fixed["points"]}
     return {"dial": dial, "trained": trained, "reference": fixed["reference"]}
@@ -144,23 +145,27 @@ def _train(runs: Path, recipe: str, name: str, changes: dict[str, str]) -> list[
 
 def sweep(folder: Path) -> dict[str, Any]:
     """Test scores of a sweep's points and of its continued baseline."""
-    content = json.loads((folder / "sweep.json").read_text())
-    reference = continued_in(content)
+    content = Sweep.read(SweepFolder(folder).summary)
+    reference, scores = content.continued, content.scores
+    copied = {key: getattr(reference, key) for key in ("seed", "dtype", "decoding")}
     return {
-        "reference": {"score": reference["test"]["score"], "steps": reference["steps"]},
+        "reference": {"score": scores[reference.run].score, "steps": reference.steps},
         "points": [
-            {"run": point["run"], "sparsity": point["test"]["sparsity"], "score": point["test"]["score"]}
-            for point in content["points"]
+            {"run": point.run, "sparsity": scores[point.run].sparsity, "score": scores[point.run].score}
+            for point in content.points
         ],
-        **{key: reference[key] for key in ("seed", "dtype", "decoding", "commit", "device", "threads")},
+        **copied,
+        **({} if reference.trained_on is None else vars(reference.trained_on)),
     }
 
 
 def run(folder: Path) -> dict[str, Any]:
     """A run's test results and provenance."""
-    content = json.loads((folder / "metrics.json").read_text())
-    kept = ("name", "steps", "seed", "dtype", "decoding", "lambda", "l0drop", "commit", "torch", "device", "threads")
-    return {**{key: content[key] for key in kept}, "test": content["test"]}
+    content = RunMetrics.read(RunFolder(folder).metrics)
+    assert content.made_by is not None
+    copied = {key: getattr(content, key) for key in ("name", "steps", "seed", "dtype", "decoding")}
+    made_by = {key: getattr(content.made_by, key) for key in ("l0drop", "commit", "torch", "device", "threads")}
+    return {**copied, "lambda": content.lambda_, **made_by, "test": content.test}
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -14,6 +14,9 @@ from l0drop.app.command import Command, Group
 from l0drop.app.numbers import listed
 from l0drop.app.options import given
 from l0drop.app.terminal import console, log
+
+if TYPE_CHECKING:
+    from l0drop.runs.run import DialCurve
 
 bench = typer.Typer(cls=Group, no_args_is_help=True, help="Measure speed on this machine.")
 
@@ -285,22 +288,26 @@ def dial(
     from l0drop.study.dial import dial_curve
 
     _start(threads)
-    result = dial_curve(run, listed(keep, "--keep"), progress=log.print)
-    _report(result, _dial_table(result), output)
+    curve = dial_curve(run, listed(keep, "--keep"), progress=log.print)
+    console.print(_dial_table(curve))
+    assert curve.made_by is not None
+    console.print(_machine(vars(curve.made_by)), highlight=False)
+    if output is not None:
+        curve.write(output)
 
 
-def _dial_table(result: dict[str, Any]) -> Table:
+def _dial_table(curve: "DialCurve") -> Table:
     """A row per setting; the caption names the references if they are not the text's own."""
-    name = result["rows"][0]["score"]["name"]
-    title = f"{escape(str(result['run']))}, {result['split']} set, by the share kept"
-    table = _table(title, ("keep", "sparsity", name, "decoding, CPU s"))
-    for row in result["rows"]:
+    score = curve.rows[0].score
+    title = f"{escape(curve.run)}, {curve.split} set, by the share kept"
+    table = _table(title, ("keep", "sparsity", score.name, "decoding, CPU s"))
+    for row in curve.rows:
         table.add_row(
-            "as trained" if row["keep"] is None else f"{row['keep']:g}",
-            f"{row['sparsity']:.1%}", f"{row['score']['value']:.2f}", f"{row['cpu_seconds']:.2f}",
+            "as trained" if row.keep is None else f"{row.keep:g}",
+            f"{row.sparsity:.1%}", f"{row.score.value:.2f}", f"{row.cpu_seconds:.2f}",
         )  # fmt: skip
-    against = f"References: {escape(result['references'])}. " if "references" in result else ""
-    table.caption = against + result["rows"][0]["score"]["signature"]
+    against = "" if curve.references is None else f"References: {escape(curve.references)}. "
+    table.caption = against + score.signature
     return table
 
 

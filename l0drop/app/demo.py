@@ -1,18 +1,19 @@
 """`l0drop demo`: train, drop, decode and report on two toy tasks, in less than five minutes on two cores."""
 
-import json
 import statistics
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from l0drop.app.pieces import Piece, is_styled, mark_dropped
 from l0drop.app.terminal import console, log, say
+
+if TYPE_CHECKING:
+    from l0drop.runs.demo import DemoTask, Word
+    from l0drop.runs.table import Table
 
 
 class Task(StrEnum):
@@ -57,25 +58,27 @@ def _demo(tasks: list[str], folder: Path, gating: str, target: float | None, see
 
     from l0drop.app.demo_page import write_page
     from l0drop.app.demo_run import TASKS, Settings, run_task
-    from l0drop.data.whole import write_whole
+    from l0drop.runs.demo import Demo
     from l0drop.runs.provenance import provenance
+    from l0drop.runs.run import RunFolder
+    from l0drop.runs.table import for_terminal
 
     torch.set_num_threads(threads)
     log.print(plan({name: (TASKS[name].about, TASKS[name].minutes) for name in tasks}), highlight=False)
     settings = Settings(gating, target, seed)
     found = {name: run_task(folder / name, name, settings, log) for name in tasks}
-    write_whole(folder / "metrics.json", json.dumps({"tasks": found, **provenance()}, indent=1) + "\n")
+    Demo(found, provenance()).write(RunFolder(folder).metrics)
     page = write_page(folder)
     console.print()
-    console.print(results_table(found))
+    console.print(for_terminal(results_table(found), compact=True))
     for name, metrics in found.items():
         console.print(dropped_classes(name, metrics))
     marked = "struck out" if is_styled(console) else "between ~~"
     shown = "translation" if "translation" in found else tasks[0]
     console.print(f"\n[bold]Dropped words of the {shown} model[/] {marked}, and its output on the short memory:")
-    for example in found[shown]["sentences"][:2]:
-        console.print(struck(example["source"], is_styled(console)))
-        console.print(Text(f"  → {example['outputs']['short']}"))
+    for example in found[shown].sentences[:2]:
+        console.print(struck(example.source, is_styled(console)))
+        console.print(Text(f"  → {example.outputs['short']}"))
     console.print(next_steps(folder, shown, page), highlight=False, soft_wrap=True)
 
 
@@ -93,26 +96,26 @@ def _clock(minutes: float) -> str:
     return f"{int(minutes)}:{round(minutes % 1 * 60):02}"
 
 
-def results_rows(tasks: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+def results_table(tasks: "dict[str, DemoTask]") -> "Table":
     """The final table: for each task the quality, sparsity and decoding time of its systems."""
+    from l0drop.runs.table import Table
+
     head = ["", "quality", "dropped", "decoding, CPU s", "speed-up"]
-    rows = []
-    for name, metrics in tasks.items():
-        systems, score = metrics["systems"], metrics["dense_score"]
-        seconds = {
-            memory: f"{statistics.median(rounds):.2f}" for memory, rounds in metrics["decoding_cpu_seconds"].items()
-        }
-        dropped = f"{metrics['sparsity']:.1%}"
-        speed_up = f"{metrics['dense_by_short_cpu']:.2f} x"
-        quality = {system: f"{found['score']['value']:.2f}" for system, found in systems.items()}
+    rows: list[list[str]] = []
+    titles = []
+    for name, task in tasks.items():
+        score, dropped = task.dense_score, f"{task.sparsity:.1%}"
+        seconds = {memory: f"{statistics.median(rounds):.2f}" for memory, rounds in task.decoding_cpu_seconds.items()}
+        quality = {system: f"{found.score.value:.2f}" for system, found in task.systems.items()}
+        titles.append(len(rows))
         rows += [
-            [f"{name}, {metrics['source_tokens']:.0f} tokens ({score['name']})", "", "", "", ""],
+            [f"{name}, {task.source_tokens:.0f} tokens ({score.name})", "", "", "", ""],
             ["dense, start", quality["baseline"], "none", "", ""],
-            ["dense, continued", quality["continued"], "none", "", ""],
-            ["sparse, full gated memory", f"{score['value']:.2f}", dropped, seconds["dense"], ""],
-            ["sparse, short memory", quality["sparse"], dropped, seconds["short"], speed_up],
+            ["dense, continued", quality[task.continued], "none", "", ""],
+            ["sparse, full gated memory", f"{score.value:.2f}", dropped, seconds["dense"], ""],
+            ["sparse, short memory", quality["sparse"], dropped, seconds["short"], f"{task.dense_by_short_cpu:.2f} x"],
         ]  # fmt: skip
-    return head, rows
+    return Table(head, rows, NOTE, titles=frozenset(titles))
 
 
 NOTE = (
@@ -122,29 +125,17 @@ NOTE = (
 )
 
 
-def results_table(tasks: dict[str, dict[str, Any]]) -> Table:
-    """The final table for a terminal of 80 columns."""
-    head, rows = results_rows(tasks)
-    table = Table(box=box.SIMPLE_HEAD, caption=NOTE, caption_justify="left", padding=(0, 1))
-    for index, name in enumerate(head):
-        table.add_column(name, justify="right" if index else "left", no_wrap=not index)
-    for row in rows:
-        title = not row[1]
-        table.add_row(row[0] if title else f"  {row[0]}", *row[1:], style="bold" if title else "")
-    return table
-
-
-def dropped_classes(task: str, metrics: dict[str, Any]) -> Text:
-    shares = ", ".join(f"{name} {share:.0%}" for name, share in metrics["dropped_by_class"].items())
+def dropped_classes(task: str, found: "DemoTask") -> Text:
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in found.dropped_by_class.items())
     return Text.from_markup(f"[bold]Dropped in {task}:[/] {shares}")
 
 
-def struck(sentence: list[dict[str, Any]], styled: bool) -> Text:
+def struck(sentence: "list[Word]", styled: bool) -> Text:
     """A sentence with its dropped pieces marked."""
     pieces: list[Piece] = []
     for word in sentence:
-        pieces += [(" ", False)] if word["space_before"] and pieces else []
-        pieces += [(piece, dropped) for piece, dropped in word["pieces"]]
+        pieces += [(" ", False)] if word.space_before and pieces else []
+        pieces += word.pieces
     return mark_dropped(pieces, styled)
 
 

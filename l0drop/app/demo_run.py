@@ -6,11 +6,10 @@ runs/demo/
   translation/  the same
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -35,14 +34,14 @@ from l0drop.recipe import Evaluate, Recipe, RecipeError, ToyCorpus, parse_recipe
 from l0drop.report import write_report
 from l0drop.report.figures import draw_all
 from l0drop.report.picture import Example, sentences_svg
+from l0drop.runs.demo import DemoSentence, DemoTask, Word
+from l0drop.runs.evaluation import Judging
 from l0drop.runs.provenance import provenance
-from l0drop.study.analysis.parts import RESULT, analyze
-from l0drop.study.analysis.parts import write as write_analysis
+from l0drop.runs.run import RunFolder, RunMetrics
+from l0drop.study.analysis.parts import analyze
 from l0drop.study.analysis.subject import Reading, opened
-from l0drop.study.evaluate import Judging, evaluate, read_test_text
-from l0drop.study.evaluate import write as write_evaluation
+from l0drop.study.evaluate import evaluate, read_test_text
 from l0drop.study.parallel import train_in_parallel
-from l0drop.study.sweep import is_finished
 from l0drop.study.systems import System
 from l0drop.training.run import open_run, prepare, train
 
@@ -53,21 +52,6 @@ ANALYSED = ("mass", "maps", "gates", "groups", "words", "places", "entropy")
 ROUNDS = 3
 SHOWN_WORDS = 60
 """Of a long source in the picture."""
-
-
-@dataclass(frozen=True)
-class Word:
-    """A source word, its class, and its pieces: text, and whether it was dropped."""
-
-    text: str
-    kind: str
-    pieces: tuple[tuple[str, bool], ...]
-    space_before: bool
-
-    @property
-    def dropped(self) -> bool:
-        """All pieces of the word were dropped."""
-        return all(dropped for _, dropped in self.pieces)
 
 
 @dataclass(frozen=True)
@@ -180,8 +164,8 @@ def demo_recipes(task: str, settings: Settings, folder: Path) -> dict[str, Recip
     }
 
 
-def run_task(folder: Path, task: str, settings: Settings, console: Console) -> dict[str, Any]:
-    """Train the three models, decode, measure and report; returns the content of metrics.json.
+def run_task(folder: Path, task: str, settings: Settings, console: Console) -> DemoTask:
+    """Train the three models, decode, measure and report; returns the results.
 
     Finished runs are not repeated, and a task that was finished with the same settings is only read.
     """
@@ -207,18 +191,17 @@ def run_task(folder: Path, task: str, settings: Settings, console: Console) -> d
         metrics = measured(folder, task, settings, recipes["sparse"], results)
     number.heading("analyse and report")
     with waiting("writing the report", console):
-        write_whole(folder / "metrics.json", json.dumps(metrics, indent=1, ensure_ascii=False) + "\n")
+        metrics.write(RunFolder(folder).metrics)
         write_task_report(folder, task, recipes["sparse"])
     return metrics
 
 
-def finished_task(folder: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """The metrics of a task that was finished with these settings."""
-    file = folder / "metrics.json"
-    if not file.exists() or not (folder / "report.html").exists():
+def finished_task(folder: Path, settings: dict[str, Any]) -> DemoTask | None:
+    """The results of a task that was finished with these settings."""
+    if not RunFolder(folder).is_finished or not (folder / "report.html").exists():
         return None
-    metrics: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return metrics if settings.items() <= metrics.items() else None
+    found = DemoTask.read(RunFolder(folder).metrics)
+    return found if settings.items() <= vars(found).items() else None
 
 
 class _Numbered:
@@ -256,16 +239,14 @@ def one_thread() -> Iterator[None]:
 def train_both(recipes: Sequence[Recipe], folder: Path, console: Console) -> None:
     """Train two models at the same time: models this small gain little from a second thread each."""
     threads = torch.get_num_threads()
-    todo = [recipe for recipe in recipes if not is_finished(folder, recipe.name)]
+    todo = [recipe for recipe in recipes if not RunFolder(folder / recipe.name).is_finished]
     for _ in train_in_parallel(
         todo, folder, min(2, threads), max(1, threads // 2), console, lambda name, seconds: None
     ):
         pass
 
 
-def measured(
-    folder: Path, task: str, settings: Settings, recipe: Recipe, results: dict[str, dict[str, Any]]
-) -> dict[str, Any]:
+def measured(folder: Path, task: str, settings: Settings, recipe: Recipe, results: dict[str, RunMetrics]) -> DemoTask:
     """Decode the test set with the sparse model on either memory, and count which words it dropped."""
     model = AutoModelForSeq2SeqLM.from_pretrained(folder / "sparse" / "model")
     _, tokenizers, corpora = prepare(recipe, folder, Console(quiet=True))
@@ -292,58 +273,62 @@ def measured(
         )
         made_by = provenance()
     words = split_words(model, corpus, tokenizers.source, pairs)
-    sparsity = results["sparse"]["test"]["sparsity"]
-    shown = representative(words, sparsity)
+    systems = {name: found.test for name, found in results.items() if found.test is not None}
+    sparsity = systems["sparse"].sparsity
+    assert sparsity is not None
+    shown, by_share = representative(words, sparsity), frequent_words(words)
     examples = [
-        {
-            "source": [asdict(word) for word in words[line][:SHOWN_WORDS]],
-            "words": len(words[line]),
-            "outputs": {memory: texts[memory][line] for memory in ("dense", "short")},
-            "encodings": {
+        DemoSentence(
+            source=words[line][:SHOWN_WORDS],
+            words=len(words[line]),
+            outputs={memory: texts[memory][line] for memory in ("dense", "short")},
+            encodings={
                 "dense": (size := int(corpus.source_lengths[line])),
                 "short": size - dropped_pieces(words[line]),
             },
-        }
+        )
         for line in shown
     ]
     write_whole(folder / "sentences.svg", sentences_svg([pictured(example) for example in examples]))
-    scores = {name: result["test"]["score"]["value"] for name, result in results.items()}
-    return {
+    return DemoTask(
         **settings.of(task),
-        "systems": {name: result["test"] for name, result in results.items()},
-        "sparsity": sparsity,
-        "source_tokens": float(corpus.source_lengths.mean()),
-        "difference_to_continued": scores["sparse"] - scores["continued"],
-        "blind_score": blind(training, references, recipe.evaluate).as_json(),
-        "dense_score": scorer(recipe.evaluate.metric, recipe.evaluate.tokenize)(texts["dense"], references).as_json(),
-        "outputs_equal_short_and_dense": sum(a == b for a, b in zip(texts["short"], texts["dense"], strict=True)),
-        "decoding_cpu_seconds": {name: timing.cpu for name, timing in timings.items()},
-        "dense_by_short_cpu": ratio(timings, "dense", "short"),
-        **dropped_words(words),
-        "sentences": examples,
-        **made_by,
-    }
+        systems=systems,
+        sparsity=sparsity,
+        source_tokens=float(corpus.source_lengths.mean()),
+        difference_to_continued=systems["sparse"].score.value - systems["continued"].score.value,
+        blind_score=blind(training, references, recipe.evaluate),
+        dense_score=scorer(recipe.evaluate.metric, recipe.evaluate.tokenize)(texts["dense"], references),
+        outputs_equal_short_and_dense=sum(a == b for a, b in zip(texts["short"], texts["dense"], strict=True)),
+        decoding_cpu_seconds={name: timing.cpu for name, timing in timings.items()},
+        dense_by_short_cpu=ratio(timings, "dense", "short"),
+        dropped_by_class=dropped_by_class(words),
+        most_dropped=dict(by_share[:8]),
+        least_dropped=dict(by_share[::-1][:8]),
+        sentences=examples,
+        made_by=made_by,
+    )
 
 
-def dropped_words(sentences: list[list[Word]]) -> dict[str, Any]:
-    """Shares of dropped pieces by class, and the frequent words that were dropped most and least."""
+def dropped_by_class(sentences: list[list[Word]]) -> dict[str, float]:
+    """Shares of dropped pieces."""
     pieces, closed = Counter[str](), Counter[str]()
+    for word in (word for sentence in sentences for word in sentence):
+        for index, (_, is_dropped) in enumerate(word.pieces):
+            kind = word.kind if index == 0 else "later pieces of words"
+            pieces[kind] += 1
+            closed[kind] += is_dropped
+    return {kind: closed[kind] / pieces[kind] for kind in CLASSES if pieces[kind]}
+
+
+def frequent_words(sentences: list[list[Word]]) -> list[tuple[str, float]]:
+    """Frequent words with the shares of their dropped occurrences, the most dropped first."""
     words, dropped = Counter[str](), Counter[str]()
-    for sentence in sentences:
-        for word in sentence:
-            for index, (_, is_dropped) in enumerate(word.pieces):
-                kind = word.kind if index == 0 else "later pieces of words"
-                pieces[kind] += 1
-                closed[kind] += is_dropped
-            words[word.text] += 1
-            dropped[word.text] += word.dropped
+    for word in (word for sentence in sentences for word in sentence):
+        words[word.text] += 1
+        dropped[word.text] += word.dropped
     frequent = [word for word, count in words.most_common(60) if count >= 10]
     most = sorted(frequent, key=lambda word: (-dropped[word] / words[word], -words[word]))
-    return {
-        "dropped_by_class": {kind: closed[kind] / pieces[kind] for kind in CLASSES if pieces[kind]},
-        "most_dropped": {word: dropped[word] / words[word] for word in most[:8]},
-        "least_dropped": {word: dropped[word] / words[word] for word in most[::-1][:8]},
-    }
+    return [(word, dropped[word] / words[word]) for word in most]
 
 
 def write_task_report(folder: Path, task: str, recipe: Recipe) -> None:
@@ -351,9 +336,9 @@ def write_task_report(folder: Path, task: str, recipe: Recipe) -> None:
     sparse = folder / "sparse"
     judging = Judging(metric=recipe.evaluate.metric, languages=TASKS[task].languages)
     systems = [System(sparse)], [System(folder / "continued" / "outputs" / "test.txt")]
-    write_evaluation(sparse / "evaluation", *evaluate(*systems, read_test_text(sparse), judging, generation_of(recipe)))
+    evaluate(*systems, read_test_text(sparse), judging, generation_of(recipe)).write(RunFolder(sparse).evaluation)
     with opened(str(sparse), Reading()) as subject:
-        write_analysis(analyze(subject, ANALYSED), sparse / RESULT)
+        analyze(subject, ANALYSED).write(RunFolder(sparse).analysis)
     draw_all(sparse)
     write_report(folder)
 
@@ -381,20 +366,20 @@ def dropped_pieces(sentence: list[Word]) -> int:
     return sum(dropped for word in sentence for _, dropped in word.pieces)
 
 
-def pictured(example: dict[str, Any]) -> Example:
-    """An example of metrics.json as the picture takes it."""
+def pictured(example: DemoSentence) -> Example:
+    """A sentence as the picture takes it."""
     pieces = [
-        (piece, dropped, word["space_before"] and index == 0)
-        for word in example["source"]
-        for index, (piece, dropped) in enumerate(word["pieces"])
+        (piece, dropped, word.space_before and index == 0)
+        for word in example.source
+        for index, (piece, dropped) in enumerate(word.pieces)
     ]
-    sizes = example["encodings"]
+    sizes = example.encodings
     labels = {
         "dense": f"dense memory, {sizes['dense']} encodings",
         "short": f"short memory, {sizes['short']} encodings",
     }
-    first = "" if example["words"] <= SHOWN_WORDS else f"its first {SHOWN_WORDS} words, "
-    outputs = {labels[memory]: example["outputs"][memory] for memory in labels}
+    first = "" if example.words <= SHOWN_WORDS else f"its first {SHOWN_WORDS} words, "
+    outputs = {labels[memory]: example.outputs[memory] for memory in labels}
     return Example(pieces, outputs, f"source, {first}dropped encodings struck out")
 
 

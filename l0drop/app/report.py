@@ -15,13 +15,13 @@ def report(
     ] = None,
 ) -> None:
     """Write report.html and report.md from the files in a folder; nothing is measured."""
-    from l0drop.app.demo_page import demo_metrics, write_page
+    from l0drop.app.demo_page import demo_in, write_page
     from l0drop.report import write_report
 
-    metrics = demo_metrics(folder)
-    reported = [folder] if metrics is None else [folder / task for task in metrics["tasks"]]
+    demo = demo_in(folder)
+    reported = [folder] if demo is None else [folder / task for task in demo.tasks]
     files = [file for part in reported for file in write_report(part, margin)]
-    if metrics is not None:
+    if demo is not None:
         files.append(write_page(folder))
     for file in files:
         say(f"wrote {file}")

@@ -9,7 +9,7 @@ from l0drop.app.options import Overrides, RecipeFile, Runs, Threads
 from l0drop.app.terminal import log, say, stopped_by_user
 
 if TYPE_CHECKING:
-    pass
+    from l0drop.runs.run import Scored
 
 
 def prepare(recipe: RecipeFile, set_: Overrides = None, runs: Runs = Path("runs")) -> None:
@@ -37,10 +37,11 @@ def train(recipe: RecipeFile, set_: Overrides = None, runs: Runs = Path("runs"),
     if threads is not None:
         torch.set_num_threads(threads)
     metrics = train_run(loaded, runs, log)
-    for split in ("valid", "test"):
-        if split in metrics:
-            _print_scores(split, metrics[split])
-    if any("references" in metrics.get(split, {}) for split in ("valid", "test")):
+    scored = {"valid": metrics.valid, "test": metrics.test}
+    known = {split: found for split, found in scored.items() if found is not None}
+    for split, found in known.items():
+        _print_scores(split, found)
+    if any(found.references is not None for found in known.values()):
         say(
             "A score against a model's outputs says how closely they are imitated (BLEU 100: every output is the "
             "same), not how good the translations are.",
@@ -49,13 +50,12 @@ def train(recipe: RecipeFile, set_: Overrides = None, runs: Runs = Path("runs"),
     say(f"done: {runs / loaded.name}")
 
 
-def _print_scores(split: str, found: dict[str, Any]) -> None:
-    score = found["score"]
-    sparsity = f", {found['sparsity']:.1%} of the encodings dropped" if "sparsity" in found else ""
-    say(f"{split}: {score['name']} {score['value']:.2f}{sparsity}")
-    if "references" in found:
-        say(f"  against the {found['references']}")
-    say(f"  {score['signature']}", style="dim")
+def _print_scores(split: str, found: "Scored") -> None:
+    sparsity = "" if found.sparsity is None else f", {found.sparsity:.1%} of the encodings dropped"
+    say(f"{split}: {found.score.name} {found.score.value:.2f}{sparsity}")
+    if found.references is not None:
+        say(f"  against the {found.references}")
+    say(f"  {found.score.signature}", style="dim")
 
 
 def corpus_table(corpora: dict[str, Any]) -> Table:

@@ -1,12 +1,9 @@
 """`l0drop sweep`: a recipe at several λ, target sparsities or rules, compared with the continued baseline."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 from l0drop.app.numbers import listed
 from l0drop.app.options import Overrides, RecipeFile, Runs, Threads
@@ -50,6 +47,9 @@ def sweep(
     loaded = load_recipe(recipe, set_ or [])
     import torch
 
+    from l0drop.report.sweep import summary_table
+    from l0drop.runs.sweep import SweepFolder
+    from l0drop.runs.table import for_terminal
     from l0drop.study.sweep import lambda_point, rule_point, target_point
     from l0drop.study.sweep import sweep as run_sweep
 
@@ -63,40 +63,10 @@ def sweep(
     summary = run_sweep(
         loaded, points, runs, fine_tune=fine_tune or [], parallel=parallel, threads=threads, console=log
     )
-    console.print(sweep_table(summary))
-    folder = runs / summary["name"]
-    say(f"done: {folder / 'sweep.json'}")
+    table, notes = summary_table(summary)
+    console.print(for_terminal(table, f"{summary.name}, {summary.split} set", compact=True))
+    for note in notes:
+        console.print(note, style="dim", markup=False, highlight=False)
+    folder = runs / summary.name
+    say(f"done: {SweepFolder(folder).summary}")
     say(f"verdicts: l0drop evaluate {folder}")
-
-
-def sweep_table(summary: dict[str, Any]) -> Group:
-    """Sparsity and quality of every point, on the test text if there is one."""
-    from l0drop.study.sweep import continued_in
-
-    continued = continued_in(summary)
-    split = "test" if "test" in continued else "valid"
-    score = continued.get(split, {}).get("score")
-    name = score["name"] if score else "score"
-    table = Table(title=f"{summary['name']}, {split} set")
-    table.add_column("model", no_wrap=True)
-    for column in ("sparsity", name, "difference"):
-        table.add_column(column, justify="right")
-    systems = {"dense, start": summary["baseline"], "dense, continued": continued}
-    for label, entry in (*systems.items(), *((point["run"], point) for point in summary["points"])):
-        value, difference = entry.get(split, {}).get("score"), entry.get("differences", {}).get(split)
-        table.add_row(
-            label,
-            f"{entry['sparsity']:.1%}" if "sparsity" in entry else "",
-            f"{value['value']:.2f}" if value else "",
-            f"{difference:+.2f}" if difference is not None else "",
-        )
-    notes = [
-        f"dense, start: {summary['baseline']['run']}",
-        "difference: compared with dense, continued, which got the same number of extra steps without a gate",
-    ]
-    if score:
-        references = continued[split].get("references")
-        if references:
-            notes.append(f"{name} is measured against {references}: agreement with that model, not quality")
-        notes.append(score["signature"])
-    return Group(table, *(Text(note, style="dim") for note in notes))

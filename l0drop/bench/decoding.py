@@ -249,7 +249,7 @@ def decode_benchmark(
         "agreement": agreement,
         "notes": NOTES,
         "ctranslate2": version("ctranslate2") if any(name.startswith("ct2") for name in systems) else None,
-        **provenance(),
+        **asdict(provenance()),
         "threads": threads,
     }
 

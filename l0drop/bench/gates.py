@@ -47,7 +47,7 @@ def gate_cost(rounds: int = 10, sentences: int = 16, length: int = 32, progress:
         "shape": {"sentences": sentences, "length": length},
         "ratio_cpu": ratio(timings, "with", "without"),
         "seconds": {name: asdict(timing) for name, timing in timings.items()},
-        **provenance(),
+        **asdict(provenance()),
     }
 
 
@@ -88,7 +88,7 @@ def layerwise_encoder(
         "what": "encoder of the layer-wise variant, Transformer base, fp32",
         "shape": {"sentences": sentences, "length": length},
         "rows": rows,
-        **provenance(),
+        **asdict(provenance()),
     }
 
 
@@ -141,7 +141,7 @@ def drift(sentences: int = 8, length: int = 96, keep: float = 0.5, progress: Pro
                         }
                     )
             progress(f"{family}, gating {gating}")
-    return {"what": "drift of logits in low precision", "kept": keep, "rows": rows, **provenance()}
+    return {"what": "drift of logits in low precision", "kept": keep, "rows": rows, **asdict(provenance())}
 
 
 def _logits(model: Any, batch: dict[str, Tensor], dense: bool) -> Tensor:

@@ -318,7 +318,7 @@ def predict(question: Question, rounds: int = 3, check: bool = False, progress: 
             for shape in checks
         ],
         "notes": NOTES,
-        **provenance(),
+        **asdict(provenance()),
     }
 
 

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -115,7 +115,7 @@ class Benchmark:
             "gate_overhead": speeds[OURS] / speeds[OURS_GATED] - 1,
             "rounds": rounds,
             "curves": self.curves(),
-            **provenance(self.device),
+            **asdict(provenance(self.device)),
         }
 
     # --- systems -------------------------------------------------------------------------------------------------

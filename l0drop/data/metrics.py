@@ -1,36 +1,20 @@
 """Scores of generated text, each with a signature that says how to reproduce it."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
-from typing import Any, Literal, get_args
+from typing import get_args
 
 import numpy as np
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
-BleuTokenizer = Literal["13a", "intl", "zh", "none"]
-_BLEU_TOKENIZERS = get_args(BleuTokenizer)
-MetricName = Literal["bleu", "bleu_paper", "chrf", "rouge"]
-METRICS: tuple[MetricName, ...] = get_args(MetricName)
+from l0drop.data.score import BleuTokenizer, MetricName, Score
+
 _TOKENIZER_13A = Tokenizer13a()
 _ROUGE_TYPES = ("rouge1", "rouge2", "rougeLsum")
 _SENTENCE_END = re.compile(r"""(?<=[.!?])\s+|(?<=[.!?]["'”’)])\s+""")
-
-
-@dataclass(frozen=True)
-class Score:
-    """A value with its name, its signature, and the numbers it is computed from."""
-
-    name: str
-    value: float
-    signature: str
-    details: Mapping[str, float]
-
-    def as_json(self) -> dict[str, Any]:
-        return {"name": self.name, "value": self.value, "signature": self.signature, "details": dict(self.details)}
 
 
 Scorer = Callable[[Sequence[str], Sequence[str]], Score]
@@ -50,8 +34,8 @@ def scorer(metric: MetricName, tokenize: BleuTokenizer = "13a") -> Scorer:
 
 def bleu(hyps: Sequence[str], refs: Sequence[str], tokenize: BleuTokenizer = "13a", lowercase: bool = False) -> Score:
     """sacreBLEU of detokenized text; with tokenize="none", the text is split at spaces."""
-    if tokenize not in _BLEU_TOKENIZERS:
-        raise ValueError(f"tokenize={tokenize!r} is not one of {', '.join(_BLEU_TOKENIZERS)}")
+    if tokenize not in get_args(BleuTokenizer):
+        raise ValueError(f"tokenize={tokenize!r} is not one of {', '.join(get_args(BleuTokenizer))}")
     return _bleu("BLEU", hyps, refs, BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none"))
 
 

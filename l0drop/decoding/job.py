@@ -127,7 +127,7 @@ def run(
             "seconds": seconds,
             "processes": processes.count,
             "settings": facts,
-            **provenance(facts["device"]),
+            **vars(provenance(facts["device"])),
         }
         write_whole(summary, json.dumps(values, indent=1) + "\n")
     return Done(totals, before, seconds, model.is_gated)

@@ -3,8 +3,7 @@
 findings.py    the content, from the files of a folder; nothing is measured here
 summary.py     the verdict in three sentences
 evaluation.py  tables of scores, differences and tail risk
-table.py       the table type and its renderings
-escape.py      text from data made safe
+sweep.py       the table of a sweep that was trained
 page.py        HTML, around page.html
 markdown.py    Markdown, with tables in place of figures
 figures/       figures as SVG

@@ -1,9 +1,11 @@
-"""The tables of a report that come from scores and evaluations."""
+"""The tables of scores and evaluations, for the terminal and for reports."""
 
-from typing import Any
+from collections.abc import Sequence
 
 from l0drop.report.findings import Findings
-from l0drop.report.table import Table
+from l0drop.runs.evaluation import Evaluation, Missing, Tail
+from l0drop.runs.table import Table
+from l0drop.study.verdict import verdict
 
 STYLES = {"non-inferior": "good", "worse": "bad"}
 KIND = "kind"
@@ -73,46 +75,100 @@ def rules_table(findings: Findings) -> Table:
     return Table(["", KIND, "dropped", findings.metric, "difference"], rows, note, prose=frozenset({KIND}))
 
 
-def differences_table(evaluation: dict[str, Any]) -> Table:
-    """All metrics of one model and of the dense model that it is compared with."""
-    run = evaluation["runs"][0]
-    cells = [
-        [
-            run["system"]["scores"][metric]["name"],
-            f"{found['system']:.2f}",
-            f"{found['baseline']:.2f}",
-            f"{found['difference']:+.2f}",
-            f"{found['interval'][0]:+.2f} to {found['interval'][1]:+.2f}",
-            f"{found['lower']:+.2f}",
-        ]
-        for metric, found in run["differences"].items()
-    ]
-    head = ["", "gated", "dense", "difference", "95% interval", "95% bound"]
-    return Table(head, cells, _differences_note(evaluation))
+def scores_table(evaluation: Evaluation, system: str, baseline: str, runs: int | None = None) -> Table:
+    """All metrics of the first `runs` systems, or of all, and the differences to their baselines.
+
+    system, baseline: their names in the head.
+    """
+    compared = bool(evaluation.first.differences)
+    shown = evaluation.runs[:runs]
+    rows = []
+    for number, run in enumerate(shown, 1):
+        start = f"{number}: " if len(shown) > 1 else ""
+        for metric, score in run.system.scores.items():
+            cells = [start + score.name, f"{score.value:.2f}"]
+            if compared:
+                found = run.differences[metric]
+                cells += [f"{found.baseline:.2f}", f"{found.difference:+.2f}"]
+                cells += ["{:+.2f} to {:+.2f}".format(*found.interval), f"{found.lower:+.2f}, {found.upper:+.2f}"]
+            rows.append(cells)
+        for name, score in run.system.controls.items() if runs is None else ():
+            cells = [f"{start}{score.name}, {name.replace('_', ' ')}", f"{score.value:.2f}"]
+            rows.append(cells + [""] * 4 * compared)
+    head = ["metric", system, *((baseline, "difference", "95% interval", "95% bounds") if compared else ())]
+    return Table(head, rows, _scores_note(evaluation, len(shown)) if compared else "")
 
 
-def _differences_note(evaluation: dict[str, Any]) -> str:
-    metric = evaluation["judging"]["metric"]
-    first = evaluation["runs"][0]["differences"][metric]
-    note = f"Paired bootstrap over {first['units']:,} {first['unit']}s, {first['resamples']:,} resamples."
-    if "over_seeds" not in evaluation:
+def _scores_note(evaluation: Evaluation, shown: int) -> str:
+    metric = evaluation.judging.metric
+    first = evaluation.first.differences[metric]
+    note = (
+        f"One-sided 95% bounds over {first.units:,} {first.unit}s, for this pair of models only (paired bootstrap, "
+        f"{first.resamples:,} resamples)."
+    )
+    if shown == len(evaluation.runs):
         return note
-    found = evaluation["over_seeds"][metric]
-    each = ", ".join(f"{difference:+.2f}" for difference in found["differences"])
-    return f"{note} These are the scores of the first of {found['seeds']} pairs; the differences of all are {each}."
+    found = evaluation.over_seeds[metric]
+    each = ", ".join(f"{difference:+.2f}" for difference in found.differences)
+    return f"{note} These are the scores of the first of {found.seeds} pairs; the differences of all are {each}."
+
+
+def sweep_table(names: Sequence[str], found: Sequence[Evaluation]) -> Table:
+    """Score, verdict and tail risk of every point of a sweep."""
+    first = found[0]
+    metric = first.score_name
+    rows = []
+    if first.first.baseline is not None:
+        rows.append(["dense, continued", "", f"{first.mean_score('baseline'):.2f}", "", "", ""])
+    for name, one in zip(names, found, strict=True):
+        cells = [name, _number(one.first.system.sparsity, ".1%"), f"{one.score.value:.2f}"]
+        if (compared := one.difference) is not None:
+            bounds = f"[{compared.lower:+.2f}, {compared.upper:+.2f}]"
+            cells += [f"{compared.difference:+.2f} {bounds}", verdict(compared, metric).label]
+        else:
+            cells += ["", "no verdict"]
+        rows.append([*cells, f"{one.first.tail_or_agreement.chrf.losing:.1%}"])
+    threshold = first.first.tail_or_agreement.chrf.threshold
+    head = ["model", "dropped", metric, "difference [95% bounds]", "verdict", f"lose over {threshold:.0f} chrF"]
+    note = (
+        f"{first.scored:,} sentences. Differences are to dense, continued. Bounds are one-sided and over texts: they "
+        "and the verdicts speak for these models only. Each point is tested separately; among many, one may pass by "
+        "chance."
+    )
+    if first.difference is not None:
+        note += f" Non-inferior: the lower bound is above -{first.judging.margin:g} (`margin`)."
+    if first.references is not None:
+        note += f" Scored against {dense_references(first)}: agreement with that model, not quality."
+    return Table(head, rows, note, prose=frozenset({"verdict"}))
+
+
+def dense_references(evaluation: Evaluation) -> str:
+    """The dense outputs that stand in for references, with their beams: those of training may differ."""
+    decoding = None if evaluation.dense is None else evaluation.dense.decoding
+    beams = None if decoding is None else decoding.get("num_beams")
+    return str(evaluation.references) + ("" if beams is None else f" (beams: {beams})")
+
+
+def conclusion(evaluation: Evaluation) -> str:
+    """The verdict in words, or why there is none."""
+    if evaluation.verdict is not None:
+        return evaluation.verdict
+    if evaluation.references is not None:
+        return "no verdict: agreement with the dense model is not quality; a verdict needs references"
+    return "no verdict: there is no `baseline` to compare with"
 
 
 def tail_overview(findings: Findings) -> Table | None:
     """Tail risk of every model that was compared with a dense one; None if there is none."""
     rows, threshold = [], 0.0
     for row in findings.points:
-        tail = findings.evaluations.get(row.name, {"runs": [{}]})["runs"][0].get("tail")
-        if tail is None:
+        evaluation = findings.evaluations.get(row.name)
+        if evaluation is None or (tail := evaluation.first.tail) is None:
             continue
-        threshold = tail["chrf"]["threshold"]
-        lost = [f"{tail[part]['lost']} of {tail[part]['expected']:,}" if "lost" in tail[part] else "" for part in TAIL]
-        shares = [f"{tail['chrf'][side]:.1%}" for side in ("losing", "gaining")]
-        rows.append([row.label, *shares, *lost])
+        threshold = tail.chrf.threshold
+        counted = (_counted(tail, part) for part in TAIL)
+        lost = ["" if found.lost is None else f"{found.lost} of {found.expected:,}" for found in counted]
+        rows.append([row.label, f"{tail.chrf.losing:.1%}", f"{tail.chrf.gaining:.1%}", *lost])
     if not rows:
         return None
     head = [
@@ -128,45 +184,59 @@ def tail_overview(findings: Findings) -> Table | None:
     return Table(head, rows, note.strip())
 
 
-def tail_table(findings: Findings) -> Table | None:
-    """Tail risk of the model shown, in full; None if it was not compared."""
-    if findings.tail is None:
+def tail_table(evaluation: Evaluation, system: str, baseline: str, reference: str) -> Table | None:
+    """Tail risk of the first system compared with its baseline, or with the dense outputs; None without either.
+
+    system, baseline, reference: their names in the head.
+    """
+    run = evaluation.first
+    if run.tail is None and run.agreement is None:
         return None
+    rows, head = tail_rows(run.tail_or_agreement, reference), ["tail risk", system, baseline, reference]
+    if run.tail is None:  # baseline and reference are the same outputs, so none can gain
+        chrf = run.tail_or_agreement.chrf
+        rows[:2] = [[f"sentences under {100 - chrf.threshold:.0f} chrF", f"{chrf.losing:.1%}", "", ""]]
+        head, rows = head[:3], [row[:3] for row in rows]
+    same = run.agreement.same_outputs if run.tail is None and run.agreement is not None else run.same_outputs
     note = (
-        "Missing: share of those in the source. Lost: in the dense output and the human reference, but not in the "
-        "gated output; gained: the reverse. Names: capitalised words inside a source sentence that the human "
-        f"reference has too. Negations: sentences with a negation word. {which_seed(findings)}"
+        f"{same} of {evaluation.scored} outputs are identical to the {baseline} model's. Missing: share of those in "
+        f"the source. Lost: in the {baseline} output and the {reference}, but not in the {system} output; gained: the "
+        f"reverse. Names: capitalised words inside a source sentence that the {reference} has too. Negations: "
+        "sentences with a negation word."
     )
-    reference = "human reference"
-    if findings.evaluation is not None and "references" in findings.evaluation:
-        reference = "dense, start"
-        note = note.replace("human reference", f"output of {reference}")
-    return Table(["", "gated", "dense", reference], tail_rows(findings.tail, reference), note.strip())
+    if len(evaluation.runs) > 1:
+        note += f" First of {len(evaluation.runs)} seeds."
+    return Table(head, rows, note).without_empty_columns()
 
 
-def tail_rows(tail: dict[str, Any], reference: str = "human reference") -> list[list[str]]:
+def _counted(tail: Tail, part: str) -> Missing:
+    found: Missing = getattr(tail, part)
+    return found
+
+
+def tail_rows(tail: Tail, reference: str = "human reference") -> list[list[str]]:
     """The figures of an evaluation's tail risk, each with the values of system, baseline and reference."""
-    chrf, length, sides = tail["chrf"], tail["length"], ("system", "baseline", "reference")
+    chrf, length, sides = tail.chrf, tail.length, ("system", "baseline", "reference")
     rows = [
-        [f"sentences that {verb} more than {chrf['threshold']:.0f} chrF", f"{chrf[share]:.1%}", "", ""]
-        for verb, share in (("lose", "losing"), ("gain", "gaining"))
+        [f"sentences that {verb} more than {chrf.threshold:.0f} chrF", f"{share:.1%}", "", ""]
+        for verb, share in (("lose", chrf.losing), ("gain", chrf.gaining))
     ]
     for name, label in TAIL.items():
-        found = tail[name]
-        if found.get("expected") == 0:
+        found = _counted(tail, name)
+        if found.expected == 0:
             rows.append([f"missing {label}: the text has none", "", "", ""])
-        elif "missing" in found:
-            counts = f"of {found['expected']:,}; {found['lost']} lost, {found['gained']} gained"
-            rows.append([f"missing {label} ({counts})", *(_number(found["missing"][side], ".1%") for side in sides)])
+        elif found.missing:
+            counts = f"of {found.expected:,}; {found.lost} lost, {found.gained} gained"
+            rows.append([f"missing {label} ({counts})", *(_number(found.missing[side], ".1%") for side in sides)])
         else:
-            rows.append([f"missing {label}: not counted, {found['why']}", "", "", ""])
+            rows.append([f"missing {label}: not counted, {found.why}", "", "", ""])
     for name, label, form in (
         ("ratio", f"output length / {reference} length", ".3f"),
         ("under_half", f"outputs under half the {reference}'s length", ".1%"),
         ("over_double", f"outputs over twice the {reference}'s length", ".1%"),
         ("empty", "empty outputs", "d"),
     ):
-        rows.append([label, *(format(length[side][name], form) for side in sides[:2]), ""])
+        rows.append([label, *(format(getattr(length[side], name), form) for side in sides[:2]), ""])
     return rows
 
 
@@ -177,11 +247,10 @@ def which_seed(findings: Findings) -> str:
 
 def controls_table(findings: Findings) -> Table | None:
     """Scores with the wrong source; None if they were not measured."""
-    if findings.evaluation is None or "controls" not in findings.evaluation["runs"][0]["system"]:
+    if findings.evaluation is None or not (controls := findings.evaluation.first.system.controls):
         return None
-    system = findings.evaluation["runs"][0]["system"]
-    scores = {"right source": system["scores"][findings.evaluation["judging"]["metric"]], **system["controls"]}
-    rows = [[name.replace("_", " "), f"{score['value']:.2f}"] for name, score in scores.items()]
+    scores = {"right source": findings.evaluation.score, **controls}
+    rows = [[name.replace("_", " "), f"{score.value:.2f}"] for name, score in scores.items()]
     return Table(["", findings.metric], rows, which_seed(findings))
 
 

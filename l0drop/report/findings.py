@@ -4,31 +4,34 @@ It reads recipe.yaml, metrics.json, sweep.json, bench.json, analysis.json, and t
 evaluate` writes.
 """
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from l0drop.report.table import Table
-from l0drop.study.agreement import (
-    comparable,
-    difference_of,
-    differences_to_training,
-    is_compared,
-    mean_score,
-    mean_sparsity,
-    scored_text,
+from l0drop.runs.analysis import Analysis, SweepAnalysis, read_analysis
+from l0drop.runs.benchmark import read_decode_benchmark
+from l0drop.runs.demo import DemoTask, is_demo_task
+from l0drop.runs.evaluation import (
+    Compared,
+    Evaluation,
+    EvaluationFolder,
+    Example,
+    Tail,
+    check_margin,
+    read_examples,
 )
+from l0drop.runs.json_file import Settings
+from l0drop.runs.provenance import Provenance
+from l0drop.runs.run import RunFolder, RunMetrics, Scored, Split
+from l0drop.runs.sweep import Outcome, Sweep, SweepFolder
+from l0drop.runs.table import Table
+from l0drop.study.agreement import comparable, differences_to_training
 from l0drop.study.analysis import tables
-from l0drop.study.evaluate import score_name
-from l0drop.study.shown import EVALUATION, margin_of, shown_of, training_scores
-from l0drop.study.significance import check_margin
+from l0drop.study.shown import evaluation_of, margin_of, shown_of
 from l0drop.study.source_need import warning_of_analysis, warning_of_evaluation
-from l0drop.study.sweep import LEARNED, continued_in
 from l0drop.study.verdict import Verdict, verdict
 
-EXAMPLES = Path("evaluation", "examples.json")
 SOFTWARE = ("l0drop", "commit", "torch", "transformers", "python", "device", "threads")
 
 Kind = Literal["run", "sweep", "demo"]
@@ -55,8 +58,8 @@ class Speed:
 class Row:
     """A system in the table of quality, sparsity and speed.
 
-    difference: to the dense model that it is compared with. compared: that difference with its bounds, as an evaluation
-    stores it. folder: the folder of the run.
+    difference: to the dense model that it is compared with. compared: that difference with its bounds. folder: the
+    folder of the run.
     """
 
     name: str
@@ -64,7 +67,7 @@ class Row:
     score: float | None
     sparsity: float | None = None
     difference: float | None = None
-    compared: Mapping[str, Any] | None = None
+    compared: Compared | None = None
     speed: Speed | None = None
     folder: Path | None = None
 
@@ -80,7 +83,7 @@ class Row:
     @property
     def lower(self) -> float | None:
         """The one-sided 95% bound on the difference."""
-        return None if self.compared is None else float(self.compared["lower"])
+        return None if self.compared is None else self.compared.lower
 
 
 @dataclass(frozen=True)
@@ -104,11 +107,11 @@ class Findings:
     compared_with: str | None
     margin: float
     shown: Row | None
-    evaluations: dict[str, dict[str, Any]]
-    examples: list[dict[str, Any]]
+    evaluations: dict[str, Evaluation]
+    examples: list[Example]
     signatures: dict[str, str]
     recipe: str
-    provenance: dict[str, dict[str, Any]]
+    provenance: dict[str, Settings]
     warning: str | None
     missing: list[str]
 
@@ -137,35 +140,51 @@ class Findings:
         return any(row.role == "rule" for row in self.rows)
 
     @property
-    def evaluation(self) -> dict[str, Any] | None:
+    def evaluation(self) -> Evaluation | None:
         """Of the model shown."""
         return None if self.shown is None else self.evaluations.get(self.shown.name)
 
     @property
-    def tail(self) -> dict[str, Any] | None:
+    def tail(self) -> Tail | None:
         """Tail risk of the model shown; of its first seed."""
-        return None if self.evaluation is None else self.evaluation["runs"][0].get("tail")
+        return None if self.evaluation is None else self.evaluation.first.tail
 
     @property
     def seeds(self) -> int:
         """The number of seeds that scores are averaged over; the same for all rows."""
-        return 1 if self.evaluation is None else len(self.evaluation["runs"])
+        return 1 if self.evaluation is None else len(self.evaluation.runs)
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """What a report says of training: scores of one run, and the settings of all."""
+
+    valid: Scored | None
+    test: Scored | None
+    settings: Settings
+    decoding: Settings
+    made_by: Provenance | None
+
+    @property
+    def split(self) -> Split:
+        return "test" if self.test is not None else "valid"
+
+    @property
+    def scored(self) -> Scored | None:
+        return self.test or self.valid
 
 
 def gather(folder: Path, margin: float | None = None) -> Findings:
     """The findings on a run, a sweep or a demo; `margin` replaces the margin of the evaluation."""
     if margin is not None:
         check_margin(margin)
-    try:
-        if (folder / "sweep.json").is_file():
-            return _of_sweep(folder, margin)
-        metrics = _read(folder / "metrics.json") or {}
-        if "dense_score" in metrics:
-            return _of_demo(folder, metrics, margin)
-        if metrics and (folder / "recipe.yaml").is_file():
-            return _of_run(folder, metrics, margin)
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ReportError(f"{folder}: one of its JSON files has an unexpected format ({error!r})") from error
+    run = RunFolder(folder)
+    if SweepFolder(folder).is_sweep:
+        return _of_sweep(SweepFolder(folder), margin)
+    if is_demo_task(run.metrics):
+        return _of_demo(folder, DemoTask.read(run.metrics), margin)
+    if run.is_finished and run.recipe.is_file():
+        return _of_run(run, RunMetrics.read(run.metrics), margin)
     raise ReportError(
         f"{folder}: nothing to report; expected the folder of a finished run (recipe.yaml, metrics.json), of a sweep "
         "(sweep.json), or of the demo"
@@ -175,86 +194,87 @@ def gather(folder: Path, margin: float | None = None) -> Findings:
 # --- a run, a sweep, the demo -----------------------------------------------------------------------------------------
 
 
-def _of_run(folder: Path, metrics: dict[str, Any], margin: float | None) -> Findings:
-    evaluation = _read(folder / EVALUATION)
-    split = _split(metrics)
+def _of_run(run: RunFolder, metrics: RunMetrics, margin: float | None) -> Findings:
+    evaluation, rows = evaluation_of(run), list[Row]()
     if evaluation is not None:
-        rows = []
-        if is_compared(evaluation):
-            name = evaluation["runs"][0]["baseline"]["name"]
-            rows.append(Row(name, "dense", mean_score(evaluation, "baseline")))
-        rows.append(_judged(metrics["name"], folder, evaluation))
+        if (baseline := evaluation.first.baseline) is not None:
+            rows.append(Row(baseline.name, "dense", evaluation.mean_score("baseline")))
+        rows.append(_judged(metrics.name, run.path, evaluation))
     else:
-        scored = metrics.get(split, {})
-        role: Role = "sparse" if "sparsity" in scored else "dense"
-        value, sparsity = scored.get("score", {}).get("value"), scored.get("sparsity")
-        rows = [Row(metrics["name"], role, value, sparsity, speed=_speed(folder), folder=folder)]
-    evaluations = {metrics["name"]: evaluation}
-    command = f"l0drop evaluate {folder} --baseline RUN"
-    return _complete(folder, "run", metrics["name"], rows, evaluations, [], metrics, command, margin)
+        value, sparsity = (None, None) if (last := metrics.last) is None else (last.score.value, last.sparsity)
+        role: Role = "dense" if sparsity is None else "sparse"
+        rows.append(Row(metrics.name, role, value, sparsity, speed=_speed(run.path), folder=run.path))
+    trained = _Trained(metrics.valid, metrics.test, _settings(metrics), metrics.decoding, metrics.made_by)
+    command = f"l0drop evaluate {run.path} --baseline RUN"
+    return _complete(run.path, "run", metrics.name, rows, {metrics.name: evaluation}, [], trained, command, margin)
 
 
-def _of_sweep(folder: Path, margin: float | None) -> Findings:
-    sweep = _read(folder / "sweep.json")
-    continued, trained = continued_in(sweep), training_scores(sweep)
-    split = _split(continued)
-    found = {point["run"]: _read(folder / point["run"] / EVALUATION) for point in sweep["points"]}
-    evaluations, notes = comparable(found, folder / continued["run"], trained, "sweep.json", margin)
+def _of_sweep(paths: SweepFolder, margin: float | None) -> Findings:
+    folder, sweep = paths.path, Sweep.read(paths.summary)
+    continued, scores, split = sweep.continued, sweep.scores, sweep.split
+    found = {point.run: evaluation_of(paths.run(point.run)) for point in sweep.points}
+    evaluations, notes = comparable(found, folder / continued.run, scores, paths.summary.name, margin)
     rows = []
-    for point in sweep["points"]:
-        name, evaluation = point["run"], evaluations[point["run"]]
-        role: Role = "sparse" if point["kind"] in LEARNED else "rule"
+    for point in sweep.points:
+        name, evaluation, path = point.run, evaluations[point.run], folder / point.run
+        role: Role = "sparse" if point.is_learned else "rule"
         if evaluation is not None:
-            rows.append(_judged(name, folder / name, evaluation, role))
+            rows.append(_judged(name, path, evaluation, role))
         else:
-            value, change = point.get(split, {}).get("score", {}).get("value"), point.get("differences", {}).get(split)
-            speed = _speed(folder / name)
-            rows.append(Row(name, role, value, point.get("sparsity"), change, speed=speed, folder=folder / name))
+            value = scores[name].score.value if name in scores else None
+            change = point.differences.get(split)
+            rows.append(Row(name, role, value, point.sparsity, change, speed=_speed(path), folder=path))
     rows.sort(key=lambda row: (row.role == "rule", _sparsity(row)))
-    first = _dense_rows(sweep["baseline"]["run"], continued["run"], trained, evaluations)
-    settings = next(iter(sweep["points"]), continued)
-    metrics = {**settings, **{key: sweep[key] for key in SOFTWARE if key in sweep}, split: continued[split]}
-    command = f"l0drop evaluate {folder}"
-    return _complete(folder, "sweep", sweep["name"], [*first, *rows], evaluations, notes, metrics, command, margin)
+    first = _dense_rows(sweep.baseline.run, continued.run, scores, evaluations)
+    one = next(iter(sweep.points), continued)
+    valid, test = (one.valid, continued.test) if split == "test" else (continued.valid, one.test)
+    trained = _Trained(valid, test, _settings(one), one.decoding or {}, sweep.made_by)
+    return _complete(
+        folder, "sweep", sweep.name, [*first, *rows], evaluations, notes, trained, f"l0drop evaluate {folder}", margin
+    )
 
 
-def _of_demo(folder: Path, metrics: dict[str, Any], margin: float | None) -> Findings:
-    systems = metrics["systems"]
-    continued = "continued" if "continued" in systems else "trained-on"  # its name in earlier versions
-    found = {"sparse": _read(folder / "sparse" / EVALUATION)}
+def _of_demo(folder: Path, task: DemoTask, margin: float | None) -> Findings:
+    systems, continued, path = task.systems, task.continued, folder / "sparse"
+    found = {"sparse": evaluation_of(RunFolder(path))}
     evaluations, notes = comparable(found, folder / continued, systems, "the demo's metrics.json", margin)
-    speed = Speed(metrics["dense_by_short_cpu"], None, f"our engine, {_machine(metrics)}")
+    speed = Speed(task.dense_by_short_cpu, None, _engine_on(task.made_by))
     if (evaluation := evaluations["sparse"]) is not None:
-        sparse = replace(_judged("sparse", folder / "sparse", evaluation, "sparse"), speed=speed)
+        sparse = replace(_judged("sparse", path, evaluation, "sparse"), speed=speed)
     else:
-        value = systems["sparse"]["score"]["value"]
-        change = value - systems[continued]["score"]["value"]
-        sparse = Row("sparse", "sparse", value, metrics["sparsity"], change, speed=speed, folder=folder / "sparse")
+        value = systems["sparse"].score.value
+        change = value - systems[continued].score.value
+        sparse = Row("sparse", "sparse", value, task.sparsity, change, speed=speed, folder=path)
     rows = [*_dense_rows("baseline", continued, systems, evaluations), sparse]
-    name = f"demo: {metrics['task']}, gating {metrics['gating']}"
-    command = f"l0drop evaluate {folder / 'sparse'} --baseline {folder / continued}"
-    metrics = {**metrics, "test": systems["sparse"]}
-    return _complete(folder, "demo", name, rows, evaluations, notes, metrics, command, margin)
+    name = f"demo: {task.task}, gating {task.gating}"
+    trained = _Trained(None, systems["sparse"], {"seed": task.seed}, {}, task.made_by)
+    command = f"l0drop evaluate {path} --baseline {folder / continued}"
+    return _complete(folder, "demo", name, rows, evaluations, notes, trained, command, margin)
+
+
+def _settings(trained: RunMetrics | Outcome) -> Settings:
+    return {"steps": trained.steps, "seed": trained.seed, "dtype": trained.dtype}
 
 
 def _dense_rows(
-    start: str, continued: str, trained: Mapping[str, dict[str, Any]], evaluations: dict[str, dict[str, Any] | None]
+    start: str, continued: str, trained: Mapping[str, Scored], evaluations: Mapping[str, Evaluation | None]
 ) -> list[Row]:
     """The dense models. The first has no evaluation, so its row is present only if the others are scored as in
     training."""
-    found = ((name, found) for name, found in evaluations.items() if found is not None and is_compared(found))
+    found = ((name, found) for name, found in evaluations.items() if found is not None and found.is_compared)
     name, judged = next(found, ("", None))
-    value = trained[continued]["score"]["value"] if judged is None else mean_score(judged, "baseline")
-    rows = [Row(continued, "continued", value)]
+    scored = trained.get(continued)
+    value = None if scored is None else scored.score.value
+    rows = [Row(continued, "continued", value if judged is None else judged.mean_score("baseline"))]
     alike = judged is None or not differences_to_training(judged, name, trained, continued)
     if alike and start in trained:
-        rows.insert(0, Row(start, "start", trained[start]["score"]["value"]))
+        rows.insert(0, Row(start, "start", trained[start].score.value))
     return rows
 
 
 def _complete(
-    folder: Path, kind: Kind, name: str, rows: list[Row], evaluations: dict[str, dict[str, Any] | None],
-    notes: list[str], metrics: dict[str, Any], command: str, margin: float | None,
+    folder: Path, kind: Kind, name: str, rows: list[Row], evaluations: Mapping[str, Evaluation | None],
+    notes: list[str], trained: _Trained, command: str, margin: float | None,
 ) -> Findings:  # fmt: skip
     """The parts that all kinds of folders share. evaluations: by run; notes: why some of them are not used; command:
     the command that compares them."""
@@ -266,47 +286,49 @@ def _complete(
     evaluation = known.get(shown.name) if shown is not None else None
     recipes = [path / "recipe.yaml" for path in (folder, *(row.folder for row in runs if row.folder is not None))]
     recipe = next((file.read_text(encoding="utf-8") for file in recipes if file.is_file()), "")
-    scores = [metrics[split]["score"] for split in ("valid", "test") if split in metrics]
-    if evaluation is not None:
-        scores += evaluation["runs"][0]["system"]["scores"].values()
-    examples = _read(shown.folder / EXAMPLES) if evaluation and shown is not None and shown.folder is not None else None
+    scores = [scored.score for scored in (trained.valid, trained.test) if scored is not None]
+    examples: list[Example] = []
+    if evaluation is not None and shown is not None and shown.folder is not None:
+        scores += evaluation.first.system.scores.values()
+        file = EvaluationFolder(RunFolder(shown.folder).evaluation).examples
+        examples = read_examples(file) if file.is_file() else []
     analysed = [folder] if kind == "sweep" else []
     if shown is not None and shown.folder is not None:
         analysed.append(shown.folder)
+    analyses = [read_analysis(file) for path in analysed if (file := RunFolder(path).analysis).is_file()]
     return Findings(
         analysed=analysed,
-        measured=_measured(analysed),
+        measured=_measured(analyses),
         name=name,
         kind=kind,
-        metric=_metric(evaluation, metrics),
-        text=_text(evaluation, metrics),
+        metric=_metric(evaluation, trained),
+        text=_text(evaluation, trained),
         rows=rows,
         compared_with=_compared_with(rows),
         margin=margin,
         shown=shown,
         evaluations=known,
-        examples=examples or [],
-        signatures={score["name"]: score["signature"] for score in scores},
+        examples=examples,
+        signatures={score.name: score.signature for score in scores},
         recipe=recipe,
-        provenance=_provenance(metrics, evaluation),
-        warning=_warning(analysed, evaluation),
+        provenance=_provenance(trained, evaluation),
+        warning=_warning(analyses, evaluation),
         missing=[*notes, *_missing(analysed, runs, judged, command)],
     )
 
 
-def _measured(analysed: list[Path]) -> dict[str, Table]:
+def _measured(analyses: Sequence[Analysis | SweepAnalysis]) -> dict[str, Table]:
     """The tables of the analyses by title; those of a sweep take precedence over those of one of its points."""
     found: dict[str, Table] = {}
-    for folder in analysed:
-        for title, (head, rows), note in tables.tables(_read(folder / "analysis.json") or {}):
-            found.setdefault(title, Table(head, rows, note, prose=frozenset({tables.CLOSED_GATES})))
+    for analysis in analyses:
+        for title, table in tables.tables(analysis):
+            found.setdefault(title, table)
     return found
 
 
-def _warning(analysed: list[Path], evaluation: dict[str, Any] | None) -> str | None:
+def _warning(analyses: Sequence[Analysis | SweepAnalysis], evaluation: Evaluation | None) -> str | None:
     """That the model shown hardly uses its source: from an analysis, else from the controls of its evaluation."""
-    found = (warning_of_analysis(_read(folder / "analysis.json") or {}) for folder in analysed)
-    of_analysis = next(filter(None, found), None)
+    of_analysis = next(filter(None, map(warning_of_analysis, analyses)), None)
     return of_analysis or (None if evaluation is None else warning_of_evaluation(evaluation))
 
 
@@ -321,7 +343,7 @@ def _missing(analysed: list[Path], runs: list[Row], judged: list[Row], command: 
     notes += [
         f"{folder} was not analysed (dropped words, attention): l0drop analyze {folder}"
         for folder in analysed
-        if not (folder / "analysis.json").is_file()
+        if not RunFolder(folder).analysis.is_file()
     ]
     return notes
 
@@ -329,16 +351,16 @@ def _missing(analysed: list[Path], runs: list[Row], judged: list[Row], command: 
 # --- from the files ---------------------------------------------------------------------------------------------------
 
 
-def _judged(name: str, folder: Path, evaluation: dict[str, Any], role: Role | None = None) -> Row:
+def _judged(name: str, folder: Path, evaluation: Evaluation, role: Role | None = None) -> Row:
     """The row of an evaluated run; means over its seeds."""
-    sparsity, difference = mean_sparsity(evaluation), difference_of(evaluation) or {}
+    sparsity, compared = evaluation.mean_sparsity, evaluation.difference
     return Row(
         name=name,
         role=role or ("dense" if sparsity is None else "sparse"),
-        score=mean_score(evaluation, "system"),
+        score=evaluation.mean_score("system"),
         sparsity=sparsity,
-        difference=difference.get("difference"),
-        compared=difference or None,
+        difference=None if compared is None else compared.difference,
+        compared=compared,
         speed=_speed(folder),
         folder=folder,
     )
@@ -348,24 +370,19 @@ def _sparsity(row: Row) -> float:
     return row.sparsity or 0.0
 
 
-def _split(metrics: dict[str, Any]) -> str:
-    return "test" if "test" in metrics else "valid"
-
-
-def _metric(evaluation: dict[str, Any] | None, metrics: dict[str, Any]) -> str:
+def _metric(evaluation: Evaluation | None, trained: _Trained) -> str:
     if evaluation is not None:
-        return score_name(evaluation)
-    return str(metrics.get(_split(metrics), {}).get("score", {}).get("name", "score"))
+        return evaluation.score_name
+    return "score" if trained.scored is None else trained.scored.score.name
 
 
-def _text(evaluation: dict[str, Any] | None, metrics: dict[str, Any]) -> str:
+def _text(evaluation: Evaluation | None, trained: _Trained) -> str:
     if evaluation is not None:
-        return scored_text(evaluation)
-    split = _split(metrics)
-    if split not in metrics:
+        return evaluation.text
+    if (scored := trained.scored) is None:
         return "no text"
-    against = f", against {metrics[split]['references']}" if "references" in metrics[split] else ""
-    return f"{metrics[split]['sentences']:,} sentences of the {split} text{against}"
+    against = "" if scored.references is None else f", against {scored.references}"
+    return f"{scored.sentences:,} sentences of the {trained.split} text{against}"
 
 
 def _compared_with(rows: list[Row]) -> str | None:
@@ -375,34 +392,29 @@ def _compared_with(rows: list[Row]) -> str | None:
     return dense[-1].label
 
 
-def _provenance(metrics: dict[str, Any], evaluation: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
-    found = {"training": {key: metrics[key] for key in ("steps", "seed", "dtype", *SOFTWARE) if key in metrics}}
-    decoding = metrics.get("decoding") or {}
+def _provenance(trained: _Trained, evaluation: Evaluation | None) -> dict[str, Settings]:
+    found: dict[str, Settings] = {"training": {**trained.settings, **_software(trained.made_by)}}
+    decoding = trained.decoding
     if evaluation is not None:
-        decoding = evaluation["runs"][0]["system"].get("decoding") or decoding
-        found["evaluation"] = {key: evaluation[key] for key in SOFTWARE if key in evaluation}
+        decoding = evaluation.first.system.decoding or decoding
+        found["evaluation"] = _software(evaluation.made_by)
     found["decoding"] = {key: value for key, value in decoding.items() if key not in SOFTWARE}
     return found
 
 
+def _software(made_by: Provenance | None) -> dict[str, str | int | None]:
+    return {} if made_by is None else {key: getattr(made_by, key) for key in SOFTWARE}
+
+
 def _speed(folder: Path) -> Speed | None:
     """From the decoding benchmark of this run; benchmarks of other models or random weights do not count."""
-    bench = _read(folder / "bench.json") or {}
-    dense = bench.get("systems", {}).get("engine-dense", {}).get("times_engine_short")
-    if dense is None or "model" not in bench:
+    file = RunFolder(folder).benchmark
+    bench = read_decode_benchmark(file) if file.is_file() else None
+    if bench is None or bench.workload.model is None or "engine-dense" not in bench.systems:
         return None
-    return Speed(dense["end_to_end"], dense["decode"], f"our engine, {_machine(bench)}")
+    dense = bench.systems["engine-dense"].times_engine_short
+    return None if dense is None else Speed(dense["end_to_end"], dense["decode"], _engine_on(bench.made_by))
 
 
-def _machine(entry: dict[str, Any]) -> str:
-    return f"{entry['device']}, {entry['threads']} thread{'s' if entry['threads'] != 1 else ''}"
-
-
-def _read(file: Path) -> Any:
-    """The content of a JSON file; None if the file does not exist."""
-    if not file.is_file():
-        return None
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ReportError(f"{file}: not JSON ({error})") from error
+def _engine_on(made_by: Provenance | None) -> str:
+    return "our engine" if made_by is None else f"our engine, {made_by.machine}"

@@ -1,12 +1,13 @@
 """The report as Markdown, for pull requests: tables instead of figures."""
 
 import re
-from typing import Any
 
-from l0drop.report import escape, evaluation
+from l0drop.report import evaluation
 from l0drop.report.findings import Findings
 from l0drop.report.summary import summary
-from l0drop.report.table import as_markdown
+from l0drop.runs import escape
+from l0drop.runs.evaluation import Example
+from l0drop.runs.table import as_markdown
 from l0drop.study.source_need import QUESTION
 
 EXAMPLES = 5
@@ -41,12 +42,12 @@ def markdown(findings: Findings) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _example(example: dict[str, Any]) -> str:
-    source = "".join(f"⟦{segment}⟧" if state == "dropped" else segment for segment, state in example["source"])
-    sides = {"source": source, "human": example["reference"], "dense": example["baseline"], "gated": example["system"]}
+def _example(example: Example) -> str:
+    source = "".join(f"⟦{segment}⟧" if state == "dropped" else segment for segment, state in example.source)
+    sides = {"source": source, "human": example.reference, "dense": example.baseline, "gated": example.system}
     lines = [
         f"{name:<7} {escape.printable(' '.join(side.split()))}" for name, side in sides.items() if side is not None
     ]
     # As many backticks as a fence has would close it, so it gets more than any run of them in the text.
     fence = "`" * (1 + max([2, *map(len, re.findall("`+", "".join(lines)))]))
-    return "\n".join([f"Line {example['line']:,}, {escape.markdown(example['why'])}:\n", f"{fence}text", *lines, fence])
+    return "\n".join([f"Line {example.line:,}, {escape.markdown(example.why)}:\n", f"{fence}text", *lines, fence])

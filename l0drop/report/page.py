@@ -7,14 +7,14 @@ than text.
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
-from typing import Any
 
 from l0drop.report import evaluation
-from l0drop.report.escape import html
 from l0drop.report.figures import Drawing
 from l0drop.report.findings import Findings
 from l0drop.report.summary import summary
-from l0drop.report.table import Table, as_html
+from l0drop.runs.escape import html
+from l0drop.runs.evaluation import Example
+from l0drop.runs.table import Table, as_html
 from l0drop.study.analysis.tables import NOT_DRAWN
 from l0drop.study.source_need import QUESTION
 
@@ -78,7 +78,7 @@ def _comparison(findings: Findings) -> str:
     against = f", compared with {html(findings.compared_with)}" if findings.compared_with else ""
     parts = [
         f"<p>{html(findings.shown.label)}{against}, on {html(findings.text)}.</p>",
-        as_html(evaluation.differences_table(findings.evaluation)),
+        as_html(evaluation.scores_table(findings.evaluation, "gated", "dense", runs=1)),
     ]
     controls = evaluation.controls_table(findings)
     if controls is not None and QUESTION not in findings.measured:
@@ -87,9 +87,12 @@ def _comparison(findings: Findings) -> str:
 
 
 def _tail(findings: Findings) -> str:
-    overview, full = evaluation.tail_overview(findings), evaluation.tail_table(findings)
-    if overview is None or full is None or findings.shown is None:
+    overview = evaluation.tail_overview(findings)
+    if overview is None or findings.shown is None or findings.evaluation is None or findings.tail is None:
         return ""
+    reference = "human reference" if findings.evaluation.references is None else "dense (start) output"
+    full = evaluation.tail_table(findings.evaluation, "gated", "dense", reference)
+    assert full is not None
     if len(overview.rows) == 1:
         return as_html(full)
     return f"{as_html(overview)}<h3>{html(findings.shown.label)} in full</h3>{as_html(full)}"
@@ -111,7 +114,7 @@ def _figure(drawing: Drawing) -> str:
 def _examples(findings: Findings) -> str:
     if not findings.examples or findings.shown is None:
         return ""
-    struck = any(state == "dropped" for example in findings.examples for _, state in example["source"])
+    struck = any(state == "dropped" for example in findings.examples for _, state in example.source)
     intro = (
         f"<p>Outputs of {html(findings.shown.label)}. "
         f"{'Dropped source tokens are <del>struck out</del>. ' if struck else ''}"
@@ -123,14 +126,14 @@ def _examples(findings: Findings) -> str:
     return "\n".join([intro, first, rest])
 
 
-def _example(example: dict[str, Any]) -> str:
-    why = f": {example['why']}" if example["why"] != "drawn at random" else ""
-    lines = {"source": "".join(_segment(*segment) for segment in example["source"])}
-    for name, label in (("reference", "human reference"), ("baseline", "dense"), ("system", "gated")):
-        if example[name] is not None:
-            lines[label] = html(example[name]) or '<span class="dim">(empty)</span>'
+def _example(example: Example) -> str:
+    why = f": {example.why}" if example.why != "drawn at random" else ""
+    lines = {"source": "".join(_segment(*segment) for segment in example.source)}
+    for label, text in (("human reference", example.reference), ("dense", example.baseline), ("gated", example.system)):
+        if text is not None:
+            lines[label] = html(text) or '<span class="dim">(empty)</span>'
     shown = "".join(f'<dt>{name}</dt><dd dir="auto">{line}</dd>' for name, line in lines.items())
-    return f'<article><p class="dim">line {example["line"]:,}{html(why)}</p><dl>{shown}</dl></article>'
+    return f'<article><p class="dim">line {example.line:,}{html(why)}</p><dl>{shown}</dl></article>'
 
 
 def _segment(segment: str, state: str) -> str:

@@ -49,11 +49,11 @@ def _price(findings: Findings) -> str:
         gain = f"Decoding on the short memory takes {share:.0%} of the time on the dense memory ({speed.where})"
     if findings.tail is None:
         return f"{gain}."
-    chrf = findings.tail["chrf"]
+    chrf = findings.tail.chrf
     first = "in the first pair of models, " if findings.seeds > 1 else ""
     return (
-        f"{gain}; {first}{chrf['losing']:.1%} of the sentences lose more than {chrf['threshold']:.0f} chrF against the "
-        f"dense model, and {chrf['gaining']:.1%} gain as much."
+        f"{gain}; {first}{chrf.losing:.1%} of the sentences lose more than {chrf.threshold:.0f} chrF against the "
+        f"dense model, and {chrf.gaining:.1%} gain as much."
     )
 
 

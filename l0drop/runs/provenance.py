@@ -2,9 +2,9 @@
 
 import platform
 import subprocess
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,17 +14,35 @@ SOURCE = Path(__file__).resolve().parents[2]
 """The source tree, or the folder of installed packages."""
 
 
-def provenance(device: str | torch.device = "cpu") -> dict[str, Any]:
-    """Recorded next to every number that is written to a file or a table."""
-    return {
-        "l0drop": __version__,
-        "commit": commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": version("transformers"),
-        "device": _device_name(torch.device(device)),
-        "threads": torch.get_num_threads(),
-    }
+@dataclass(frozen=True)
+class Provenance:
+    """Recorded next to every number that is written to a file or a table; older files lack some of it."""
+
+    l0drop: str | None = None
+    commit: str | None = None
+    python: str | None = None
+    torch: str | None = None
+    transformers: str | None = None
+    device: str | None = None
+    threads: int | None = None
+
+    @property
+    def machine(self) -> str:
+        """The device and the threads, in words."""
+        return f"{self.device}, {self.threads} thread{'s' if self.threads != 1 else ''}"
+
+
+def provenance(device: str | torch.device = "cpu") -> Provenance:
+    """The provenance of what this process computes on a device."""
+    return Provenance(
+        l0drop=__version__,
+        commit=commit(),
+        python=platform.python_version(),
+        torch=torch.__version__,
+        transformers=version("transformers"),
+        device=_device_name(torch.device(device)),
+        threads=torch.get_num_threads(),
+    )
 
 
 def commit() -> str | None:

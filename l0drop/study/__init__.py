@@ -6,6 +6,7 @@ parallel.py             several runs at a time, each in its own process
 distillation.py         training text and overrides for token-level and sequence-level distillation
 dial.py                 scores at several settings of the dial
 evaluate.py             scores, differences and tail risk of outputs; writes evaluation/
+evaluation_job.py       one evaluation from folders and files to its results
 systems.py              the systems to evaluate: models, or files of outputs
 sentence_statistics.py  per-sentence counts, from which scores and intervals are computed
 significance.py         bootstrap over texts, and intervals over independent baselines

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 from l0drop.data.text import file_stamp
+from l0drop.runs.evaluation import Evaluation, FileStamp, Side
+from l0drop.runs.run import Scored
 
-Evaluation = dict[str, Any]
-Side = Literal["system", "baseline"]
+HUMAN = "human references"
 Terms = dict[str, tuple[Any, str]]
 """The settings that all rows of a table share: the value of each, and the text that shows it."""
 
@@ -16,7 +16,7 @@ Terms = dict[str, tuple[Any, str]]
 def comparable(
     found: Mapping[str, Evaluation | None],
     against: Path,
-    trained: Mapping[str, dict[str, Any]],
+    trained: Mapping[str, Scored],
     file: str,
     margin: float | None,
 ) -> tuple[dict[str, Evaluation | None], list[str]]:
@@ -26,28 +26,27 @@ def comparable(
     """
     used, notes = dict(found), []
     for name, evaluation in found.items():
-        if evaluation is None or not is_compared(evaluation):
+        if evaluation is None or (baseline := evaluation.first.baseline) is None:
             continue
-        baseline = evaluation["runs"][0]["baseline"]
-        if not any(_belongs(stamp, against) for stamp in baseline["files"]):
+        if not any(_belongs(stamp, against) for stamp in baseline.files):
             used[name] = None
-            notes.append(f"{name} was evaluated against {baseline['name']}, not against {against.name}: not used.")
+            notes.append(f"{name} was evaluated against {baseline.name}, not against {against.name}: not used.")
     evaluations, others = agreed(used, trained, against.name, file, margin)
     return evaluations, [*notes, *others]
 
 
-def _belongs(file: dict[str, Any], run: Path) -> bool:
+def _belongs(file: FileStamp, run: Path) -> bool:
     """Whether a recorded file belongs to this run: by its content, or by its path if the run no longer has it."""
-    path = Path(file["path"])
+    path = Path(file.path)
     kept = [copy for copy in (run / "model" / path.name, run / "outputs" / path.name) if copy.is_file()]
     if not kept:
         return run.name in path.parts
-    return any(copy.stat().st_size == file["size"] and file_stamp(copy)["sha256"] == file["sha256"] for copy in kept)
+    return any(copy.stat().st_size == file.size and file_stamp(copy)["sha256"] == file.sha256 for copy in kept)
 
 
 def agreed(
     found: Mapping[str, Evaluation | None],
-    trained: Mapping[str, dict[str, Any]],
+    trained: Mapping[str, Scored],
     continued: str,
     file: str,
     margin: float | None,
@@ -57,7 +56,7 @@ def agreed(
     trained: scores on one text by run, from training, as stored in `file`; they fill the rows without an evaluation.
     """
     known = {name: evaluation for name, evaluation in found.items() if evaluation is not None}
-    compared = [name for name, evaluation in known.items() if is_compared(evaluation)]
+    compared = [name for name, evaluation in known.items() if evaluation.is_compared]
     notes = []
     if not compared or any(evaluation is None and name in trained for name, evaluation in found.items()):
         for name, evaluation in known.items():
@@ -76,93 +75,54 @@ def agreed(
 
 
 def differences_to_training(
-    evaluation: Evaluation, name: str, trained: Mapping[str, dict[str, Any]], continued: str
+    evaluation: Evaluation, name: str, trained: Mapping[str, Scored], continued: str
 ) -> list[str]:
     """How the scoring of an evaluation differs from the scoring in training.
 
     Whether both used the same text is known by a score that both have: that of the continued baseline, or of `name`
     itself if it was compared with nothing.
     """
-    side: Side = "baseline" if is_compared(evaluation) else "system"
+    side: Side = "baseline" if evaluation.is_compared else "system"
     run = continued if side == "baseline" else name
     if run not in trained:
         return []
-    there, score, seeds = trained[run], main_score(evaluation), len(evaluation["runs"])
+    there, score, seeds = trained[run], evaluation.score, len(evaluation.runs)
     its: Terms = {
-        "metric": (score["name"], score["name"]),
-        "text": (evaluation["scored"], scored_text(evaluation)),
-        "references": (evaluation.get("references"), evaluation.get("references", "human references")),
+        "metric": (score.name, score.name),
+        "text": (evaluation.scored, evaluation.text),
+        "references": (evaluation.references, evaluation.references or HUMAN),
         "seeds": (seeds, str(seeds)),
     }
     others: Terms = {
-        "metric": (there["score"]["name"], there["score"]["name"]),
-        "text": (there["sentences"], f"{there['sentences']:,} sentences, as in training"),
-        "references": (there.get("references"), there.get("references", "human references")),
+        "metric": (there.score.name, there.score.name),
+        "text": (there.sentences, f"{there.sentences:,} sentences, as in training"),
+        "references": (there.references, there.references or HUMAN),
         "seeds": (1, "1"),
     }
     if differences := list(_differences(its, others)):
         return differences
-    values = mean_score(evaluation, side), there["score"]["value"]
+    values = evaluation.mean_score(side), there.score.value
     its, others = (
         {"signature": (signature, signature), f"score of {run}": (value, f"{value:.6g}")}
-        for signature, value in zip((score["signature"], there["score"]["signature"]), values, strict=True)
+        for signature, value in zip((score.signature, there.score.signature), values, strict=True)
     )
     return list(_differences(its, others))
 
 
-def is_compared(evaluation: Evaluation) -> bool:
-    """Whether the evaluation compares with another system."""
-    return "tail" in evaluation["runs"][0]
-
-
-def main_score(evaluation: Evaluation) -> dict[str, Any]:
-    """The score of the first run by the metric of the verdict."""
-    score: dict[str, Any] = evaluation["runs"][0]["system"]["scores"][evaluation["judging"]["metric"]]
-    return score
-
-
-def mean_score(evaluation: Evaluation, side: Side) -> float:
-    """The mean over all seeds by the metric of the verdict."""
-    metric = evaluation["judging"]["metric"]
-    return fmean(run[side]["scores"][metric]["value"] for run in evaluation["runs"])
-
-
-def mean_sparsity(evaluation: Evaluation) -> float | None:
-    """The mean over all seeds; None without gates."""
-    shares = [run["system"].get("sparsity") for run in evaluation["runs"]]
-    return None if None in shares else fmean(shares)
-
-
-def difference_of(evaluation: Evaluation) -> dict[str, Any] | None:
-    """By the metric of the verdict; over seeds if there are several."""
-    metric = evaluation["judging"]["metric"]
-    found = evaluation["over_seeds"] if "over_seeds" in evaluation else evaluation["runs"][0].get("differences", {})
-    difference: dict[str, Any] | None = found.get(metric)
-    return difference
-
-
-def scored_text(evaluation: Evaluation) -> str:
-    """The text in words. Held-out lines are named as such: their file is the training text."""
-    paths = [str(entry["path"]) for entry in evaluation["inputs"] if "path" in entry]
-    if any("held_out" in entry for entry in evaluation["inputs"]):
-        return f"{evaluation['scored']:,} lines held out of {paths[0] if paths else 'the training text'}"
-    return f"{evaluation['scored']:,} sentences of {paths[0] if paths else 'the test text'}"
-
-
 def _terms(evaluation: Evaluation, margin: float | None) -> Terms:
     """margin: replaces the evaluation's margin if given."""
-    judging, seeds = evaluation["judging"], len(evaluation["runs"])
-    content = [{key: value for key, value in entry.items() if key != "path"} for entry in evaluation["inputs"]]
-    decoding = evaluation["generation"]
-    terms = {
-        "metric": (judging["metric"], main_score(evaluation)["name"]),
-        "tokenisation": (judging["tokenize"], judging["tokenize"]),
-        "text": ((content, evaluation["scored"]), scored_text(evaluation)),
+    judging, seeds = evaluation.judging, len(evaluation.runs)
+    content = [{key: value for key, value in entry.items() if key != "path"} for entry in evaluation.inputs]
+    decoding = evaluation.generation
+    terms: Terms = {
+        "metric": (judging.metric, evaluation.score.name),
+        "tokenisation": (judging.tokenize, judging.tokenize),
+        "text": ((content, evaluation.scored), evaluation.text),
         "decoding": (decoding, ", ".join(f"{key} {value}" for key, value in decoding.items()) or "model defaults"),
         "seeds": (seeds, str(seeds)),
     }
-    if margin is None and is_compared(evaluation):
-        terms["margin"] = (judging["margin"], f"{judging['margin']:g}")
+    if margin is None and evaluation.is_compared:
+        terms["margin"] = (judging.margin, f"{judging.margin:g}")
     return terms
 
 

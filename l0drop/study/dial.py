@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from transformers import AutoModelForSeq2SeqLM
@@ -12,7 +11,6 @@ from transformers import AutoModelForSeq2SeqLM
 from l0drop.data.hints import annotator_for
 from l0drop.data.metrics import scorer
 from l0drop.data.prepare import prepare_corpus
-from l0drop.data.text import read_json
 from l0drop.data.tokenizer import load_tokenizers
 from l0drop.decoding.corpus import Decoded, decode_corpus, described_decoding
 from l0drop.decoding.folder import generation_of
@@ -20,12 +18,13 @@ from l0drop.models.modeling import L0DropModel
 from l0drop.models.quiet import quiet_libraries
 from l0drop.recipe import load_recipe
 from l0drop.runs.provenance import provenance
+from l0drop.runs.run import DialCurve, DialRow, RunFolder, RunMetrics
 from l0drop.training.assemble import references, split_text
 
 
-def dial_curve(run: Path, keeps: Sequence[float], progress: Callable[[str], None]) -> dict[str, Any]:
+def dial_curve(run: Path, keeps: Sequence[float], progress: Callable[[str], None]) -> DialCurve:
     """Score the run's test text, else its validation text, as trained and at each share kept; writes nothing."""
-    if not (run / "metrics.json").exists():
+    if not RunFolder(run).is_finished:
         raise ValueError(f"{run}: not a finished run (expected metrics.json and model/ in it)")
     quiet_libraries()
     recipe = load_recipe(run / "recipe.yaml")
@@ -36,7 +35,8 @@ def dial_curve(run: Path, keeps: Sequence[float], progress: Callable[[str], None
     data, tokenizers, generation = recipe.data, load_tokenizers(run), generation_of(recipe)
     split = data.splits[-1]
     texts = references(recipe, tokenizers, split)
-    against = read_json(run / "metrics.json").get(split, {}).get("references")
+    trained = RunMetrics.read(RunFolder(run).metrics)
+    scored_there = trained.test if split == "test" else trained.valid
     rows = []
     with TemporaryDirectory() as temporary:
         corpus = prepare_corpus(
@@ -65,16 +65,14 @@ def dial_curve(run: Path, keeps: Sequence[float], progress: Callable[[str], None
             decoded = decode(keep)
             seconds = time.process_time() - start
             score = scorer(recipe.evaluate.metric, recipe.evaluate.tokenize)(decoded.texts, texts)
-            rows.append(
-                {"keep": keep, "sparsity": decoded.meter.sparsity, "score": score.as_json(), "cpu_seconds": seconds}
-            )
-    return {
-        "run": run.absolute().name,
-        "split": split,
-        "sentences": len(texts),
-        **({"references": against} if against else {}),
-        "rows": rows,
-        "seed": recipe.seed,
-        "decoding": described_decoding(recipe.evaluate.batch_tokens, generation),
-        **provenance(model.device),
-    }
+            rows.append(DialRow(keep, decoded.meter.sparsity, score, seconds))
+    return DialCurve(
+        run=run.absolute().name,
+        split=split,
+        sentences=len(texts),
+        references=None if scored_there is None else scored_there.references,
+        rows=rows,
+        seed=recipe.seed,
+        decoding=described_decoding(recipe.evaluate.batch_tokens, generation),
+        made_by=provenance(model.device),
+    )

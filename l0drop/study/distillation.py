@@ -1,17 +1,18 @@
 """What the gated models of a study are trained on: references, or a dense teacher's distributions, outputs, or both."""
 
-import json
 import logging
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from l0drop.data.text import file_stamp, read_lines
 from l0drop.data.whole import write_whole
+from l0drop.runs.json_file import JsonFile
 from l0drop.training.assemble import weights_stamp
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,17 @@ def folder_name(way: str) -> str:
     return {new: old for old, new in EARLIER_NAMES.items()}.get(way, way)
 
 
+@dataclass(frozen=True)
+class MadeFrom(JsonFile):
+    """What a teacher's outputs were made from: hashes of the source text and the weights, and decoding options."""
+
+    COMMAND = "the script of the study"
+
+    source: str
+    model: str | None = None
+    settings: list[str] | None = None
+
+
 class Distillation:
     """The teacher's outputs on a study's training text, and the recipe overrides that train on them.
 
@@ -67,15 +79,15 @@ class Distillation:
         names = {way_named(way) for way in ways}
         if not {"sequence", "both", "mixed"} & names:
             return
-        made_from = {"source": file_stamp(self.source)["sha256"], "model": weights_stamp(run), "settings": _settings()}
+        made_from = MadeFrom(file_stamp(self.source)["sha256"], weights_stamp(run), _settings())
         stamp = self.outputs.with_name(f"{self.outputs.name}.json")
-        stored = json.loads(stamp.read_text(encoding="utf-8")) if stamp.exists() else None
+        stored = MadeFrom.read(stamp) if stamp.exists() else None
         if not self.outputs.exists():
             if stored is not None and stored != made_from:
-                self._restart(sorted(key for key in made_from if stored.get(key) != made_from[key]))
-            write_whole(stamp, json.dumps(made_from, indent=1) + "\n")
+                self._restart(sorted(key for key, value in vars(made_from).items() if getattr(stored, key) != value))
+            made_from.write(stamp)
             translate(run, self.source, self.outputs, processes)
-        elif stored is None or any(stored.get(key) != made_from[key] for key in ("source", "model")):
+        elif stored is None or (stored.source, stored.model) != (made_from.source, made_from.model):
             raise ValueError(
                 f"{self.outputs}: {stamp.name} does not say that {run} made it from {self.source}; remove the file and "
                 "the runs that were distilled from it"

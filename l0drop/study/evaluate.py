@@ -1,31 +1,44 @@
 """Scores of outputs with their signatures, the difference to a baseline with a verdict, and tail risk.
 
-evaluation/  metrics.json  statistics.json.gz  hypotheses.txt  baseline.txt (if there is one)  examples.json
-
-Several systems, each with its own baseline, give numbered files (hypotheses-1.txt) and one verdict over all of them.
+Several systems, each with its own baseline, are one system with several seeds: there is one verdict over all of them.
 Text without references is scored against a dense model's outputs (dense.txt): that measures agreement, not quality.
 """
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from l0drop.data.held_out import open_split
-from l0drop.data.metrics import METRICS, BleuTokenizer, MetricName, Score, Scorer, bleu, scorer
+from l0drop.data.metrics import Scorer, bleu, scorer
 from l0drop.data.prepare import usable_pairs
+from l0drop.data.score import METRICS, MetricName, Score
 from l0drop.data.text import CorpusError, Pair, TextFiles
 from l0drop.data.tokenizer import load_tokenizers
 from l0drop.data.whole import write_whole
 from l0drop.recipe import load_recipe
+from l0drop.runs.evaluation import (
+    Agreement,
+    Difference,
+    DifferenceOverBaselines,
+    EvaluatedRun,
+    Evaluation,
+    EvaluationFolder,
+    Example,
+    Judging,
+    SystemRecord,
+    Tail,
+    is_evaluation,
+    write_examples,
+)
+from l0drop.runs.json_file import Settings
 from l0drop.runs.provenance import provenance
+from l0drop.runs.run import RunFolder
 from l0drop.study import significance
 from l0drop.study.examples import chosen, segments
 from l0drop.study.sentence_statistics import (
-    STATISTICS_FILE,
     SentenceStatistics,
     Statistics,
     named_scores,
@@ -36,30 +49,9 @@ from l0drop.study.systems import Outputs, Progress, System, outputs_of
 from l0drop.study.tail import tail_risk
 from l0drop.study.verdict import verdict
 
-Files = dict[str, str | bytes]
-
-METRICS_FILE = "metrics.json"
 ENOUGH_DOCUMENTS = 10
 """With fewer documents, a stray blank line is more likely than real documents."""
 AGREEMENT = "scores against a dense model's outputs measure agreement with that model, not quality"
-
-
-@dataclass(frozen=True)
-class Judging:
-    """How outputs are scored and compared; the verdict uses `metric`."""
-
-    metric: MetricName = "bleu"
-    tokenize: BleuTokenizer = "13a"
-    margin: float = 0.5
-    documents: bool = False
-    """Resample whole documents, which end at blank lines."""
-    languages: tuple[str, str] | None = None
-    controls: bool = False
-    resamples: int = significance.RESAMPLES
-    seed: int = significance.SEED
-
-    def __post_init__(self) -> None:
-        significance.check_margin(self.margin)
 
 
 @dataclass(frozen=True)
@@ -67,7 +59,7 @@ class EvaluationText:
     """Sources and references. Lines that are blank on both sides are not scored; they end documents.
 
     references: None for source text alone, until `with_dense_outputs` fills them in. dense: the model whose outputs
-    they are then, as JSON.
+    they are then.
     """
 
     sources: list[str]
@@ -77,8 +69,8 @@ class EvaluationText:
     documents: list[int]
     """Of each scored line."""
     one_sided: int
-    inputs: list[dict[str, Any]]
-    dense: dict[str, Any] | None = None
+    inputs: Sequence[Settings]
+    dense: SystemRecord | None = None
 
     def of_scored(self, texts: Sequence[str] | None) -> list[str]:
         assert texts is not None, "with_dense_outputs was not called"
@@ -90,7 +82,7 @@ def has_documents(text: EvaluationText) -> bool:
     return text.documents[-1] + 1 >= ENOUGH_DOCUMENTS
 
 
-def read_text(pairs: Iterable[Pair], name: str, inputs: list[dict[str, Any]]) -> EvaluationText:
+def read_text(pairs: Iterable[Pair], name: str, inputs: Sequence[Settings]) -> EvaluationText:
     """A whole parallel text, or source text; `name` stands for it in errors, `inputs` says where it was read from."""
     sources: list[str] = []
     references: list[str] = []
@@ -137,7 +129,7 @@ def read_test_text(run: Path) -> EvaluationText:
 def with_dense_outputs(
     text: EvaluationText,
     dense: System,
-    generation: dict[str, Any],
+    generation: Settings,
     *,
     prefix: str = "",
     device: str | None = None,
@@ -149,8 +141,7 @@ def with_dense_outputs(
     outputs = outputs_of(dense, sources, generation, device=device, progress=shown)
     if outputs.pieces is not None:
         raise ValueError(f"{dense.path}: this model has gates; without references, scores need a dense model's outputs")
-    described = {**dense.as_json(), **({} if outputs.decoding is None else {"decoding": outputs.decoding})}
-    return replace(text, references=outputs.texts, dense=described)
+    return replace(text, references=outputs.texts, dense=replace(dense.record(), decoding=outputs.decoding))
 
 
 @dataclass(frozen=True)
@@ -163,15 +154,40 @@ class Judged:
     scores: dict[MetricName, Score]
     controls: dict[str, Score] = field(default_factory=dict)
 
-    def as_json(self) -> dict[str, Any]:
-        found = {**self.system.as_json(), "scores": {name: score.as_json() for name, score in self.scores.items()}}
-        if self.outputs.decoding is not None:
-            found |= {"decoding": self.outputs.decoding, "sources_cut": self.outputs.cut}
-        if (sparsity := self.outputs.sparsity) is not None:
-            found["sparsity"] = sparsity
-        if self.controls:
-            found["controls"] = {name: score.as_json() for name, score in self.controls.items()}
-        return found
+    def record(self) -> SystemRecord:
+        return replace(
+            self.system.record(),
+            scores=self.scores,
+            decoding=self.outputs.decoding,
+            sources_cut=None if self.outputs.decoding is None else self.outputs.cut,
+            sparsity=self.outputs.sparsity,
+            controls=self.controls,
+        )
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """An evaluation with its other files: outputs by file name, sentences to look at, per-sentence counts."""
+
+    metrics: Evaluation
+    texts: dict[str, list[str]]
+    examples: list[Example]
+    statistics: SentenceStatistics
+
+    def write(self, folder: Path) -> None:
+        """Write the folder; metrics.json comes last, so if it exists, all files do."""
+        check_folder(folder)
+        paths = EvaluationFolder(folder)
+        if paths.metrics.exists():
+            paths.metrics.unlink()
+            for file in paths.texts:
+                if file.name not in self.texts:
+                    file.unlink()
+        for name, lines in self.texts.items():
+            write_whole(folder / name, "".join(line + "\n" for line in lines))
+        write_examples(self.examples, paths.examples)
+        write_whole(paths.statistics, self.statistics.as_bytes())
+        self.metrics.write(paths.metrics)
 
 
 def evaluate(
@@ -179,14 +195,14 @@ def evaluate(
     baselines: Sequence[System],
     text: EvaluationText,
     judging: Judging,
-    generation: dict[str, Any],
+    generation: Settings,
     *,
     starts: Sequence[str] | None = None,
     device: str | None = None,
     progress: Callable[[System], Progress] | None = None,
     known: dict[System, Judged] | None = None,
-) -> tuple[dict[str, Any], Files]:
-    """The content of metrics.json, and the other files by name.
+) -> Evaluated:
+    """Decode, score and compare.
 
     Without baselines there are only scores; otherwise each system has its own baseline. starts: the model that each
     pair started from; pairs with the same start are not independent. Default: from the baselines' recipes. known:
@@ -210,64 +226,45 @@ def evaluate(
             )  # fmt: skip
             known[system] = judge(system, outputs, text, judging)
     pairs = [(known[system], known[baseline]) for system, baseline in zip(systems, baselines, strict=False)]
-    runs: list[dict[str, Any]] = []
-    files: Files = {}
+    runs: list[EvaluatedRun] = []
+    texts: dict[str, list[str]] = {}
     for number, system in enumerate(systems, 1):
-        ours = known[system]
+        ours, theirs = known[system], pairs[number - 1][1] if pairs else None
         ending = f"-{number}" if len(systems) > 1 else ""
-        files[f"hypotheses{ending}.txt"] = _lines(ours.outputs.texts)
-        run: dict[str, Any] = {"hypotheses": f"hypotheses{ending}.txt", "system": ours.as_json()}
-        if pairs:
-            theirs = pairs[number - 1][1]
-            files[f"baseline{ending}.txt"] = _lines(theirs.outputs.texts)
-            run |= {"baseline": theirs.as_json(), **against(ours, theirs, text, judging)}
-        if text.dense is not None:
-            run["agreement"] = agreement(ours, text, judging)
-        runs.append(run)
-        if number == 1:
-            shown = examples(ours, pairs[0][1] if pairs else None, text, run.get("tail"), judging.seed)
-            files["examples.json"] = json.dumps(shown, indent=1, ensure_ascii=False) + "\n"
-    metrics: dict[str, Any] = {
-        "what": "evaluation",
-        "inputs": text.inputs,
-        "lines": len(text.sources),
-        "scored": len(text.scored),
-        "one_sided": text.one_sided,
-        "documents": text.documents[-1] + 1,
-        "judging": asdict(judging),
-        "generation": generation,
-        "statistics": STATISTICS_FILE,
-        "runs": runs,
-    }
+        texts[f"hypotheses{ending}.txt"] = ours.outputs.texts
+        run = EvaluatedRun(f"hypotheses{ending}.txt", ours.record())
+        if theirs is not None:
+            texts[f"baseline{ending}.txt"] = theirs.outputs.texts
+            run = compared(run, ours, theirs, text, judging)
+        runs.append(run if text.dense is None else replace(run, agreement=agreement(ours, text, judging)))
+    metrics = Evaluation(
+        inputs=list(text.inputs),
+        lines=len(text.sources),
+        scored=len(text.scored),
+        one_sided=text.one_sided,
+        documents=text.documents[-1] + 1,
+        judging=judging,
+        generation=generation,
+        statistics=EvaluationFolder(Path()).statistics.name,
+        runs=runs,
+        made_by=provenance(),
+    )
     if text.dense is not None:
         assert text.references is not None
-        metrics |= {"references": f"outputs of {text.dense['name']}", "meaning": AGREEMENT, "dense": text.dense}
-        files["dense.txt"] = _lines(text.references)
+        metrics = replace(metrics, references=f"outputs of {text.dense.name}", meaning=AGREEMENT, dense=text.dense)
+        texts["dense.txt"] = text.references
     if len(pairs) > 1:
         starts = [baseline.start for baseline in baselines] if starts is None else starts
-        metrics["over_seeds"] = over_baselines(pairs, starts, text, judging)
-    if pairs:
-        metrics["verdict"] = verdict(main_difference(metrics), score_name(metrics)).sentence
-    files[STATISTICS_FILE] = sentence_statistics([known[system] for system in systems], pairs, text).as_bytes()
-    return metrics | provenance(), files
-
-
-def _lines(texts: Sequence[str]) -> str:
-    return "".join(line + "\n" for line in texts)
-
-
-def main_difference(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The difference that the verdict is about: over all pairs, or of the only one."""
-    metric = metrics["judging"]["metric"]
-    found: Mapping[str, Any] = metrics["over_seeds"] if "over_seeds" in metrics else metrics["runs"][0]["differences"]
-    entry: Mapping[str, Any] = found[metric]
-    return entry
-
-
-def score_name(metrics: Mapping[str, Any]) -> str:
-    """The name of the verdict's metric, such as BLEU; against a dense model's outputs, "BLEU agreement"."""
-    name = metrics["runs"][0]["system"]["scores"][metrics["judging"]["metric"]]["name"]
-    return f"{name} agreement" if "references" in metrics else str(name)
+        metrics = replace(metrics, over_seeds=over_baselines(pairs, starts, text, judging))
+    if (difference := metrics.difference) is not None:
+        metrics = replace(metrics, verdict=verdict(difference, metrics.score_name).sentence)
+    first = known[systems[0]]
+    return Evaluated(
+        metrics,
+        texts,
+        examples(first, pairs[0][1] if pairs else None, text, runs[0].tail, judging.seed),
+        sentence_statistics([known[system] for system in systems], pairs, text),
+    )
 
 
 def judge(system: System, outputs: Outputs, text: EvaluationText, judging: Judging) -> Judged:
@@ -306,61 +303,54 @@ def control_scores(
     return scores
 
 
-def against(ours: Judged, theirs: Judged, text: EvaluationText, judging: Judging) -> dict[str, Any]:
-    """Differences, equal outputs and tail risk of one system and its baseline."""
+def compared(run: EvaluatedRun, ours: Judged, theirs: Judged, text: EvaluationText, judging: Judging) -> EvaluatedRun:
+    """A run with its baseline: differences, equal outputs and tail risk."""
     outputs, outputs_baseline = text.of_scored(ours.outputs.texts), text.of_scored(theirs.outputs.texts)
-    differences = {
+    differences: dict[MetricName, Difference] = {
         metric: significance.compare(
             *_resampled_units((ours.statistics[metric], theirs.statistics[metric]), text, judging), judging.margin,
             **_resampling(judging),
-        ).as_json()
+        )
         for metric in METRICS
     }  # fmt: skip
     tail = _tail(ours, outputs_baseline, sentence_chrf(theirs.statistics["chrf"]), text, judging)
-    return {"differences": differences, "same_outputs": _same(outputs, outputs_baseline), "tail": tail}
+    same = _same(outputs, outputs_baseline)
+    return replace(run, baseline=theirs.record(), differences=differences, same_outputs=same, tail=tail)
 
 
-def agreement(ours: Judged, text: EvaluationText, judging: Judging) -> dict[str, Any]:
+def agreement(ours: Judged, text: EvaluationText, judging: Judging) -> Agreement:
     """How far a system's outputs agree with the dense outputs that stand in for references.
 
     In `tail`, baseline and reference are these outputs, and `losing` is the share of sentences below 100 - 20 chrF.
     """
     dense = text.of_scored(text.references)
     perfect = np.full(len(dense), 100.0)
-    return {
-        "same_outputs": _same(text.of_scored(ours.outputs.texts), dense),
-        "tail": _tail(ours, dense, perfect, text, judging),
-    }
+    same = _same(text.of_scored(ours.outputs.texts), dense)
+    return Agreement(same, _tail(ours, dense, perfect, text, judging))
 
 
 def _same(outputs: Sequence[str], others: Sequence[str]) -> int:
     return sum(mine == other for mine, other in zip(outputs, others, strict=True))
 
 
-def _tail(
-    ours: Judged, others: Sequence[str], chrf_others: np.ndarray, text: EvaluationText, judging: Judging
-) -> dict[str, Any]:
-    tail = tail_risk(
+def _tail(ours: Judged, others: Sequence[str], chrf_others: np.ndarray, text: EvaluationText, judging: Judging) -> Tail:
+    return tail_risk(
         text.of_scored(text.sources), text.of_scored(text.references), text.of_scored(ours.outputs.texts), others,
-        sentence_chrf(ours.statistics["chrf"]), chrf_others, judging.languages,
+        sentence_chrf(ours.statistics["chrf"]), chrf_others, judging.languages, [line + 1 for line in text.scored],
     )  # fmt: skip
-    for entry in tail["chrf"]["worst"]:
-        entry["line"] = text.scored[entry.pop("index")] + 1
-    return tail
 
 
 def over_baselines(
     pairs: Sequence[tuple[Judged, Judged]], starts: Sequence[str], text: EvaluationText, judging: Judging
-) -> dict[str, Any]:
+) -> dict[MetricName, DifferenceOverBaselines]:
     """The difference over all pairs of runs, per metric; pairs with the same start count as one."""
-    found: dict[str, Any] = {}
+    found: dict[MetricName, DifferenceOverBaselines] = {}
     for metric in METRICS:
         both = [
             _resampled_units((ours.statistics[metric], theirs.statistics[metric]), text, judging)
             for ours, theirs in pairs
         ]
-        compared = significance.compare_over_baselines(both, starts, judging.margin, **_resampling(judging))
-        found[metric] = compared.as_json()
+        found[metric] = significance.compare_over_baselines(both, starts, judging.margin, **_resampling(judging))
     return found
 
 
@@ -374,20 +364,24 @@ def sentence_statistics(
     return SentenceStatistics(labelled, named_scores(systems[0].scores), lines, list(text.documents))
 
 
-def recomputed(folder: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Recomputed:
+    """The numbers of an evaluation: scores by system and metric, differences of each pair, and over all pairs."""
+
+    scores: dict[str, dict[MetricName, float]]
+    differences: list[dict[MetricName, Difference]]
+    over_seeds: dict[MetricName, DifferenceOverBaselines]
+
+
+def recomputed(folder: Path) -> Recomputed:
     """The scores, differences and intervals of an evaluation, from its statistics file alone.
 
     Settings, such as the margin and which pairs share a start, are read from metrics.json; its numbers are not.
     """
-    metrics = json.loads((folder / METRICS_FILE).read_text(encoding="utf-8"))
-    judging = Judging(**{**metrics["judging"], "languages": None})
-    found = SentenceStatistics.read(folder / metrics["statistics"])
-    result: dict[str, Any] = {
-        "scores": {
-            label: {metric: one.score for metric, one in by_metric.items()}
-            for label, by_metric in found.systems.items()
-        }
-    }
+    paths = EvaluationFolder(folder)
+    metrics = Evaluation.read(paths.metrics)
+    judging = metrics.judging
+    found = SentenceStatistics.read(paths.statistics)
     numbers = range(1, 1 + sum(label.startswith("baseline-") for label in found.systems))
 
     def units(metric: MetricName, number: int) -> tuple[Statistics, Statistics]:
@@ -396,19 +390,22 @@ def recomputed(folder: Path) -> dict[str, Any]:
             return ours, theirs
         return ours.by_document(found.documents), theirs.by_document(found.documents)
 
-    result["differences"] = [
-        {m: significance.compare(*units(m, n), judging.margin, **_resampling(judging)).as_json() for m in METRICS}
-        for n in numbers
-    ]
-    if "over_seeds" in metrics:
-        result["over_seeds"] = {
-            m: significance.compare_over_baselines(
-                [units(m, n) for n in numbers], metrics["over_seeds"][m]["baseline_of"], judging.margin,
-                **_resampling(judging),
-            ).as_json()
-            for m in METRICS
-        }  # fmt: skip
-    return result
+    def over(metric: MetricName, before: DifferenceOverBaselines) -> DifferenceOverBaselines:
+        starts = before.baseline_of or range(before.seeds)  # an older file: each pair is its own
+        pairs = [units(metric, number) for number in numbers]
+        return significance.compare_over_baselines(pairs, starts, judging.margin, **_resampling(judging))
+
+    return Recomputed(
+        scores={
+            label: {metric: one.score for metric, one in by_metric.items()}
+            for label, by_metric in found.systems.items()
+        },
+        differences=[
+            {m: significance.compare(*units(m, n), judging.margin, **_resampling(judging)) for m in METRICS}
+            for n in numbers
+        ],
+        over_seeds={metric: over(metric, before) for metric, before in metrics.over_seeds.items()},
+    )
 
 
 def _resampled_units(
@@ -424,53 +421,34 @@ def _resampling(judging: Judging) -> dict[str, Any]:
     return {"unit": unit, "resamples": judging.resamples, "seed": judging.seed}
 
 
-def examples(
-    ours: Judged, theirs: Judged | None, text: EvaluationText, tail: dict[str, Any] | None, seed: int
-) -> list[dict[str, Any]]:
+def examples(ours: Judged, theirs: Judged | None, text: EvaluationText, tail: Tail | None, seed: int) -> list[Example]:
     """Sentences to look at, with the dropped parts of their sources.
 
     Dense outputs in place of references are shown as `baseline` if there is no other, and never as `reference`.
     """
-    worst = [entry["line"] - 1 for entry in tail["chrf"]["worst"]] if tail else []
+    worst = [entry.line - 1 for entry in tail.chrf.worst] if tail else []
     pieces = ours.outputs.pieces
     assert text.references is not None
     dense_outputs = [None] * len(text.sources) if text.dense is None else text.references
     return [
-        {
-            "line": line + 1,
-            "why": why,
-            "source": segments(text.sources[line], pieces[line]) if pieces else [(text.sources[line], "")],
-            "reference": text.references[line] if text.dense is None else None,
-            "baseline": theirs.outputs.texts[line] if theirs else dense_outputs[line],
-            "system": ours.outputs.texts[line],
-        }
+        Example(
+            line=line + 1,
+            why=why,
+            source=segments(text.sources[line], pieces[line]) if pieces else [(text.sources[line], "")],
+            reference=text.references[line] if text.dense is None else None,
+            baseline=theirs.outputs.texts[line] if theirs else dense_outputs[line],
+            system=ours.outputs.texts[line],
+        )
         for line, why in chosen(text.scored, worst, seed)
     ]
 
 
 def check_folder(folder: Path) -> None:
     """Refuse a folder that holds something other than an evaluation."""
+    file = EvaluationFolder(folder).metrics
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"`output` {folder}: is a file; name a folder")
-    if (folder / "recipe.yaml").exists():
-        raise ValueError(f"`output` {folder}: is a run, whose {METRICS_FILE} comes from training; name another folder")
-    if (file := folder / METRICS_FILE).exists():
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError:
-            found = None
-        if not isinstance(found, dict) or found.get("what") != "evaluation":
-            raise ValueError(f"`output` {folder}: its {METRICS_FILE} is not from an evaluation; name another folder")
-
-
-def write(folder: Path, metrics: dict[str, Any], files: Files) -> None:
-    """Write an evaluation; metrics.json comes last, so if it exists, all files do."""
-    check_folder(folder)
-    if (folder / METRICS_FILE).exists():
-        earlier = {*folder.glob("hypotheses*.txt"), *folder.glob("baseline*.txt"), folder / "dense.txt"}
-        earlier.add(folder / STATISTICS_FILE)
-        for file in (folder / METRICS_FILE, *(file for file in earlier if file.name not in files)):
-            file.unlink(missing_ok=True)
-    for name, content in files.items():
-        write_whole(folder / name, content)
-    write_whole(folder / METRICS_FILE, json.dumps(metrics, indent=1, ensure_ascii=False) + "\n")
+    if RunFolder(folder).recipe.exists():
+        raise ValueError(f"`output` {folder}: is a run, whose {file.name} comes from training; name another folder")
+    if file.exists() and not is_evaluation(file):
+        raise ValueError(f"`output` {folder}: its {file.name} is not from an evaluation; name another folder")

@@ -3,13 +3,11 @@
 import random
 from collections.abc import Sequence
 
+from l0drop.runs.evaluation import Segment
 from l0drop.study.systems import SourcePiece
 
 DRAWN, WORST = 14, 6
 """The number drawn at random, and the number that lost most against the baseline; without one, all are random."""
-
-Segment = tuple[str, str]
-"""Text and its state: kept, dropped, cut (beyond the longest source), or empty for space between tokens."""
 
 
 def chosen(lines: Sequence[int], worst: Sequence[int], seed: int) -> list[tuple[int, str]]:

@@ -8,32 +8,30 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import yaml
 from rich.console import Console
 
-from l0drop.data.metrics import MetricName, bleu
+from l0drop.data.metrics import bleu
+from l0drop.data.score import MetricName
 from l0drop.data.whole import write_whole
 from l0drop.recipe import Recipe, TextCorpus, load_recipe
+from l0drop.runs.run import DialCurve, RunFolder, RunMetrics
+from l0drop.runs.study import SeedRun, StatisticsFile, StudiedSystem, StudyResults
 from l0drop.study.parallel import train_in_parallel
 from l0drop.study.sentence_statistics import SentenceStatistics, Statistics, named_scores
 from l0drop.study.sentence_statistics import statistics as statistics_of
 from l0drop.study.significance import compare, compare_over_baselines
-from l0drop.study.sweep import is_finished
 from l0drop.training.assemble import build_tokenizers, references
 from l0drop.training.run import open_run, prepare
 
 ON = "on"
 """The continued baseline, with which every system is compared."""
-SAID = ("steps", "lambda", "calibration", "valid", "test")
-"""Keys copied from a run's `metrics.json`."""
-ONE_SEED = "one_seed"
-"""The key of a one-seed system's comparisons, by the other system."""
 Then = Mapping[tuple[str, ...], Callable[[], None]]
 """Tasks to start once the runs of these names are finished."""
-PROVENANCE = ("commit", "device", "torch", "transformers", "python", "threads")
 
 
 def text_in(folder: Path, source: str, target: str) -> list[str]:
@@ -66,13 +64,13 @@ def train_all(
     pending = dict(more or {})
 
     def missing_of(wanted: Iterable[Recipe]) -> list[Recipe]:
-        return [recipe for recipe in wanted if not is_finished(runs, open_run(recipe, runs).name)]
+        return [recipe for recipe in wanted if not RunFolder(open_run(recipe, runs)).is_finished]
 
     def follow_ups(name: str) -> list[Recipe]:
         return missing_of(pending.pop(name)()) if name in pending else []
 
     missing = missing_of(recipes)
-    missing += [recipe for name in list(pending) if is_finished(runs, name) for recipe in follow_ups(name)]
+    missing += [recipe for name in list(pending) if RunFolder(runs / name).is_finished for recipe in follow_ups(name)]
     followed = {name for names in then or {} for name in names} | {*pending}
     _check_dependencies(missing, runs, followed)
     first: dict[str, Recipe] = {}
@@ -114,7 +112,9 @@ class _Background:
 
     def begin(self) -> None:
         """Start the tasks whose runs are finished."""
-        for names in [names for names in self.pending if all(is_finished(self.runs, name) for name in names)]:
+        for names in [
+            names for names in self.pending if all(RunFolder(self.runs / name).is_finished for name in names)
+        ]:
             self.begun.append(self.thread.submit(self.pending.pop(names)))
 
     def busy(self) -> bool:
@@ -131,7 +131,7 @@ class _Background:
         If a task failed, its error is raised here, because the recipe would wait for ever. If no recipe waits for it,
         the error is raised at the end.
         """
-        if not all(is_finished(self.runs, name) for name in builds_on(recipe, self.runs)):
+        if not all(RunFolder(self.runs / name).is_finished for name in builds_on(recipe, self.runs)):
             return False
         if all(Path(path).exists() for path in _reads(recipe)):
             return True
@@ -158,7 +158,7 @@ def _check_dependencies(missing: Sequence[Recipe], runs: Path, followed: Collect
     waited = dict.fromkeys(followed, "a background task")
     waited |= {name: recipe.name for recipe in missing for name in builds_on(recipe, runs)}
     for name, by in waited.items():
-        if name not in trained and not is_finished(runs, name):
+        if name not in trained and not RunFolder(runs / name).is_finished:
             raise ValueError(f"{runs / name}: {by} needs it, but it does not exist and is not to be trained")
 
 
@@ -179,7 +179,7 @@ def gather(
     margin: float,
     also: Mapping[str, str] | None = None,
     statistics_file: Path | None = None,
-) -> dict[str, Any]:
+) -> StudyResults:
     """The results of the finished runs, by system, and each system's difference to the continued baseline.
 
     margin: the acceptable loss of BLEU. also: for some systems, another one to compare with. A system of one seed is
@@ -187,29 +187,20 @@ def gather(
     the per-sentence statistics of all test outputs, so that others can recompute scores and intervals; the result then
     names the file.
     """
-    systems: dict[str, dict[str, Any]] = {}
+    systems: dict[str, StudiedSystem] = {}
     outputs: dict[str, list[tuple[int, str, Statistics]]] = {}
     truth: list[str] = []
-    for name in (name for name in names if is_finished(runs, name)):
-        folder, system = runs / name, name.rpartition("-s")[0]
-        metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-        recipe = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))
+    for name in (name for name in names if RunFolder(runs / name).is_finished):
+        folder, system = RunFolder(runs / name), name.rpartition("-s")[0]
+        metrics = RunMetrics.read(folder.metrics)
+        recipe = yaml.safe_load(folder.recipe.read_text(encoding="utf-8"))
         if not truth:
-            read = load_recipe(folder / "recipe.yaml")
-            truth = references(read, build_tokenizers(read, folder, lambda text: None), "test")
+            read = load_recipe(folder.recipe)
+            truth = references(read, build_tokenizers(read, folder.path, lambda text: None), "test")
         about = {key: recipe.pop(key) for key in ("name", "seed", "about")}
-        provenance = {key: metrics[key] for key in PROVENANCE}
-        # the recipe of one seed; the others differ in seed, name and model.init
-        entry = systems.setdefault(system, {"recipe": recipe, "provenance": provenance, "runs": []})
-        log = map(json.loads, (folder / "log.jsonl").read_text(encoding="utf-8").splitlines())
-        # several lines if it was stopped and resumed; a killed part leaves none
-        run = {"seed": about["seed"], "train_seconds": sum(line.get("train_runtime", 0.0) for line in log)}
-        run |= {key: metrics[key] for key in SAID if key in metrics}
-        if (folder / "dial.json").exists():
-            run["dial"] = json.loads((folder / "dial.json").read_text(encoding="utf-8"))["rows"]
-        entry["runs"].append(run)
-        text = (folder / "outputs" / "test.txt").read_bytes()
-        run["outputs_sha256"] = hashlib.sha256(text).hexdigest()  # shows whether a repeated run is identical
+        entry = systems.setdefault(system, StudiedSystem(recipe, [], metrics.made_by))
+        text = (folder.outputs / "test.txt").read_bytes()
+        entry.runs.append(_seed_run(folder, about["seed"], metrics, text))
         lines = text.decode("utf-8").splitlines()
         start = Path((recipe.get("model") or {}).get("init") or name).name
         outputs.setdefault(system, []).append((about["seed"], start, statistics_of("bleu", lines, truth)))
@@ -221,19 +212,35 @@ def gather(
             theirs = {seed: (start, one) for seed, start, one in outputs.get(other, [])}
             pairs = [(ours, theirs[seed][1]) for seed, _, ours in found if seed in theirs]
             starts = [theirs[seed][0] for seed, _, _ in found if seed in theirs]
+            entry = systems[system]
             if len(pairs) == 1 and len(found) == 1:
-                systems[system].setdefault(ONE_SEED, {})[name] = compare(*pairs[0], margin).as_json()
+                entry = replace(entry, one_seed={**entry.one_seed, name: compare(*pairs[0], margin)})
             elif len(pairs) > 1 and name == ON:
-                systems[system]["against_on"] = compare_over_baselines(pairs, starts, margin).as_json()
-    result: dict[str, Any] = {"what": what, "systems": systems}
+                entry = replace(entry, against_on=compare_over_baselines(pairs, starts, margin))
+            systems[system] = entry
+    written = None
     if statistics_file is not None and truth:
-        result["statistics"] = _write_statistics(statistics_file, outputs, truth)
-    return result
+        written = _write_statistics(statistics_file, outputs, truth)
+    return StudyResults(what, systems, written)
+
+
+def _seed_run(folder: RunFolder, seed: int, metrics: RunMetrics, outputs: bytes) -> SeedRun:
+    return SeedRun(
+        seed=seed,
+        train_seconds=folder.train_seconds(),
+        steps=metrics.steps,
+        lambda_=metrics.lambda_,
+        calibration=metrics.calibration,
+        valid=metrics.valid,
+        test=metrics.test,
+        dial=DialCurve.read(folder.dial).rows if folder.dial.exists() else None,
+        outputs_sha256=hashlib.sha256(outputs).hexdigest(),
+    )
 
 
 def _write_statistics(
     file: Path, outputs: Mapping[str, Sequence[tuple[int, str, Statistics]]], truth: Sequence[str]
-) -> dict[str, str]:
+) -> StatisticsFile:
     """Write the BLEU statistics of all runs, by name; returns the file's name and hash."""
     by_run: dict[str, dict[MetricName, Statistics]] = {
         f"{system}-s{seed}": {"bleu": one} for system, found in outputs.items() for seed, _, one in found
@@ -242,7 +249,7 @@ def _write_statistics(
     count = len(truth)
     content = SentenceStatistics(by_run, scores, [*range(1, count + 1)], [*range(count)]).as_bytes()
     write_whole(file, content)
-    return {"file": file.name, "sha256": hashlib.sha256(content).hexdigest()}
+    return StatisticsFile(file.name, hashlib.sha256(content).hexdigest())
 
 
 def continued_of(system: str, systems: Collection[str]) -> str:

@@ -19,9 +19,9 @@ from typing import Any, Self
 import numpy as np
 from sacrebleu.metrics import BLEU, CHRF
 
-from l0drop.data.metrics import BleuTokenizer, MetricName, compound_split, rouge_of_texts
+from l0drop.data.metrics import compound_split, rouge_of_texts
+from l0drop.data.score import BleuTokenizer, MetricName, Score
 
-STATISTICS_FILE = "statistics.json.gz"
 _WHAT, _FORMAT = "sentence statistics", 1
 _NGRAMS, _CHRF_NGRAMS = 4, 6
 
@@ -157,6 +157,6 @@ def _of_lists(metric: MetricName, lists: Sequence[Sequence[float]]) -> Statistic
     return Statistics(metric, np.array(lists, dtype=np.float64).T, score_function(metric))
 
 
-def named_scores(scores: Mapping[MetricName, Any]) -> dict[MetricName, dict[str, str]]:
+def named_scores(scores: Mapping[MetricName, Score]) -> dict[MetricName, dict[str, str]]:
     """Name and signature of each `Score`, for a statistics file."""
     return {metric: {"name": score.name, "signature": score.signature} for metric, score in scores.items()}

@@ -6,85 +6,19 @@ pairs that start from several independently trained baselines: it speaks for oth
 
 import math
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 
-from l0drop.data.metrics import MetricName
+from l0drop.runs.evaluation import RESAMPLES, SEED, Difference, DifferenceOverBaselines, check_margin
 from l0drop.study.sentence_statistics import Statistics
 
-RESAMPLES = 2000
-SEED = 12345
-"""sacreBLEU's default; with it, the draws are those of its paired bootstrap."""
 LEVEL = 0.05
 """Of one-sided bounds; intervals are two-sided and have the same level."""
 FEWEST_BASELINES, ENOUGH_BASELINES = 3, 5
 """With fewer baselines than the first number there is no verdict; with fewer than the second it is preliminary."""
 _AT_ONCE = 1 << 20  # entries of the matrix of draws
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One system minus its baseline, with a bootstrap over texts.
-
-    lower, upper: one-sided 95% bounds. interval: two-sided, 95%. p: the share of resamples at or below -margin; the
-    system is non-inferior if p ≤ 0.05, which is lower > -margin. units: the number of resampled texts; unit: sentence
-    or document. It covers other texts for these two models, not other training runs.
-    """
-
-    metric: MetricName
-    system: float
-    baseline: float
-    difference: float
-    lower: float
-    upper: float
-    interval: tuple[float, float]
-    margin: float
-    p: float
-    non_inferior: bool
-    units: int
-    unit: str
-    resamples: int
-    seed: int
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class DifferenceOverBaselines:
-    """The mean difference over independent baselines, with bounds that cover other baselines and other texts.
-
-    differences: of each pair. of_baselines: of each baseline, the mean of its pairs; difference: the mean of these.
-    baseline_of: for each pair, the index of its baseline in of_baselines. spread: the standard deviation of
-    of_baselines; None for one baseline, where the bounds cover texts only. non_inferior: None with fewer than three
-    baselines. units, unit: the resampled texts. seeds: the number of pairs. few_seeds: fewer than five baselines.
-    """
-
-    metric: MetricName
-    differences: tuple[float, ...]
-    baseline_of: tuple[int, ...]
-    of_baselines: tuple[float, ...]
-    difference: float
-    lower: float
-    upper: float
-    interval: tuple[float, float]
-    margin: float
-    non_inferior: bool | None
-    baselines: int
-    seeds: int
-    few_seeds: bool
-    spread: float | None
-    units: int
-    unit: str
-    resamples: int
-    seed: int
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def compare(
@@ -250,11 +184,6 @@ def t_cdf(t: float, freedom: int) -> float:
         term *= cos * cos * k / (k + 1)
     within = 2 / math.pi * (angle + sin * total) if odd else sin * total
     return 0.5 + within / 2
-
-
-def check_margin(margin: float) -> None:
-    if not 0 < margin < math.inf:
-        raise ValueError(f"margin={margin:g}: the acceptable loss should be finite and above 0")
 
 
 def _check(system: Statistics, baseline: Statistics, margin: float) -> None:

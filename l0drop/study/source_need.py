@@ -4,7 +4,10 @@ If wrong sources score about as well, sparsity is free: any encoding can be drop
 """
 
 from collections.abc import Mapping
-from typing import Any
+
+from l0drop.data.score import Score
+from l0drop.runs.analysis import Analysis, SourceScore, SourceUse, SweepAnalysis
+from l0drop.runs.evaluation import Evaluation
 
 QUESTION = "Does the task need the source?"
 ABOUT_AS_WELL = 0.8
@@ -14,37 +17,41 @@ ABOUT_AS_LIKELY = 0.1
 NAMES = {"own_source": "own source", "shuffled_source": "shuffled sources", "no_source": "an empty source"}
 
 
-def warning_of_analysis(analysis: Mapping[str, Any]) -> str | None:
+def by_source(use: SourceUse) -> dict[str, SourceScore]:
+    """The scores by the name of the source."""
+    return {"own_source": use.own_source, "shuffled_source": use.shuffled_source, "no_source": use.no_source}
+
+
+def warning_of_analysis(analysis: Analysis | SweepAnalysis) -> str | None:
     """A warning if the analysis of a run shows that the model hardly uses its source."""
-    found = {name: analysis["source"][name] for name in NAMES if name in analysis.get("source", {})}
-    if not found:
+    if isinstance(analysis, SweepAnalysis) or analysis.source is None:
         return None
+    found = by_source(analysis.source)
     own = found.pop("own_source")
-    if own["score"] is not None:
-        return _by_score(own["score"], {name: one["score"] for name, one in found.items()})
-    entropies = {name: one["cross_entropy"] for name, one in found.items()}
+    if own.score is not None:
+        return _by_score(own.score, {name: one.score for name, one in found.items() if one.score is not None})
+    entropies = {name: one.cross_entropy for name, one in found.items()}
     best = min(entropies, key=lambda name: entropies[name])
-    if entropies[best] > own["cross_entropy"] + ABOUT_AS_LIKELY:
+    if entropies[best] > own.cross_entropy + ABOUT_AS_LIKELY:
         return None
     return _warning(
-        f"its cross-entropy is {own['cross_entropy']:.3f} with the right sources and {entropies[best]:.3f} with "
+        f"its cross-entropy is {own.cross_entropy:.3f} with the right sources and {entropies[best]:.3f} with "
         f"{NAMES[best]}"
     )
 
 
-def warning_of_evaluation(evaluation: Mapping[str, Any]) -> str | None:
+def warning_of_evaluation(evaluation: Evaluation) -> str | None:
     """The same for an evaluation with controls; of its first system."""
-    system = evaluation["runs"][0]["system"]
-    return _by_score(system["scores"][evaluation["judging"]["metric"]], system.get("controls", {}))
+    return _by_score(evaluation.score, evaluation.first.system.controls)
 
 
-def _by_score(own: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -> str | None:
-    values = {name: score["value"] for name, score in others.items()}
+def _by_score(own: Score, others: Mapping[str, Score]) -> str | None:
+    values = {name: score.value for name, score in others.items()}
     best = max(values, key=lambda name: values[name], default=None)
-    if best is None or values[best] < ABOUT_AS_WELL * own["value"]:
+    if best is None or values[best] < ABOUT_AS_WELL * own.value:
         return None
     return _warning(
-        f"it scores {own['value']:.2f} {own['name']} with the right sources and {values[best]:.2f} with {NAMES[best]}"
+        f"it scores {own.value:.2f} {own.name} with the right sources and {values[best]:.2f} with {NAMES[best]}"
     )
 
 

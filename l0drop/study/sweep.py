@@ -1,52 +1,37 @@
 """A sweep: one baseline fine-tuned at several λ, target sparsities or rules, and the same baseline continued without a
 gate for the same number of steps.
 
-runs/NAME-sweep/  recipe.yaml  baseline/ (if it is trained here)  continued/  lambda-0.1/ ...  sweep.json  timings.json
-
-Every folder in it is an ordinary run, so a stopped sweep resumes run by run, and each run from its last checkpoint.
-`sweep.json` is made from the runs' files alone; `timings.json` holds the numbers that differ between executions.
-Older sweeps call the continued baseline `reference`, as folder and as key; they are read and resumed.
+Every folder inside a sweep's folder (`runs/sweep.py`) is an ordinary run, so a stopped sweep resumes run by run, and
+each run from its last checkpoint. `sweep.json` is made from the runs' files alone; `timings.json` holds the numbers
+that differ between executions.
 """
 
 import inspect
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from accelerate import PartialState
 from rich.console import Console
 
 from l0drop.core.gates import gate_class
-from l0drop.data.text import read_json
-from l0drop.data.whole import locked, write_whole
+from l0drop.data.whole import locked
 from l0drop.recipe import Recipe, RecipeError, load_recipe, override_recipe
 from l0drop.runs.processes import joined_processes
 from l0drop.runs.provenance import provenance
-from l0drop.study.parallel import train_in_parallel
+from l0drop.runs.run import SPLITS, RunFolder, RunMetrics
+from l0drop.runs.sweep import BASELINE, Outcome, Sweep, SweepFolder, SweepPoint, add_seconds
+from l0drop.study.parallel import OnExit, train_in_parallel
 from l0drop.training.inputs import check_inputs
 from l0drop.training.run import open_run, prepare, train
 
-BASELINE, CONTINUED = "baseline", "continued"
-EARLIER_CONTINUED = "reference"
-SUMMARY, TIMINGS = "sweep.json", "timings.json"
 UNLEARNED = ("train.elastic=false", "train.freeze=nothing")
 """Overrides for runs without a learned gate, which these settings need."""
 UNGATED = ("l0drop=null", *UNLEARNED)
-COPIED = (
-    *("valid", "test", "calibration", "lambda", "steps", "checkpoints", "seed", "dtype", "decoding"),
-    *("commit", "device", "threads"),
-)
-"""Keys that `sweep.json` copies from a run's `metrics.json`."""
-LEARNED = ("lambda", "target")
-"""Kinds of points with a learned gate; the others are rules."""
 RULES = ("pos", "freq", "inv_freq", "group")
 """The paper's rules, by the names of their gates."""
-NAMED = ("run", "kind", "value")
-"""Keys that every point has."""
 READING = ("documents", "max_source", "max_target", "source_prefix", "source_lang", "target_lang")
 """The other keys of a recipe's data that change the examples made from a text."""
 
@@ -106,8 +91,8 @@ def sweep(
     parallel: int = 1,
     threads: int | None = None,
     console: Console | None = None,
-) -> dict[str, Any]:
-    """Train the missing runs of a sweep and return the content of `sweep.json`.
+) -> Sweep:
+    """Train the missing runs of a sweep and return its summary.
 
     The baseline is the model that the recipe starts from; a recipe that starts from a new transformer is first trained
     without its gate. fine_tune: overrides (a.b=value) for the continued baseline and the points. parallel: runs at a
@@ -119,7 +104,7 @@ def sweep(
         raise ValueError("parallel: under torchrun every run uses all processes, one run after the other")
     folder = runs / f"{recipe.name}-sweep"
     baseline, tuning = plan(recipe, folder, fine_tune)
-    continued = derived(tuning, continued_run(folder), UNGATED)
+    continued = derived(tuning, SweepFolder(folder).continued.path.name, UNGATED)
     first = baseline or continued
     check_inputs(first, folder / first.name)
     wanted = [derived(tuning, point.name, point.overrides) for point in points]
@@ -128,30 +113,34 @@ def sweep(
             open_run(run, parent)
     if processes.is_main_process:
         names = [run.name for run in (baseline, continued, *wanted) if run]
-        finished = sum(is_finished(folder, name) for name in names)
+        finished = sum(RunFolder(folder / name).is_finished for name in names)
         text = announcement(recipe, baseline, tuning, len(points), finished)
         console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
-    clock = Clock(folder / TIMINGS if processes.is_main_process else None)
+
+    def add_time(name: str, seconds: float) -> None:
+        if processes.is_main_process:
+            add_seconds(SweepFolder(folder).timings, name, seconds)
+
     if baseline is not None:
-        train_timed(baseline, folder, console, clock)
+        train_timed(baseline, folder, console, add_time)
     prepare(continued, folder, console)
     with processes.main_process_first():
         for run in wanted:
             share_data(folder / continued.name, run)
-    todo = [run for run in (continued, *wanted) if not is_finished(folder, run.name)]
+    todo = [run for run in (continued, *wanted) if not RunFolder(folder / run.name).is_finished]
     processes.wait_for_everyone()  # every process has its list before any run finishes
     done = (
-        (train_timed(run, folder, console, clock) for run in todo)
+        (train_timed(run, folder, console, add_time) for run in todo)
         if parallel == 1
-        else train_in_parallel(todo, folder, parallel, threads, console, clock.add)
+        else train_in_parallel(todo, folder, parallel, threads, console, add_time)
     )
     for _ in done:
-        if processes.is_main_process and is_finished(folder, continued.name):
+        if processes.is_main_process and RunFolder(folder / continued.name).is_finished:
             write_summary(folder, tuning, points)
     if processes.is_main_process:
         write_summary(folder, tuning, points)
     processes.wait_for_everyone()
-    return json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    return Sweep.read(SweepFolder(folder).summary)
 
 
 def plan(recipe: Recipe, folder: Path, fine_tune: Sequence[str]) -> tuple[Recipe | None, Recipe]:
@@ -188,18 +177,6 @@ def derived(recipe: Recipe, name: str, overrides: Iterable[str]) -> Recipe:
     return override_recipe(recipe, [*overrides, f"name={name}"])
 
 
-def continued_run(folder: Path) -> str:
-    """The name of a sweep's continued baseline; older sweeps have another one."""
-    older = (folder / EARLIER_CONTINUED).is_dir() and not (folder / CONTINUED).is_dir()
-    return EARLIER_CONTINUED if older else CONTINUED
-
-
-def continued_in(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry of the continued baseline in the content of a `sweep.json`."""
-    entry: dict[str, Any] = summary[CONTINUED] if CONTINUED in summary else summary[EARLIER_CONTINUED]
-    return entry
-
-
 def share_data(continued: Path, run: Recipe) -> None:
     """Let a point read the tokenized text of the continued baseline, if that has its own.
 
@@ -211,61 +188,56 @@ def share_data(continued: Path, run: Recipe) -> None:
         link.symlink_to(Path("..", continued.name, "data"), target_is_directory=True)
 
 
-def train_timed(recipe: Recipe, folder: Path, console: Console, clock: "Clock") -> str:
+def train_timed(recipe: Recipe, folder: Path, console: Console, add_time: OnExit) -> str:
     """Train in this process unless the run is finished; returns the run's name."""
-    if not is_finished(folder, recipe.name):
-        with clock.of(recipe.name):
+    if not RunFolder(folder / recipe.name).is_finished:
+        start = time.perf_counter()
+        try:
             train(recipe, folder, console)
+        finally:
+            add_time(recipe.name, time.perf_counter() - start)
     return recipe.name
-
-
-def is_finished(folder: Path, name: str) -> bool:
-    return (folder / name / "metrics.json").exists()
 
 
 def write_summary(folder: Path, tuning: Recipe, points: Sequence[Point]) -> None:
     """Rewrite sweep.json from finished runs: these points, and the points that other sweeps of this folder added."""
-    file = folder / SUMMARY
-    with locked(file):
-        before = json.loads(file.read_text(encoding="utf-8"))["points"] if file.exists() else []
-        entries = {entry["run"]: entry for entry in before if is_finished(folder, entry["run"])}
-        continued = outcome(folder, continued_run(folder))
+    paths = SweepFolder(folder)
+    with locked(paths.summary):
+        before = Sweep.read(paths.summary).points if paths.summary.exists() else []
+        entries = {entry.run: entry for entry in before if paths.run(entry.run).is_finished}
+        continued = outcome(paths.continued)
         for point in points:
-            if is_finished(folder, point.name):
-                varied = {"kind": point.kind, "value": point.value, "set": list(point.overrides)}
-                got = outcome(folder, point.name)
-                entries[point.name] = {**varied, **got, "differences": differences(got, continued)}
-        summary = {
-            "name": tuning.name,
-            "gating": None if tuning.l0drop is None else tuning.l0drop.gating,
-            "baseline": start_of(tuning, folder),
-            CONTINUED: continued,
-            "points": sorted(entries.values(), key=lambda entry: (entry["kind"], entry["value"] or 0, entry["run"])),
-            **provenance(PartialState().device),
-        }
-        write_whole(file, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+            if (run := paths.run(point.name)).is_finished:
+                copied = Outcome.copied(point.name, RunMetrics.read(run.metrics))
+                entry = SweepPoint(kind=point.kind, value=point.value, overrides=list(point.overrides), **copied)
+                entries[point.name] = replace(entry, differences=differences(entry, continued))
+        Sweep(
+            name=tuning.name,
+            gating=None if tuning.l0drop is None else tuning.l0drop.gating,
+            baseline=start_of(tuning, folder),
+            continued=continued,
+            points=sorted(entries.values(), key=lambda entry: (entry.kind, entry.value or 0, entry.run)),
+            made_by=provenance(PartialState().device),
+        ).write(paths.summary)
 
 
-def finished_points(file: Path) -> list[dict[str, Any]]:
+def finished_points(file: Path) -> list[SweepPoint]:
     """The points of a `sweep.json`; ValueError that names the file if it has none."""
-    points = read_json(file).get("points")
-    if not isinstance(points, list) or not all(isinstance(p, dict) and p.keys() >= {*NAMED} for p in points):
-        raise ValueError(f"{file}: expected points, each with {', '.join(NAMED)}, as l0drop sweep writes them")
-    if not points:
+    if not (points := Sweep.read(file).points):
         raise ValueError(f"{file}: no point of this sweep is finished")
     return points
 
 
-def start_of(tuning: Recipe, folder: Path) -> dict[str, Any]:
+def start_of(tuning: Recipe, folder: Path) -> Outcome:
     """The baseline; with its scores if it is a run that was scored in the same way as the sweep."""
     start = tuning.model.init or tuning.model.pretrained
     assert start is not None
     path = Path(start)
-    found = outcome(path.parent, path.name) if is_finished(path.parent, path.name) else {}
-    for split in ("valid", "test"):
-        if split in found and not is_scored_alike(path, tuning, split):
-            del found[split]
-    return {**found, "run": path.name if path.parent == folder else start}
+    name = path.name if path.parent == folder else start
+    if not RunFolder(path).is_finished:
+        return Outcome(run=name)
+    other = {split: None for split in SPLITS if not is_scored_alike(path, tuning, split)}
+    return replace(outcome(RunFolder(path)), run=name, **other)
 
 
 def is_scored_alike(run: Path, recipe: Recipe, split: str) -> bool:
@@ -283,38 +255,12 @@ def is_scored_alike(run: Path, recipe: Recipe, split: str) -> bool:
     return same and corpus is not None and corpus.has_targets and stored.evaluate == recipe.evaluate
 
 
-def outcome(folder: Path, name: str) -> dict[str, Any]:
-    """The results of a finished run; sparsity and expected open rate on the test text, else on the validation text."""
-    metrics = json.loads((folder / name / "metrics.json").read_text(encoding="utf-8"))
-    last = metrics.get("test") or metrics.get("valid") or {}
-    rates = {key: last[key] for key in ("sparsity", "expected_open_rate") if key in last}
-    return {"run": name, **rates, **{key: metrics[key] for key in COPIED if key in metrics}}
+def outcome(run: RunFolder) -> Outcome:
+    """The results of a finished run."""
+    return Outcome(**Outcome.copied(run.path.name, RunMetrics.read(run.metrics)))
 
 
-def differences(one: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
+def differences(one: Outcome, other: Outcome) -> dict[str, float]:
     """Score minus score, per split."""
-    splits = [split for split in ("valid", "test") if split in one and split in other]
-    return {split: one[split]["score"]["value"] - other[split]["score"]["value"] for split in splits}
-
-
-class Clock:
-    """Adds up each run's wall seconds over all executions, in a file; without a file it does nothing."""
-
-    def __init__(self, file: Path | None) -> None:
-        self.file = file
-
-    @contextmanager
-    def of(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.add(name, time.perf_counter() - start)
-
-    def add(self, name: str, seconds: float) -> None:
-        if self.file is None:
-            return
-        with locked(self.file):
-            known = json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {}
-            known[name] = round(known.get(name, 0.0) + seconds, 2)
-            write_whole(self.file, json.dumps({"unit": "wall seconds", **known}, indent=1) + "\n")
+    pairs = {split: (one.scored(split), other.scored(split)) for split in SPLITS}
+    return {split: ours.score.value - theirs.score.value for split, (ours, theirs) in pairs.items() if ours and theirs}

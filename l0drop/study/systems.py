@@ -1,10 +1,9 @@
 """Systems to evaluate: a model, which decodes, or a file with a model's outputs."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,8 @@ from l0drop.decoding.folder import fingerprint, locate_model
 from l0drop.decoding.results import SourceToken
 from l0drop.decoding.text import Source, TextModel, batches, load
 from l0drop.recipe import Recipe, load_recipe
+from l0drop.runs.evaluation import FileStamp, SystemRecord
+from l0drop.runs.json_file import Settings
 from l0drop.runs.provenance import provenance
 
 Progress = Callable[[int], None]
@@ -44,7 +45,7 @@ class Outputs:
     pieces: list[list[SourcePiece]] | None = None
     cut: int = 0
     without_source: str | None = None
-    decoding: dict[str, Any] | None = None
+    decoding: Settings | None = None
 
     @property
     def sparsity(self) -> float | None:
@@ -109,23 +110,20 @@ class System:
                 return name
             start = System(Path(name))
             seen.add(start.path)
-        stamps = [stamp["sha256"] for stamp in start.as_json()["files"]]
+        stamps = [stamp.sha256 for stamp in start.record().files]
         return hashlib.sha256(" ".join(stamps).encode()).hexdigest() if stamps else str(start.path)
 
-    def as_json(self) -> dict[str, Any]:
+    def record(self) -> SystemRecord:
         """Its name, and hashes of its files."""
         files = sorted(self.folder.glob("*.safetensors")) if self.is_model else [self.path]
-        return {
-            "name": str(self.path),
-            "kind": "model" if self.is_model else "outputs",
-            "files": [file_stamp(file) for file in files],
-        }
+        stamps = [FileStamp(**file_stamp(file)) for file in files]
+        return SystemRecord(str(self.path), "model" if self.is_model else "outputs", stamps)
 
 
 def outputs_of(
     system: System,
     sources: Sequence[str],
-    generation: Mapping[str, Any],
+    generation: Settings,
     *,
     device: str | None = None,
     empty_source: bool = False,
@@ -146,7 +144,7 @@ def outputs_of(
 def _decode(
     system: System,
     sources: Sequence[str],
-    generation: Mapping[str, Any],
+    generation: Settings,
     device: str | None,
     empty_source: bool,
     progress: Progress | None,
@@ -174,7 +172,7 @@ def _decode(
         pieces if model.is_gated else None,
         sum(source.cut > 0 for source in encoded),
         one_line(model.decode(empty, settings)[0].text) if empty else None,
-        {**settings, **languages, "dtype": model.dtype, "weights": weights, **provenance(model.model.device)},
+        {**settings, **languages, "dtype": model.dtype, "weights": weights, **asdict(provenance(model.model.device))},
     )
 
 

@@ -8,9 +8,11 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
+
+from l0drop.runs.evaluation import ChrfChanges, Lengths, LostMost, Missing, Tail
 
 CHRF_LOSS = 20.0
 WORST = 20
@@ -75,42 +77,37 @@ def tail_risk(
     chrf: np.ndarray,
     chrf_baseline: np.ndarray,
     languages: tuple[str, str] | None = None,
-) -> dict[str, Any]:
-    """All figures for one system and its baseline; `chrf` holds sentence scores."""
+    lines: Sequence[int] | None = None,
+) -> Tail:
+    """All figures for one system and its baseline; `chrf` holds sentence scores, `lines` the line of each, from 1."""
     texts = {"system": outputs, "baseline": baseline, "reference": references}
     found_numbers = {name: [numbers(text) for text in side] for name, side in texts.items()}
     found_words = {name: [words(text) for text in side] for name, side in texts.items()}
     expected = [names(source, reference) for source, reference in zip(sources, references, strict=True)]
-    return {
-        "chrf": _losses(chrf - chrf_baseline),
-        "numbers": _missing([numbers(source) for source in sources], found_numbers),
-        "names": {
-            "capitalised_in_source": sum(capitalised(source).total() for source in sources),
-            **_missing(expected, found_words),
-        },
-        "negations": _negations_missing(sources, texts, languages),
-        "length": {name: _lengths(side, references) for name, side in texts.items() if name != "reference"},
-    }
+    in_source = sum(capitalised(source).total() for source in sources)
+    return Tail(
+        chrf=_losses(chrf - chrf_baseline, range(1, len(chrf) + 1) if lines is None else lines),
+        numbers=_missing([numbers(source) for source in sources], found_numbers),
+        names=replace(_missing(expected, found_words), capitalised_in_source=in_source),
+        negations=_negations_missing(sources, texts, languages),
+        length={name: _lengths(side, references) for name, side in texts.items() if name != "reference"},
+    )
 
 
-def _losses(differences: np.ndarray) -> dict[str, Any]:
+def _losses(differences: np.ndarray, lines: Sequence[int]) -> ChrfChanges:
     """The shares of sentences that lose or gain more than the threshold; if both are large, outputs change but are not
     worse."""
     order = np.argsort(differences, kind="stable")[:WORST]
-    return {
-        "threshold": CHRF_LOSS,
-        "losing": float((differences < -CHRF_LOSS).mean()),
-        "gaining": float((differences > CHRF_LOSS).mean()),
-        "worst": [{"index": int(i), "difference": float(differences[i])} for i in order if differences[i] < 0],
-    }
+    return ChrfChanges(
+        threshold=CHRF_LOSS,
+        losing=float((differences < -CHRF_LOSS).mean()),
+        gaining=float((differences > CHRF_LOSS).mean()),
+        worst=[LostMost(lines[i], float(differences[i])) for i in order if differences[i] < 0],
+    )
 
 
-def _missing(expected: Sequence[Counter[str]], found: Mapping[str, Sequence[Counter[str]]]) -> dict[str, Any]:
-    """The share of expected items that each text lacks; None if nothing is expected.
-
-    lost: items that the baseline and the reference have but the system lacks; gained: items that the system and the
-    reference have but the baseline lacks.
-    """
+def _missing(expected: Sequence[Counter[str]], found: Mapping[str, Sequence[Counter[str]]]) -> Missing:
+    """The share of expected items that each text lacks; None if nothing is expected."""
     total = sum(items.total() for items in expected)
 
     def without(name: str, items: Sequence[Counter[str]]) -> int:
@@ -120,37 +117,36 @@ def _missing(expected: Sequence[Counter[str]], found: Mapping[str, Sequence[Coun
         sides = zip(expected, found["reference"], found[name], strict=True)
         return [these & reference & there for these, reference, there in sides]
 
-    return {
-        "expected": total,
-        "missing": {name: without(name, expected) / total if total else None for name in found},
-        "lost": without("system", shared("baseline")),
-        "gained": without("baseline", shared("system")),
-    }
+    return Missing(
+        expected=total,
+        missing={name: without(name, expected) / total if total else None for name in found},
+        lost=without("system", shared("baseline")),
+        gained=without("baseline", shared("system")),
+    )
 
 
 def _negations_missing(
     sources: Sequence[str], texts: Mapping[str, Sequence[str]], languages: tuple[str, str] | None
-) -> dict[str, Any]:
+) -> Missing:
     """Sentences that are negated in the source (in the reference if the source language has no list) but not in the
     output."""
     if languages is None:
-        return {"counted": False, "why": "the languages are not known (give `languages`)"}
+        return Missing(counted=False, why="the languages are not known (give `languages`)")
     source, target = languages
     if target not in NEGATIONS:
-        return {"counted": False, "why": f"no word list for {target}; there are lists for {', '.join(NEGATIONS)}"}
+        return Missing(counted=False, why=f"no word list for {target}; there are lists for {', '.join(NEGATIONS)}")
     found = {name: [negations(text, target) for text in side] for name, side in texts.items()}
     listed = source in NEGATIONS
     expected = [negations(text, source) for text in sources] if listed else found["reference"]
-    return {"counted": True, "expected_from": "source" if listed else "reference", **_missing(expected, found)}
+    return replace(_missing(expected, found), counted=True, expected_from="source" if listed else "reference")
 
 
-def _lengths(outputs: Sequence[str], references: Sequence[str]) -> dict[str, float | int]:
-    """Output length / reference length in characters, over the corpus and per sentence; the number of empty outputs."""
+def _lengths(outputs: Sequence[str], references: Sequence[str]) -> Lengths:
     ours = np.array([len(text) for text in outputs])
     theirs = np.array([len(text) for text in references])
-    return {
-        "ratio": float(ours.sum() / max(theirs.sum(), 1)),
-        "under_half": float((ours < theirs / 2).mean()),
-        "over_double": float((ours > 2 * theirs).mean()),
-        "empty": int((ours == 0).sum()),
-    }
+    return Lengths(
+        ratio=float(ours.sum() / max(theirs.sum(), 1)),
+        under_half=float((ours < theirs / 2).mean()),
+        over_double=float((ours > 2 * theirs).mean()),
+        empty=int((ours == 0).sum()),
+    )

@@ -10,10 +10,10 @@ Each bound is one-sided and holds with 95% confidence.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+from l0drop.runs.evaluation import Compared, DifferenceOverBaselines
 from l0drop.study.significance import ENOUGH_BASELINES, FEWEST_BASELINES
 
 Kind = Literal["non-inferior", "worse", "not shown", "no verdict"]
@@ -30,12 +30,12 @@ class Verdict:
     preliminary: bool = False
 
 
-def verdict(found: Mapping[str, Any], metric: str, margin: float | None = None) -> Verdict:
+def verdict(found: Compared, metric: str, margin: float | None = None) -> Verdict:
     """The verdict on an entry of `differences` or `over_seeds` in an evaluation, or of `against_on` in a study.
 
     metric: the name of the score. margin: replaces the stored one.
     """
-    margin = found["margin"] if margin is None else margin
+    margin = found.margin if margin is None else margin
     count = _baselines(found)
     numbers = _numbers(found, metric)
     if count is not None and count < FEWEST_BASELINES:
@@ -44,7 +44,8 @@ def verdict(found: Mapping[str, Any], metric: str, margin: float | None = None) 
         return Verdict("no verdict", label, f"{label}. {numbers}")
     kind, label = _kind(found, margin)
     over = _over(found, count)
-    preliminary = (count is not None and count < ENOUGH_BASELINES) or bool(found.get("few_seeds"))
+    few = isinstance(found, DifferenceOverBaselines) and found.few_seeds
+    preliminary = few or (count is not None and count < ENOUGH_BASELINES)
     shown = {"not shown": f"not shown: the loss may exceed {margin:g} {metric}"}.get(kind, f"{label} {metric}")
     start = "preliminary: " if preliminary else ""
     end = ", preliminary" if preliminary else ""
@@ -56,23 +57,16 @@ def none_as_good(margin: float, metric: str, dense: str) -> str:
     return f"No model is shown to be as good as {dense} within {margin:g} {metric}."
 
 
-def difference_in_words(found: Mapping[str, Any], metric: str) -> str:
+def difference_in_words(found: Compared, metric: str) -> str:
     """The difference, its 95% bound and what it covers: "1.22 BLEU lower (at least 0.72), for this pair ..."."""
-    low, high = found["lower"], _upper(found)
-    size = f"{abs(found['difference']):.2f} {metric} {'lower' if found['difference'] < 0 else 'higher'}"
-    bound = f"at least {_at_least(-high)}" if high < 0 else f"the loss may be up to {-low:.2f}"
+    size = f"{abs(found.difference):.2f} {metric} {'lower' if found.difference < 0 else 'higher'}"
+    bound = f"at least {_at_least(-found.upper)}" if found.upper < 0 else f"the loss may be up to {-found.lower:.2f}"
     return f"{size} ({bound}), {_over(found, _baselines(found))}"
 
 
-def _upper(found: Mapping[str, Any]) -> float:
-    """The one-sided bound; in older files the end of the two-sided interval, which is a bit higher."""
-    return float(found["upper"] if "upper" in found else found["interval"][1])
-
-
-def _kind(found: Mapping[str, Any], margin: float) -> tuple[Kind, str]:
-    upper = _upper(found)
-    worse = f"worse by at least {_at_least(-upper)}" if upper < 0 else ""
-    if found["lower"] > -margin:
+def _kind(found: Compared, margin: float) -> tuple[Kind, str]:
+    worse = f"worse by at least {_at_least(-found.upper)}" if found.upper < 0 else ""
+    if found.lower > -margin:
         return "non-inferior", f"non-inferior at {margin:g}" + (f", {worse}" if worse else "")
     return ("worse", worse) if worse else ("not shown", "not shown")
 
@@ -84,25 +78,25 @@ def _at_least(loss: float) -> str:
     return f"{loss:.1g}"
 
 
-def _baselines(found: Mapping[str, Any]) -> int | None:
+def _baselines(found: Compared) -> int | None:
     """How many independent baselines; None for one pair of models and for older files, which do not say."""
-    return found.get("baselines")
+    return found.baselines if isinstance(found, DifferenceOverBaselines) else None
 
 
-def _over(found: Mapping[str, Any], count: int | None) -> str:
-    if "seeds" not in found:
+def _over(found: Compared, count: int | None) -> str:
+    if not isinstance(found, DifferenceOverBaselines):
         return "for this pair of models only"
     if count is None:
-        return f"over {found['seeds']} pairs (an older file: baselines that pairs share are not known)"
+        return f"over {found.seeds} pairs (an older file: baselines that pairs share are not known)"
     return f"over {count} independent baselines"
 
 
-def _numbers(found: Mapping[str, Any], metric: str) -> str:
-    low, high = found["lower"], _upper(found)
-    texts = f"{found['units']:,} {found['unit']}s"
-    mean = "The mean difference" if "seeds" in found else "The difference"
+def _numbers(found: Compared, metric: str) -> str:
+    over_baselines = isinstance(found, DifferenceOverBaselines)
+    texts = f"{found.units:,} {found.unit}s"
+    mean = "The mean difference" if over_baselines else "The difference"
     count = _baselines(found)
-    if "seeds" not in found:
+    if not over_baselines:
         covers = f"over {texts}, not over other training runs"
     elif count == 1:
         covers = f"over {texts}, for these models only"
@@ -110,4 +104,5 @@ def _numbers(found: Mapping[str, Any], metric: str) -> str:
         covers = f"over pairs and {texts}"
     else:
         covers = f"over {count} baselines and {texts}"
-    return f"{mean} is {found['difference']:+.2f} {metric}; 95% bounds {low:+.2f} and {high:+.2f}, {covers}."
+    bounds = f"95% bounds {found.lower:+.2f} and {found.upper:+.2f}"
+    return f"{mean} is {found.difference:+.2f} {metric}; {bounds}, {covers}."

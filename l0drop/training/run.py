@@ -3,11 +3,10 @@
 runs/NAME/  recipe.yaml  tokenizer/  data/  checkpoints/  log.jsonl  model/  outputs/  metrics.json
 """
 
-import json
 import shutil
 import warnings
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from l0drop.models.quiet import quiet_libraries
 from l0drop.recipe import Recipe, RecipeError, dump_recipe, load_recipe
 from l0drop.runs.processes import is_lost_peer, joined_processes
 from l0drop.runs.provenance import provenance
+from l0drop.runs.run import CalibrationRecord, GateRates, RunFolder, RunMetrics, Scored, Split
 from l0drop.training.assemble import (
     build_corpora,
     build_model,
@@ -117,8 +117,8 @@ def _prepare(recipe: Recipe, runs: Path, console: Console) -> tuple[Path, Tokeni
     return folder, tokenizers, corpora
 
 
-def train(recipe: Recipe, runs: Path = RUNS, console: Console | None = None) -> dict[str, Any]:
-    """Train a recipe, or resume its run, and return the content of `metrics.json`.
+def train(recipe: Recipe, runs: Path = RUNS, console: Console | None = None) -> RunMetrics:
+    """Train a recipe, or resume its run, and return its results.
 
     If another process is training it, wait for that one.
     """
@@ -129,10 +129,10 @@ def train(recipe: Recipe, runs: Path = RUNS, console: Console | None = None) -> 
         return _train(recipe, runs, console)
 
 
-def _train(recipe: Recipe, runs: Path, console: Console) -> dict[str, Any]:
+def _train(recipe: Recipe, runs: Path, console: Console) -> RunMetrics:
     folder, tokenizers, corpora = _prepare(recipe, runs, console)
-    if (folder / "metrics.json").exists():
-        return json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    if RunFolder(folder).is_finished:
+        return RunMetrics.read(RunFolder(folder).metrics)
     bars = Bars(console, joined_processes().is_main_process)
     valid = [] if corpora["valid"].target_lengths is None else references(recipe, tokenizers, "valid", bars)
     model, teacher = build_model(recipe, tokenizers)
@@ -156,9 +156,9 @@ def _train(recipe: Recipe, runs: Path, console: Console) -> dict[str, Any]:
             "run the same command again to resume"
         )
     metrics = _finish(trainer, folder, tokenizers, bars)
-    if "warning" in metrics.get("calibration", {}) and trainer.args.should_save:
-        console.print(f"[yellow]{metrics['calibration']['warning']}[/]")
-    if (used := len(metrics["checkpoints"])) < recipe.train.average and trainer.args.should_save:
+    if metrics.calibration is not None and metrics.calibration.warning is not None and trainer.args.should_save:
+        console.print(f"[yellow]{metrics.calibration.warning}[/]")
+    if (used := len(metrics.checkpoints)) < recipe.train.average and trainer.args.should_save:
         console.print(
             f"[yellow]the model is the mean of {used} checkpoints, not of {recipe.train.average} (train.average): no "
             f"more were saved, one every {recipe.train.save_every} steps (train.save_every)[/]",
@@ -203,7 +203,7 @@ def _explained(error: Exception, trainer: L0DropTrainer) -> TrainingError | None
     return None
 
 
-def _finish(trainer: L0DropTrainer, folder: Path, tokenizers: TokenizerPair, bars: Bars) -> dict[str, Any]:
+def _finish(trainer: L0DropTrainer, folder: Path, tokenizers: TokenizerPair, bars: Bars) -> RunMetrics:
     """Average, calibrate, score and save."""
     recipe, model = trainer.recipe, trainer.model
     used = checkpoints(trainer.checkpoint_folder)[-recipe.train.average :]
@@ -214,32 +214,31 @@ def _finish(trainer: L0DropTrainer, folder: Path, tokenizers: TokenizerPair, bar
         assert not unexpected, unexpected
         model.tie_weights()
     model.eval()
-    metrics: dict[str, Any] = {
-        "name": recipe.name,
-        "steps": step_of(used[-1]),
-        "checkpoints": [path.name for path in used],
-        "seed": recipe.seed,
-        "dtype": recipe.train.precision,
-        "decoding": described_decoding(recipe.evaluate.batch_tokens, generation_of(recipe)),
-    }
-    if trainer.gated:
-        metrics["lambda"] = model.lambda_
+    metrics = RunMetrics(
+        name=recipe.name,
+        steps=step_of(used[-1]),
+        checkpoints=[path.name for path in used],
+        seed=recipe.seed,
+        dtype=recipe.train.precision,
+        decoding=described_decoding(recipe.evaluate.batch_tokens, generation_of(recipe)),
+        lambda_=model.lambda_ if trainer.gated else None,
+        corpora={split: corpus.summary for split, corpus in trainer.corpora.items()},
+        held_out=held_out_counts(recipe.data),
+        made_by=provenance(trainer.args.device),
+    )
     if trainer.gated and recipe.l0drop is not None and recipe.l0drop.target_sparsity is not None:
         valid = trainer.corpora["valid"]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the warning goes into metrics.json and to the console
             # force: hours of training must not be lost because the target was missed
             calibration = model.calibrate(trainer.scoring.encoder_batches(valid, len(valid)), force=True)
-        metrics["calibration"] = {**asdict(calibration), "met": calibration.met}
-        if calibration.warning is not None:
-            metrics["calibration"]["warning"] = calibration.warning
-    for split in ("valid", "test"):
-        if split in trainer.corpora and trainer.corpora[split].target_lengths is not None:
-            metrics[split] = _scored(trainer, folder, split, tokenizers, bars)
-    metrics["corpora"] = {split: asdict(corpus.summary) for split, corpus in trainer.corpora.items()}
-    if held_out := held_out_counts(recipe.data):
-        metrics["held_out"] = held_out
-    metrics |= provenance(trainer.args.device)
+        record = CalibrationRecord(**asdict(calibration), met=calibration.met, warning=calibration.warning)
+        metrics = replace(metrics, calibration=record)
+    metrics = replace(
+        metrics,
+        valid=_scored(trainer, folder, "valid", tokenizers, bars),
+        test=_scored(trainer, folder, "test", tokenizers, bars),
+    )
     if trainer.args.should_save:
         with locked(folder / "model"), whole_folder(folder / "model") as partial:
             model.save_pretrained(partial)
@@ -248,28 +247,28 @@ def _finish(trainer: L0DropTrainer, folder: Path, tokenizers: TokenizerPair, bar
                 tokenizers.target.save_pretrained(partial / "tokenizer_target")
             if (folder / hints.FILE).exists():  # a rule's model makes hints from text wherever it is copied
                 shutil.copy(folder / hints.FILE, partial)
-        write_whole(folder / "metrics.json", json.dumps(metrics, indent=1) + "\n")
+        metrics.write(RunFolder(folder).metrics)
     trainer.accelerator.wait_for_everyone()
     return metrics
 
 
-def _scored(trainer: L0DropTrainer, folder: Path, split: str, tokenizers: TokenizerPair, bars: Bars) -> dict[str, Any]:
-    """Decode a split, write its outputs, and return its scores."""
+def _scored(trainer: L0DropTrainer, folder: Path, split: Split, tokenizers: TokenizerPair, bars: Bars) -> Scored | None:
+    """Decode a split, write its outputs, and return its scores; None for a split without targets."""
+    if split not in trainer.corpora or trainer.corpora[split].target_lengths is None:
+        return None
     is_known = split == "valid"
     texts = trainer.references if is_known else references(trainer.recipe, tokenizers, split, bars)
     score, meter, outputs = trainer.scoring.score(split, texts)
-    found: dict[str, Any] = {"score": score.as_json(), "sentences": len(texts)}
     text = split_text(trainer.recipe, split, tokenizers)
-    if isinstance(text, TeacherText):
-        found["references"] = f"outputs of {text.identity['model']}"
     if trainer.args.should_save:
         write_whole(folder / "outputs" / f"{split}.txt", "".join(one_line(output) + "\n" for output in outputs))
+    gates = None
     if trainer.gated:
-        found |= {
-            "sparsity": meter.sparsity,
-            "expected_open_rate": meter.expected_open_rate,
-            "gates_exactly_zero": meter.exactly_zero,
-            "gates_exactly_one": meter.exactly_one,
-            "gates_between": meter.between,
-        }
-    return found
+        rates = (meter.sparsity, meter.expected_open_rate, meter.exactly_zero, meter.exactly_one, meter.between)
+        gates = GateRates(*rates)
+    return Scored(
+        score,
+        len(texts),
+        references=f"outputs of {text.identity['model']}" if isinstance(text, TeacherText) else None,
+        gates=gates,
+    )

@@ -7,8 +7,11 @@ from one baseline or from unequal training. Read the verdicts again when the num
 import itertools
 from typing import NamedTuple
 
-from result_tables.files import markdown, read
+from l0drop.runs.table import Table
+from result_tables import files
+from result_tables.files import read
 from result_tables.labels import CONTINUED, SAME_WAY, STUDIES
+from result_tables.quality import layers_of
 from result_tables.speed import ratio
 from result_tables.studies import Study
 
@@ -24,9 +27,9 @@ class Claim(NamedTuple):
     text: str
 
 
-def claims_table() -> str:
+def claims_table() -> Table:
     claims = [*cheap(), *content_words(), *attention(), *gates(), *ways(), *rules(), *speed(), *layers(), *not_run()]
-    return markdown(["the paper's claim", "verdict here", "evidence", "text, seeds"], claims)
+    return Table(["the paper's claim", "verdict here", "evidence", "text, seeds"], claims)
 
 
 def cheap() -> list[Claim]:
@@ -35,13 +38,13 @@ def cheap() -> list[Claim]:
     multi30k, europarl = Study.read("multi30k-translated"), Study.read("europarl")
     best, found = multi30k.against("zero-0.47"), europarl.against("zero-0.46")
     captions = (
-        f"{multi30k.dropped('zero-0.47'):.1%} dropped: {best['difference']:+.2f} to the continued baseline (bound "
-        f"{best['lower']:+.2f}). To the continued baseline distilled the same way: "
+        f"{multi30k.dropped('zero-0.47'):.1%} dropped: {best.difference:+.2f} to the continued baseline (bound "
+        f"{best.lower:+.2f}). To the continued baseline distilled the same way: "
         f"{multi30k.difference('zero-0.47', SAME_WAY):+.2f}, no bound"
     )
     sentences = (
-        f"{europarl.dropped('zero-0.46'):.1%} dropped: {found['difference']:+.2f} to the continued baseline (bound "
-        f"over seeds and sentences {found['lower']:+.2f}). To the continued baseline distilled the same way: "
+        f"{europarl.dropped('zero-0.46'):.1%} dropped: {found.difference:+.2f} to the continued baseline (bound "
+        f"over seeds and sentences {found.lower:+.2f}). To the continued baseline distilled the same way: "
         f"{europarl.difference('zero-0.46', SAME_WAY):+.2f}, two seeds, no bound"
     )
     return [
@@ -51,20 +54,21 @@ def cheap() -> list[Claim]:
 
 
 def content_words() -> list[Claim]:
-    study, points = Study.read("europarl-6000"), read("europarl-analysis")["sweep"]["points"]
+    study, points = Study.read("europarl-6000"), files.sweep_analysis("europarl-analysis").points
     systems = ("zero-0.3", "zero-0.47", "zero-0.7")
     scores = [study.score(system, seed=1) for system in systems]
-    content = [100 * point["groups"]["groups"]["content"]["sparsity"] for point in points]
+    groups = [point.groups.groups for point in points if point.groups is not None]
+    content = [100 * (group["content"].sparsity or 0.0) for group in groups]
     steps = (
-        f"from {_percent(one['sparsity'])} to {_percent(other['sparsity'])} dropped: {after - before:.0f} points more "
+        f"from {_percent(one.sparsity)} to {_percent(other.sparsity)} dropped: {after - before:.0f} points more "
         f"content words, {low - high:+.1f} BLEU"
         for (one, other), (before, after), (high, low) in zip(
             itertools.pairwise(points), itertools.pairwise(content), itertools.pairwise(scores), strict=True
         )
     )
-    share = {name: _percent(found["sparsity"]) for name, found in points[1]["groups"]["groups"].items()}
+    share = {name: _percent(found.sparsity) for name, found in groups[1].items()}
     order = (
-        f"at {_percent(points[1]['sparsity'])} dropped: function words {share['function']}, punctuation "
+        f"at {_percent(points[1].sparsity)} dropped: function words {share['function']}, punctuation "
         f"{share['punctuation']}; later pieces {share['BPEO']}, first pieces {share['BPEH']}"
     )
     first = "Punctuation goes first, then function words; the later pieces of a word before its first piece"
@@ -75,20 +79,22 @@ def content_words() -> list[Claim]:
 
 
 def attention() -> list[Claim]:
-    paper, points = read("paper")["attention"], read("europarl-analysis")["sweep"]["points"]
-    systems = points[1]["mass"]["systems"]
+    paper, points = read("paper")["attention"], files.sweep_analysis("europarl-analysis").points
+    assert points[1].mass is not None
+    systems = points[1].mass.systems
     dense, kept, sparse = (systems[name] for name in ("baseline", "baseline_kept", "sparse"))
     mass = (
-        f"{dense['mean']:.2f} to {sparse['mean']:.2f} at {_percent(points[1]['sparsity'])} dropped; the dense model "
-        f"already gives the kept words {kept['mean']:.2f}. Share below {paper['threshold']}: "
-        f"{_percent(dense['share_under_0.6'])} to {_percent(sparse['share_under_0.6'])}"
+        f"{dense.mean:.2f} to {sparse.mean:.2f} at {_percent(points[1].sparsity)} dropped; the dense model already "
+        f"gives the kept words {kept.mean:.2f}. Share below {paper['threshold']}: {_percent(dense.share_under)} to "
+        f"{_percent(sparse.share_under)}"
     )
 
     def entropies(which: str) -> str:
         return "; ".join(
-            f"{_percent(point['sparsity'])} dropped: {point['entropy']['sparse'][which]:.2f} nats against "
-            f"{point['entropy']['baseline'][which]:.2f}"
+            f"{_percent(point.sparsity)} dropped: {getattr(point.entropy.sparse, which):.2f} nats against "
+            f"{getattr(point.entropy.baseline, which):.2f}"
             for point in points
+            if point.entropy is not None
         )
 
     said = (
@@ -116,12 +122,13 @@ def gates() -> list[Claim]:
     between = {"zero": 0.0, "any": 0.0}
     for study in map(Study.read, STUDIES):
         for name, system in study.systems.items():
-            found = [run["test"].get("gates_between") or 0.0 for run in system["runs"]]
-            gating = (system["recipe"].get("l0drop") or {}).get("gating", "zero")
+            found = [
+                (run.test.gates.gates_between or 0.0) if run.test and run.test.gates else 0.0 for run in system.runs
+            ]
+            gating = (system.recipe.get("l0drop") or {}).get("gating", "zero")
             for kind in ("any", "zero") if gating == "zero" and name != "elastic" else ("any",):
                 between[kind] = max(between[kind], *found)
-    layers = [one["gates"]["layers"] for name, one in read("europarl-layers").items() if name.startswith("layers-")]
-    inner = max(gates["between"] for gates in itertools.chain.from_iterable(layers))
+    inner = max(gates.between for gates in itertools.chain.from_iterable(layers_of("europarl-layers").values()))
     evidence = (
         f"at least {1 - between['any']:.1%} of the gates in every run, {1 - between['zero']:.1%} with `zero`, "
         f"{1 - inner:.1%} between layers"
@@ -144,10 +151,8 @@ def ways() -> list[Claim]:
 
 def rules() -> list[Claim]:
     study, paper = Study.read("europarl-variants"), read("paper")["rules"]
-    less = {
-        rule: study.against(rule, f"learned-as-{rule}")["difference"] for rule in ("pos", "freq", "group", "inv_freq")
-    }
-    chance = [study.against(f"random-as-{rule}", f"learned-as-{rule}")["difference"] for rule in less]
+    less = {rule: study.against(rule, f"learned-as-{rule}").difference for rule in ("pos", "freq", "group", "inv_freq")}
+    chance = [study.against(f"random-as-{rule}", f"learned-as-{rule}").difference for rule in less]
     close = (
         f"`pos` {less['pos']:+.2f}, `freq` {less['freq']:+.2f}, `group` {less['group']:+.2f} to a learned gate at the "
         f"same rate. Random gates: {max(chance):+.2f} at best"
@@ -175,7 +180,7 @@ def speed() -> list[Claim]:
     evidence = []
     for phase, name in (("end_to_end", "end to end"), ("decode", "decoding alone")):
         times = (
-            f"{ratio(read(f'decode-{shape}'), phase, 'engine-short', 'engine-dense')} at {tokens}"
+            f"{ratio(files.decoding(f'decode-{shape}'), phase, 'engine-short', 'engine-dense')} at {tokens}"
             for shape, tokens in lengths.items()
         )
         evidence.append(f"{name}: {', '.join(times)} tokens")
@@ -194,9 +199,9 @@ def speed() -> list[Claim]:
 
 
 def layers() -> list[Claim]:
-    study, analyses, paper = Study.read("europarl-variants"), read("europarl-layers"), read("paper")["layers"]
-    first, second, *_, last = (one["sparsity"] for one in analyses["layers-zero"]["gates"]["layers"])
-    lost = study.against("layers-zero", "zero-0.46")["difference"]
+    study, paper = Study.read("europarl-variants"), read("paper")["layers"]
+    first, second, *_, last = (one.sparsity for one in layers_of("europarl-layers")["layers-zero"])
+    lost = study.against("layers-zero", "zero-0.46").difference
     evidence = (
         f"first layer {first:.0%}, second {second:.0%}, last {last:.0%} dropped; {lost:+.2f} BLEU to gates after the "
         "last layer only"
@@ -223,5 +228,5 @@ def not_run() -> list[Claim]:
     ]
 
 
-def _percent(share: float) -> str:
-    return f"{share:.0%}"
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"

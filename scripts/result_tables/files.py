@@ -1,9 +1,13 @@
-"""Read the published results, and write Markdown tables."""
+"""The published results."""
 
-import json
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from l0drop.runs.analysis import Analysis, SweepAnalysis
+from l0drop.runs.benchmark import DecodeBenchmark
+from l0drop.runs.evaluation import Evaluation
+from l0drop.runs.json_file import from_json, read_any
+from l0drop.runs.study import Rivals, StudyResults
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -11,10 +15,32 @@ TOYS = ROOT / "docs" / "studies"
 
 
 def read(name: str, folder: Path = RESULTS) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    """A file of its own kind: the paper's numbers, a profile, a prediction, the trials of a study."""
+    found: dict[str, Any] = read_any(folder / f"{name}.json", "the script of the study")
     return found
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+def study(name: str) -> StudyResults:
+    return StudyResults.read(RESULTS / f"{name}.json")
+
+
+def evaluation(name: str, folder: Path = RESULTS) -> Evaluation:
+    return Evaluation.read(folder / f"{name}.json")
+
+
+def decoding(name: str) -> DecodeBenchmark:
+    return DecodeBenchmark.read(RESULTS / f"{name}.json")
+
+
+def rivals(name: str) -> Rivals:
+    return Rivals.read(RESULTS / f"{name}.json")
+
+
+def sweep_analysis(name: str) -> SweepAnalysis:
+    """The sweep in a file that collects the analyses of a study."""
+    return from_json(SweepAnalysis, read(name)["sweep"])
+
+
+def analysis(name: str, part: str) -> Analysis:
+    """One run in a file that collects the analyses of a study."""
+    return from_json(Analysis, read(name)[part])

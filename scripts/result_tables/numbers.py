@@ -1,10 +1,8 @@
 """Single numbers in running text, by name: `<!-- number: NAME -->VALUE<!-- /number -->`."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from l0drop.bench.cost_model import PAYS
 from l0drop.bench.predict import WORTHWHILE
+from result_tables import files
 from result_tables.files import TOYS, read
 from result_tables.labels import CONTINUED, SAME_WAY
 from result_tables.speed import ratio
@@ -29,35 +27,38 @@ def of_the_paper() -> dict[str, str]:
 
 def of_quality() -> dict[str, str]:
     multi30k, europarl, earlier = map(Study.read, ("multi30k-translated", "europarl", "europarl-four-pairs"))
-    rivals = {(row["run"], row["beams"]): row for row in read("europarl-rivals")["rows"]}
+    rivals = {(row.run, row.beams): row.score.value for row in files.rivals("europarl-rivals").rows}
     dense, beam_2, sparse = (rivals[run] for run in (("on-s1", 4), ("on-s1", 2), ("zero-0.46-s1", 4)))
     return {
         "multi30k-dropped": f"{multi30k.dropped('zero-0.47'):.1%}",
         "multi30k-same-way": f"{multi30k.difference('zero-0.47', SAME_WAY):+.2f}",
         "multi30k-continued": f"{multi30k.difference('zero-0.47', CONTINUED):+.2f}",
-        "multi30k-bound": f"{multi30k.against('zero-0.47')['lower']:+.2f}",
+        "multi30k-bound": f"{multi30k.against('zero-0.47').lower:+.2f}",
         "multi30k-distilling-gains": f"{multi30k.difference(SAME_WAY, CONTINUED):+.2f}",
         "repetition-dropped": f"{read('multi30k-repetition')['sparsity']:.1%}",
         "europarl-dropped": f"{europarl.dropped('zero-0.46'):.1%}",
         "europarl-same-way": f"{europarl.difference('zero-0.46', SAME_WAY):+.2f}",
         "europarl-continued": f"{europarl.difference('zero-0.46', CONTINUED):+.2f}",
-        "europarl-bound": f"{europarl.against('zero-0.46')['lower']:+.2f}",
+        "europarl-bound": f"{europarl.against('zero-0.46').lower:+.2f}",
         "europarl-distilling-gains": f"{europarl.difference(SAME_WAY, CONTINUED):+.2f}",
         "europarl-earlier": f"{earlier.difference('zero-0.46', CONTINUED):+.2f}",
-        "europarl-earlier-bound": f"{earlier.against('zero-0.46')['lower']:+.2f}",
-        "beam-2-difference": f"{_score(beam_2) - _score(dense):+.2f}",
-        "beam-4-sparse-difference": f"{_score(sparse) - _score(dense):+.2f}",
+        "europarl-earlier-bound": f"{earlier.against('zero-0.46').lower:+.2f}",
+        "beam-2-difference": f"{beam_2 - dense:+.2f}",
+        "beam-4-sparse-difference": f"{sparse - dense:+.2f}",
     }
 
 
 def of_speed() -> dict[str, str]:
     found = {}
     for shape in ("multi30k", "europarl", "mt", "cnndm", "wikisum"):
-        timed = read(f"decode-{shape}")
+        timed = files.decoding(f"decode-{shape}")
         for name, prefix in (("engine", "speed"), ("engine-int8", "speed-int8")):
             found[f"{prefix}-{shape}"] = ratio(timed, "end_to_end", f"{name}-short", f"{name}-dense")
-    latency = {name: system["latency_ms"]["cpu"] for name, system in read("decode-ragged")["systems"].items()}
-    alone = latency["engine-short"]["p50"] / latency["engine-dense"]["p50"] - 1
+    systems = files.decoding("decode-ragged").systems
+    short, dense = (systems[name].latency_ms for name in ("engine-short", "engine-dense"))
+    assert short is not None
+    assert dense is not None
+    alone = short.cpu.p50 / dense.cpu.p50 - 1
     predicted = read("predict")
     (long,) = [cell for cell in predicted["table"] if (cell["batch"], cell["source"]) == (32, 512)]
     pays = {
@@ -81,13 +82,8 @@ def of_training() -> dict[str, str]:
 
 
 def of_toys() -> dict[str, str]:
-    (run,) = read("learned-against-random", TOYS)["runs"]
+    (run,) = files.evaluation("learned-against-random", TOYS).runs
     return {
-        "toy-learned-over-random": f"{run['differences']['bleu']['difference']:.2f}",
-        "toy-learned-over-random-bound": f"{run['differences']['bleu']['lower']:.2f}",
+        "toy-learned-over-random": f"{run.differences['bleu'].difference:.2f}",
+        "toy-learned-over-random-bound": f"{run.differences['bleu'].lower:.2f}",
     }
-
-
-def _score(row: Mapping[str, Any]) -> float:
-    score: float = row["score"]["value"]
-    return score

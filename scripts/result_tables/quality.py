@@ -3,12 +3,18 @@
 import re
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from l0drop.runs.analysis import GateShares
+from l0drop.runs.evaluation import EvaluatedRun
+from l0drop.runs.study import Rival, Rivals, StudiedSystem, StudyResults
+from l0drop.runs.table import Table
 from l0drop.study.analysis import tables as analysis_tables
 from l0drop.study.seeds import continued_of
 from l0drop.study.sweep import RULES
-from result_tables.files import TOYS, markdown, read
+from result_tables import files
+from result_tables.files import TOYS, read
 from result_tables.labels import CONTINUED, SAME_WAY, START, STUDIES, SYSTEMS, label
 from result_tables.studies import Study, count, distilled
 
@@ -39,7 +45,7 @@ LESS_SAME_WAY = f'difference to "{SYSTEMS[SAME_WAY]}"'
 EVALUATIONS = {"Multi30k": "multi30k-evaluation", "Europarl": "europarl-evaluation"}
 
 
-def tasks_table() -> str:
+def tasks_table() -> Table:
     """One line per task: the sparse models against both dense references."""
     rows = []
     for task, (name, system) in MAIN.items():
@@ -61,7 +67,7 @@ def tasks_table() -> str:
         row = [task, f"{point['sparsity']:.1%}", f"test {lost:+.2f}", "none: one seed", "not distilled"]
         rows.append([*row, "1 / 1"])
     head = ["task", "dropped", LESS_CONTINUED, "test bound of this difference", LESS_SAME_WAY]
-    return markdown([*head, "seeds / independent baselines"], rows)
+    return Table([*head, "seeds / independent baselines"], rows)
 
 
 def _valid_and_test(study: Study, system: str, other: str) -> str:
@@ -70,7 +76,7 @@ def _valid_and_test(study: Study, system: str, other: str) -> str:
     return ", ".join(f"{split} {study.difference(system, other, split):+.2f}" for split in ("valid", "test")) + seeds
 
 
-def same_way_table(tasks: Sequence[str]) -> str:
+def same_way_table(tasks: Sequence[str]) -> Table:
     """Sparse models against the continued baseline distilled the same way, seed by seed. No outputs were kept."""
     rows = []
     for task in tasks:
@@ -81,24 +87,24 @@ def same_way_table(tasks: Sequence[str]) -> str:
             seeds = ", ".join(f"{one:+.2f}" for one in each)
             title = STUDIES[name].partition(",")[0]
             rows.append([title, split, f"{statistics.mean(each):+.2f}", seeds, str(study.baselines)])
-    return markdown(["task", "text", "mean difference in BLEU", "by seed", "independent baselines"], rows)
+    return Table(["task", "text", "mean difference in BLEU", "by seed", "independent baselines"], rows)
 
 
-def repetition_table(found: Mapping[str, Any]) -> str:
+def repetition_table(found: Mapping[str, Any]) -> Table:
     """A later repetition on Multi30k: differences in BLEU on four test sets."""
     rows = [
         [test["text"], f"{test['less_continued']:+.2f}", f"{test['less_continued_distilled_the_same_way']:+.2f}"]
         for test in found["tests"]
     ]
-    return markdown(["test set", LESS_CONTINUED, LESS_SAME_WAY], rows)
+    return Table(["test set", LESS_CONTINUED, LESS_SAME_WAY], rows)
 
 
-def seeds_table(found: Mapping[str, Any], labels: Mapping[str, str] = SYSTEMS) -> str:
+def seeds_table(found: StudyResults, labels: Mapping[str, str] = SYSTEMS) -> Table:
     """Every system of at least two seeds with its difference to the continued baseline."""
     study = Study(found)
     rows = []
     for name, system in study.systems.items():
-        runs = system["runs"]
+        runs = system.runs
         if len(runs) < 2:
             continue
         sparsity = study.dropped(name)
@@ -107,24 +113,24 @@ def seeds_table(found: Mapping[str, Any], labels: Mapping[str, str] = SYSTEMS) -
         for split in ("valid", "test"):
             values = list(study.scores(name, split).values())
             row.append(f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}")
-        if (against := system.get("against_on")) is None:
+        if (against := system.against_on) is None:
             row += ["-", "-"]
         else:
-            low, high = against["interval"]
-            row.append(f"{against['difference']:+.2f} [{low:+.2f}, {high:+.2f}]")
+            low, high = against.interval
+            row.append(f"{against.difference:+.2f} [{low:+.2f}, {high:+.2f}]")
             row.append(study.bound(name))
         rows.append(row)
     head = ["system", "dropped", "BLEU, valid", "BLEU, test", f"test: {LESS_CONTINUED}"]
-    return markdown([*head, "bound on test"], rows)
+    return Table([*head, "bound on test"], rows)
 
 
-def _with_way(name: str, system: Mapping[str, Any], labels: Mapping[str, str]) -> str:
+def _with_way(name: str, system: StudiedSystem, labels: Mapping[str, str]) -> str:
     title = label(name, labels)
-    gated = bool(system.get("recipe", {}).get("l0drop"))
-    return f"{title}, distilled ({distilled(system['recipe'])})" if gated and "distilled" not in title else title
+    gated = bool(system.recipe.get("l0drop"))
+    return f"{title}, distilled ({distilled(system.recipe)})" if gated and "distilled" not in title else title
 
 
-def single_table(found: Mapping[str, Any], labels: Mapping[str, str] = SYSTEMS) -> str:
+def single_table(found: StudyResults, labels: Mapping[str, str] = SYSTEMS) -> Table:
     """Every system of one seed with its difference to the continued baseline of that seed.
 
     The interval is over sentences. It is empty where outputs were not compared.
@@ -132,7 +138,7 @@ def single_table(found: Mapping[str, Any], labels: Mapping[str, str] = SYSTEMS) 
     study = Study(found)
     rows = []
     for name, system in study.systems.items():
-        if len(system["runs"]) != 1:
+        if len(system.runs) != 1:
             continue
         sparsity = study.dropped(name)
         row = [label(name, labels), f"{sparsity:.1%}" if sparsity else "-"]
@@ -143,68 +149,68 @@ def single_table(found: Mapping[str, Any], labels: Mapping[str, str] = SYSTEMS) 
         row[-1] += interval(system, CONTINUED)
         rows.append(row)
     head = ["system, one seed", "dropped", "BLEU, valid", "BLEU, test"]
-    return markdown([*head, *(f"{split}: {LESS_CONTINUED}" for split in ("valid", "test"))], rows)
+    return Table([*head, *(f"{split}: {LESS_CONTINUED}" for split in ("valid", "test"))], rows)
 
 
-def interval(system: Mapping[str, Any], other: str) -> str:
+def interval(system: StudiedSystem, other: str) -> str:
     """Over sentences, of one seed against another system; empty where they were not compared."""
-    compared = system.get("one_seed", {}).get(other)
-    return "" if compared is None else " [{:+.2f}, {:+.2f}]".format(*compared["interval"])
+    compared = system.one_seed.get(other)
+    return "" if compared is None else " [{:+.2f}, {:+.2f}]".format(*compared.interval)
 
 
-def rules_table(found: Mapping[str, Any]) -> str:
+def rules_table(found: StudyResults) -> Table:
     """Rules next to a learned and a random gate that were trained to drop as much. Differences are on test text."""
-    systems = found["systems"]
+    systems = found.systems
     rows = []
     for rule in RULES:
         names = (rule, f"learned-as-{rule}", f"random-as-{rule}")
         if not all(name in systems for name in names):
             continue
-        tests = [systems[name]["runs"][0]["test"] for name in names]
-        scores = [test["score"]["value"] for test in tests]
-        row = [f"`{rule}`", ", ".join(f"{test['sparsity']:.1%}" for test in tests)]
+        runs = [systems[name].runs[0] for name in names]
+        scores = [run.value() for run in runs]
+        row = [f"`{rule}`", ", ".join(f"{run.sparsity:.1%}" for run in runs)]
         row.append(", ".join(f"{score:.2f}" for score in scores))
         for name, score in ((names[0], scores[0]), (names[2], scores[2])):
             row.append(f"{score - scores[1]:+.2f}{interval(systems[name], names[1])}")
         rows.append(row)
     head = ["rule", "dropped: rule, learned, random", "BLEU: rule, learned, random", "rule less learned"]
-    return markdown([*head, "random less learned"], rows)
+    return Table([*head, "random less learned"], rows)
 
 
-def elastic_table(found: Mapping[str, Any]) -> str:
+def elastic_table(found: StudyResults) -> Table:
     """One elastic model at several settings of the dial next to models trained for each setting."""
     study = Study(found)
     rows = []
     for run in study.runs("elastic"):
-        for row in run["dial"]:
-            keep = row["keep"]
+        for row in run.dial or ():
+            keep = row.keep
             own = CONTINUED if keep == 1 else "zero-0.5" if keep is None else f"zero-{1 - keep:.1g}"
-            other = study.scores(own).get(run["seed"]) if own in study.systems else None
+            other = study.scores(own).get(run.seed) if own in study.systems else None
             title = "as trained" if keep is None else f"{keep:g}"
             value = "-" if other is None else f"{other:.2f}"
-            rows.append([title, f"{row['sparsity']:.1%}", f"{row['score']['value']:.2f}", value])
-    return markdown(["`keep`", "dropped", "BLEU, elastic model", "BLEU, model trained for it"], rows)
+            rows.append([title, f"{row.sparsity:.1%}", f"{row.score.value:.2f}", value])
+    return Table(["`keep`", "dropped", "BLEU, elastic model", "BLEU, model trained for it"], rows)
 
 
-def targets_table() -> str:
+def targets_table() -> Table:
     """The largest distance to the target sparsity on test text; runs beyond 2 points by name."""
     rows = []
     for name, title in STUDIES.items():
         missed: list[tuple[float, str]] = []
         asked = set()
         for system, content in Study.read(name).systems.items():
-            if (target := (content["recipe"].get("l0drop") or {}).get("target_sparsity")) is None:
+            if (target := (content.recipe.get("l0drop") or {}).get("target_sparsity")) is None:
                 continue
             asked.add(f"{100 * target:g}")
-            missed += [(100 * (run["test"]["sparsity"] - target), label(system)) for run in content["runs"]]
+            missed += [(100 * ((run.sparsity or 0.0) - target), label(system)) for run in content.runs]
         missed.sort(key=lambda one: -abs(one[0]))
         beyond = [f"{points:+.1f} ({system})" for points, system in missed if abs(points) > 2]
         furthest = [*beyond, f"{missed[len(beyond)][0]:+.1f}"]
         rows.append([title, str(len(missed)), ", ".join(sorted(asked)), ", then ".join(furthest)])
-    return markdown(["study", "sparse runs", "target, %", "largest distance on test text, points"], rows)
+    return Table(["study", "sparse runs", "target, %", "largest distance on test text, points"], rows)
 
 
-def baselines_table(studies: Mapping[str, Mapping[str, Any]]) -> str:
+def baselines_table(studies: Mapping[str, StudyResults]) -> Table:
     """Where sparse and dense models end, by the length of the baseline's training."""
     rows = []
     for name, sparse in BASELINES.items():
@@ -212,86 +218,91 @@ def baselines_table(studies: Mapping[str, Mapping[str, Any]]) -> str:
         seeds = study.scores(sparse)  # the other seeds have nothing to be compared with
         starts = [score for seed, score in study.scores(START).items() if seed in seeds]
         dense = [score for seed, score in study.scores(CONTINUED).items() if seed in seeds]
-        steps = [study.systems[system]["recipe"]["train"]["steps"] for system in (START, CONTINUED)]
+        steps = [study.systems[system].recipe["train"]["steps"] for system in (START, CONTINUED)]
         row = [f"{steps[0]:,} + {steps[1]:,}", str(len(seeds)), f"{statistics.mean(starts):.2f}"]
         row += [f"{statistics.mean(dense):.2f}", f"{study.score(sparse):.2f} at {study.dropped(sparse):.1%}"]
         rows.append([*row, f"{study.difference(sparse, CONTINUED):+.2f}"])
     head = ["steps: baseline + fine-tuning", "seeds", "BLEU, dense, start", "BLEU, dense, continued"]
-    return markdown([*head, "BLEU, sparse, distilled (both)", "sparse less dense, continued"], rows)
+    return Table([*head, "BLEU, sparse, distilled (both)", "sparse less dense, continued"], rows)
 
 
-def choices_tables(found: Mapping[str, Any]) -> tuple[str, str]:
+def choices_tables(found: Mapping[str, Any]) -> tuple[Table, Table]:
     """Trials on the validation text: of the baseline with one seed, of fine-tuning with two."""
-    baselines = ([name, f"{tried['valid_bleu']:.2f}"] for name, tried in found["baseline"].items())
-    tuned = (
+    baselines = [[name, f"{tried['valid_bleu']:.2f}"] for name, tried in found["baseline"].items()]
+    tuned = [
         [TAUGHT.sub("distilled (token)", name), ", ".join(f"{score:.2f}" for score in tried["valid_bleu"])]
         for name, tried in found["fine_tuning"].items()
-    )
+    ]
     return (
-        markdown(["baseline", "BLEU, valid"], baselines),
-        markdown(["learning rate of fine-tuning", "BLEU, valid, two seeds"], tuned),
+        Table(["baseline", "BLEU, valid"], baselines),
+        Table(["learning rate of fine-tuning", "BLEU, valid, two seeds"], tuned),
     )
 
 
-def rivals_table(found: Mapping[str, Any]) -> str:
+def rivals_table(found: Rivals) -> Table:
     """Quality and time of systems at several beams."""
     rows = []
-    for row in found["rows"]:
-        times = [1000 * seconds / row["sentences"] for seconds in row["cpu_seconds"]]
+    for row in found.rows:
+        times = [1000 * seconds / (row.sentences or 1) for seconds in row.cpu_seconds]
         span = [f"{statistics.median(times):.0f}", f"{min(times):.0f} to {max(times):.0f}"]
-        rows.append([system_of(row), str(row["beams"]), f"{row['score']['value']:.2f}", *span])
+        rows.append([system_of(row), str(row.beams), f"{row.score.value:.2f}", *span])
     head = ["system", "beams", "BLEU, test", "CPU ms per sentence, median", "CPU ms, all rounds"]
-    return markdown(head, rows)
+    return Table(head, rows)
 
 
-def system_of(row: Mapping[str, Any]) -> str:
+def system_of(row: Rival) -> str:
     """The label of a timed system, by the name of its run."""
-    return label(re.sub(r"-s\d+$", "", row["run"]))
+    return label(re.sub(r"-s\d+$", "", row.run))
 
 
-def layers_table(found: Mapping[str, Any]) -> str:
+def layers_table(name: str) -> Table:
     """The share dropped after each encoder layer, by model."""
-    layered = {name: analysis["gates"]["layers"] for name, analysis in found.items() if name.startswith("layers-")}
+    layered = layers_of(name)
     rows = [
-        [str(layer), *(f"{gates['sparsity']:.1%}" for gates in layers)]
+        [str(layer), *(f"{gates.sparsity:.1%}" for gates in layers)]
         for layer, layers in enumerate(zip(*layered.values(), strict=True), start=1)
     ]
-    return markdown(["gates after encoder layer", *map(label, layered)], rows)
+    return Table(["gates after encoder layer", *map(label, layered)], rows)
 
 
-def tail_table() -> str:
+def layers_of(name: str) -> dict[str, list[GateShares]]:
+    """The gates after each encoder layer, by model."""
+    found = {part: files.analysis(name, part).gates for part in read(name) if part.startswith("layers-")}
+    return {part: gates.layers for part, gates in found.items() if gates is not None}
+
+
+def tail_table() -> Table:
     """Single sentences and words: sparse models against the continued baseline, from `l0drop evaluate`."""
-    found = [read(name) for name in EVALUATIONS.values()]
+    found = [files.evaluation(name) for name in EVALUATIONS.values()]
 
-    def span(runs: Sequence[Mapping[str, Any]], key: str) -> str:
-        shares = [run["tail"]["chrf"][key] for run in runs]
+    def span(runs: Sequence[EvaluatedRun], key: str) -> str:
+        shares = [getattr(run.tail_or_agreement.chrf, key) for run in runs]
         return f"{min(shares):.1%} to {max(shares):.1%}"
 
-    def words(runs: Sequence[Mapping[str, Any]], kind: str) -> str:
-        tails = [run["tail"][kind] for run in runs]
-        lost, gained = (sum(tail[key] for tail in tails) for key in ("lost", "gained"))
-        return f"{lost} lost, {gained} gained, of {tails[0]['expected']} per seed"
+    def words(runs: Sequence[EvaluatedRun], kind: str) -> str:
+        tails = [getattr(run.tail_or_agreement, kind) for run in runs]
+        lost, gained = (sum(getattr(tail, key) for tail in tails) for key in ("lost", "gained"))
+        return f"{lost} lost, {gained} gained, of {tails[0].expected} per seed"
 
-    rows = [["chrF2, mean difference", *(f"{one['over_seeds']['chrf']['difference']:+.2f}" for one in found)]]
+    rows = [["chrF2, mean difference", *(f"{one.over_seeds['chrf'].difference:+.2f}" for one in found)]]
     for key, text in (("losing", "lose"), ("gaining", "gain")):
-        rows.append([f"sentences that {text} more than 20 chrF", *(span(one["runs"], key) for one in found)])
-    same = [[run["same_outputs"] / one["scored"] for run in one["runs"]] for one in found]
+        rows.append([f"sentences that {text} more than 20 chrF", *(span(one.runs, key) for one in found)])
+    same = [[(run.same_outputs or 0) / one.scored for run in one.runs] for one in found]
     rows.append(["outputs identical to the dense model's", *(f"{min(s):.0%} to {max(s):.0%}" for s in same)])
-    rows += [[f"{kind}, all seeds", *(words(one["runs"], kind) for one in found)] for kind in ("names", "numbers")]
-    rows.append(["negations, all seeds", *(words(one["runs"], "negations") for one in found)])
-    return markdown(['sparse against "dense, continued"', *EVALUATIONS], rows)
+    rows += [[f"{kind}, all seeds", *(words(one.runs, kind) for one in found)] for kind in ("names", "numbers")]
+    rows.append(["negations, all seeds", *(words(one.runs, "negations") for one in found)])
+    return Table(['sparse against "dense, continued"', *EVALUATIONS], rows)
 
 
-def analyses_tables(found: Mapping[str, Any]) -> dict[str, str]:
+def analyses_tables(name: str) -> dict[str, Table]:
     """Dropped groups of words, attention, and the cost of closing gates."""
-    sweep = found["sweep"]["points"]
+    sweep = files.sweep_analysis(name).points
+    closed = analysis_tables.interventions_table(files.analysis(name, "point"))
+    rows = [[CLOSED.get(cell, cell) for cell in row] for row in closed.rows]
     contents = {
         "groups": analysis_tables.groups_table(sweep),
         "mass": analysis_tables.mass_table(sweep),
         "entropy": analysis_tables.entropy_table(sweep),
-        "closed": analysis_tables.interventions_table(found["point"]),
+        "closed": Table(["model", "closed gates", "share", "dropped", "cross-entropy", "BLEU"], rows),
     }
-    _, closed = contents["closed"]
-    head = ["model", "closed gates", "share", "dropped", "cross-entropy", "BLEU"]
-    contents["closed"] = head, [[CLOSED.get(cell, cell) for cell in row] for row in closed]
-    return {name: markdown(head, rows) for name, (head, rows) in contents.items()}
+    return {part: replace(table, note="") for part, table in contents.items()}

@@ -4,7 +4,8 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from result_tables.files import markdown
+from l0drop.runs.benchmark import DecodeBenchmark
+from l0drop.runs.table import Table
 
 SHAPES = {"mt": "30 tokens (`mt`)", "cnndm": "400 tokens (`cnndm`)", "wikisum": "2,048 tokens (`wikisum`)"}
 
@@ -57,37 +58,37 @@ STEP = ("step", "linear layers", "attention", "vocabulary", "copies", "other ope
 PARTS = {"step": "whole step", "between them": "between operations (Python)"}
 
 
-def speed_table(shapes: Mapping[str, Mapping[str, Any]], comparisons: Iterable[Comparison] = ALL) -> str:
+def speed_table(shapes: Mapping[str, DecodeBenchmark], comparisons: Iterable[Comparison] = ALL) -> Table:
     """Speed-ups at every shape."""
-    rows = ([one.label, *(ratio(shapes[shape], *one) for shape in SHAPES)] for one in comparisons)
-    return markdown(["speed-up, CPU time", *SHAPES.values()], rows)
+    rows = [[one.label, *(ratio(shapes[shape], *one) for shape in SHAPES)] for one in comparisons]
+    return Table(["speed-up, CPU time", *SHAPES.values()], rows)
 
 
-def ratio(result: Mapping[str, Any], phase: str, system: str, reference: str) -> str:
+def ratio(result: DecodeBenchmark, phase: str, system: str, reference: str) -> str:
     """The speed-up of a system: the reference's CPU time divided by its own, the median over rounds that both ran."""
-    systems = result["systems"]
+    systems = result.systems
     if not {system, reference} <= set(systems):
         return "-"
-    times = (systems[name]["seconds"][phase]["cpu"] for name in (reference, system))
+    times = (systems[name].seconds[phase].cpu for name in (reference, system))
     return f"{statistics.median(slow / fast for slow, fast in zip(*times, strict=False)):.2f}"
 
 
-def threads_table(shapes: Mapping[str, Mapping[str, Any]]) -> str:
+def threads_table(shapes: Mapping[str, DecodeBenchmark]) -> Table:
     """The same with several threads, by wall time too: CPU time counts threads that wait for each other."""
     rows = []
     for comparison in ALL:
         phase, system, reference = comparison
-        if not all({system, reference} <= set(shapes[shape]["systems"]) for shape in SHAPES):
+        if not all({system, reference} <= set(shapes[shape].systems) for shape in SHAPES):
             continue
         row = [comparison.label]
         for shape in SHAPES:
-            walls = [shapes[shape]["systems"][name]["median"][phase]["wall"] for name in (reference, system)]
+            walls = [shapes[shape].systems[name].median[phase].wall for name in (reference, system)]
             row.append(f"{ratio(shapes[shape], *comparison)}, {walls[0] / walls[1]:.2f}")
         rows.append(row)
-    return markdown(["speed-up: CPU time, wall time", *SHAPES.values()], rows)
+    return Table(["speed-up: CPU time, wall time", *SHAPES.values()], rows)
 
 
-def predict_tables(result: Mapping[str, Any]) -> tuple[str, str, str]:
+def predict_tables(result: Mapping[str, Any]) -> tuple[Table, Table, Table]:
     """Predicted speed-ups of the short memory, measured checks, and the lengths from which it pays."""
     batches = sorted({cell["batch"] for cell in result["table"]})
     cells = {(cell["source"], cell["batch"]): cell["speed_up"] for cell in result["table"]}
@@ -106,39 +107,41 @@ def predict_tables(result: Mapping[str, Any]) -> tuple[str, str, str]:
     sources = ["source tokens", *(f"batch {batch}: decoding, end to end" for batch in batches)]
     pays = [[batch, *(str(one[phase]) for phase in ("decode", "both"))] for batch, one in result["pays_from"].items()]
     lengths = ["batch", "decoding gains from, source tokens", "end to end gains from, source tokens"]
-    return markdown(sources, rows), markdown(head, checks), markdown(lengths, pays)
+    return Table(sources, rows), Table(head, checks), Table(lengths, pays)
 
 
-def systems_table(shape: str, result: Mapping[str, Any]) -> str:
+def systems_table(shape: str, result: DecodeBenchmark) -> Table:
     """Seconds, memory and agreement of every system at one shape."""
     rows = []
-    for name, system in result["systems"].items():
-        agreement = result["agreement"][name]
+    for name, system in result.systems.items():
+        agreement, memory = result.agreement[name], system.memory
+        assert memory is not None
         row = [f"`{name}`"]
-        row += [f"{system['median'][phase]['cpu']:.2f}" for phase in ("encode", "decode", "end_to_end")]
-        cache = system["memory"]["cross_cache"]
-        peak = f"{system['memory']['beyond_loaded'] / 2**20:.0f}"
+        row += [f"{system.median[phase].cpu:.2f}" for phase in ("encode", "decode", "end_to_end")]
+        cache = memory.cross_cache
+        peak = f"{(memory.beyond_loaded or 0) / 2**20:.0f}"
         row.append(peak if cache is None else f"{peak}, {cache / 2**20:.0f}")
-        row.append("reference" if agreement is None else f"{agreement['same']} of {result['sentences']}")
+        row.append("reference" if agreement is None else f"{agreement.same} of {result.sentences}")
         rows.append(row)
     head = [f"{SHAPES[shape]}, system", "encode, CPU s", "decode, CPU s", "end to end, CPU s"]
-    return markdown([*head, "peak memory, cross-attention K/V, MiB", "outputs with the same tokens"], rows)
+    return Table([*head, "peak memory, cross-attention K/V, MiB", "outputs with the same tokens"], rows)
 
 
-def ragged_tables(ragged: Mapping[str, Any], even: Mapping[str, Any]) -> tuple[str, str]:
+def ragged_tables(ragged: DecodeBenchmark, even: DecodeBenchmark) -> tuple[Table, Table]:
     """Text of many lengths: throughput and latency; and speed-ups next to a batch of one length, their mean."""
     rows = []
-    for name, system in ragged["systems"].items():
-        latency = system["latency_ms"]["cpu"]
-        rows.append([f"`{name}`", f"{system['sentences_per_second']:.2f}"])
-        rows[-1] += [f"{latency['p50']:.0f}", f"{latency['p99']:.0f}"]
+    for name, system in ragged.systems.items():
+        assert system.latency_ms is not None
+        latency = system.latency_ms.cpu
+        rows.append([f"`{name}`", f"{system.sentences_per_second:.2f}"])
+        rows[-1] += [f"{latency.p50:.0f}", f"{latency.p99:.0f}"]
     head = ["system", "documents per second, batches of 12", "one at a time, P50, ms", "one at a time, P99, ms"]
-    compared = (one for one in ALL if {one.system, one.reference} <= set(ragged["systems"]))
-    ratios = ([one.label, *(ratio(result, *one) for result in (ragged, even))] for one in compared)
-    return markdown(head, rows), markdown(["speed-up, CPU time", "many lengths", "one length"], ratios)
+    compared = (one for one in ALL if {one.system, one.reference} <= set(ragged.systems))
+    ratios = [[one.label, *(ratio(result, *one) for result in (ragged, even))] for one in compared]
+    return Table(head, rows), Table(["speed-up, CPU time", "many lengths", "one length"], ratios)
 
 
-def profile_table(profile: Mapping[str, Any]) -> str:
+def profile_table(profile: Mapping[str, Any]) -> Table:
     """Milliseconds of the parts of a decoding step, and the least that the machine allows."""
     columns = profile["seconds_per_step"]
     bounds = {name: f"{1000 * seconds:.1f}" for name, seconds in profile["bounds"].items()}
@@ -148,21 +151,21 @@ def profile_table(profile: Mapping[str, Any]) -> str:
         [PARTS.get(part, part), *(f"{1000 * seconds[part]:.1f}" for seconds in columns.values()), least.get(part, "")]
         for part in STEP
     ]
-    return markdown(["ms per step", *columns, "lower bound, float32"], rows)
+    return Table(["ms per step", *columns, "lower bound, float32"], rows)
 
 
-def profile_before_table(profiles: Mapping[str, Mapping[str, Any]]) -> str:
+def profile_before_table(profiles: Mapping[str, Mapping[str, Any]]) -> Table:
     """The same parts before the engine was optimised, at several shapes."""
     columns = {
         f"`{shape}`, {name}": seconds
         for shape, profile in profiles.items()
         for name, seconds in profile["seconds_per_step"].items()
     }
-    rows = ([PARTS.get(part, part), *(f"{1000 * one[part]:.1f}" for one in columns.values())] for part in STEP)
-    return markdown(["ms per step, before", *columns], rows)
+    rows = [[PARTS.get(part, part), *(f"{1000 * one[part]:.1f}" for one in columns.values())] for part in STEP]
+    return Table(["ms per step, before", *columns], rows)
 
 
-def training_table(result: Mapping[str, Any]) -> str:
+def training_table(result: Mapping[str, Any]) -> Table:
     """Our trainer and Hugging Face's, every round."""
 
     def each(rounds: Iterable[Mapping[str, Any]], key: str, form: str, times: float = 1) -> str:
@@ -176,4 +179,4 @@ def training_table(result: Mapping[str, Any]) -> str:
         row.append(", ".join(f"{one['tokens_per_second'] / 1000:,.0f}k" for one in found))
         rows.append([*row, f"{used:.0%}", f"{positions:.0%}", f"{memory:.1f}"])
     head = ["trainer", "ms per step", "tokens per second", "MFU, real tokens", "MFU, with padding"]
-    return markdown([*head, "peak memory, GiB"], rows)
+    return Table([*head, "peak memory, GiB"], rows)

@@ -1,10 +1,10 @@
 """The two tables of README.md: quality of trained models, and speed at the length of documents."""
 
 import statistics
-from collections.abc import Mapping
-from typing import Any
 
-from result_tables.files import markdown, read
+from l0drop.runs.benchmark import DecodeBenchmark
+from l0drop.runs.table import Table
+from result_tables import files
 from result_tables.labels import SAME_WAY
 from result_tables.speed import ratio
 from result_tables.studies import Study, count
@@ -19,12 +19,13 @@ NOTE = "† "
 """How the note under a table begins; it belongs to the generated block."""
 
 
-def quality_table() -> str:
+def quality_table() -> Table:
     rows, notes = [], []
     for task, (name, system, timing) in TRAINED.items():
-        study, timed = Study.read(name), read(timing)
+        study, timed = Study.read(name), files.decoding(timing)
         differences = study.differences(system, SAME_WAY)
-        row = [task, f"{timed['shape']['source']:,} tokens", f"{study.dropped(system):.1%}"]
+        assert timed.workload.shape is not None
+        row = [task, f"{timed.workload.shape.source:,} tokens", f"{study.dropped(system):.1%}"]
         rows.append([*row, f"{statistics.mean(differences):+.2f}", _alone(timed, "engine")])
         baselines = count(study.baselines, "independent baseline")
         notes.append(f"{task.partition(',')[0]}: {count(len(differences), 'seed')}, {baselines}")
@@ -34,19 +35,20 @@ def quality_table() -> str:
         f"intervals yet. {'; '.join(notes)}. All Europarl models share one set of translations, and their sparsity and "
         "training length were chosen after earlier test scores."
     )
-    return f"{markdown([*head, 'speed-up'], rows)}\n\n{note}"
+    return Table([*head, "speed-up"], rows, note)
 
 
-def length_table() -> str:
+def length_table() -> Table:
     rows = []
-    for timed in map(read, TIMED):
-        shape = timed["shape"]
-        row = [f"{shape['source']:,} tokens", f"{shape['dropped']:.1%}"]
+    for timed in map(files.decoding, TIMED):
+        shape = timed.workload.shape
+        assert shape is not None
+        row = [f"{shape.source:,} tokens", f"{shape.dropped:.1%}"]
         rows.append([*row, _alone(timed, "engine"), _alone(timed, "engine-int8")])
     head = ["source length", "encodings dropped (set to the paper's value)"]
-    return markdown([*head, "speed-up, float32", "speed-up, int8"], rows)
+    return Table([*head, "speed-up, float32", "speed-up, int8"], rows)
 
 
-def _alone(timed: Mapping[str, Any], engine: str) -> str:
+def _alone(timed: DecodeBenchmark, engine: str) -> str:
     """The speed-up of dropping alone: one engine on the short and on the dense memory."""
     return f"{ratio(timed, 'end_to_end', f'{engine}-short', f'{engine}-dense')}×"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from result_tables.files import markdown
+from l0drop.runs.table import Table
 
 WAYS = {
     "fine-tuned": "baseline, then fine-tuned to the target",
@@ -24,7 +24,7 @@ RULES = {
 }
 
 
-def targets_table(found: Mapping[str, Any]) -> str:
+def targets_table(found: Mapping[str, Any]) -> Table:
     """Target, sparsity on test text and score, on both corpora."""
     corpora = [found["targets"][corpus] for corpus in ("translation", "documents")]
     rows = [["none (dense, continued)", *(cell for one in corpora for cell in ("0", _score(one["reference"])))]]
@@ -33,10 +33,10 @@ def targets_table(found: Mapping[str, Any]) -> str:
         cells = (cell for point in points for cell in (_sparsity(point), _score(point)))
         rows.append([f"{float(run.removeprefix('target-')):.0%}", *cells])
     head = ["target", "translation: dropped", "translation: BLEU", "documents: dropped", "documents: ROUGE-L"]
-    return markdown(head, rows)
+    return Table(head, rows)
 
 
-def ways_tables(found: Mapping[str, Any]) -> tuple[str, str]:
+def ways_tables(found: Mapping[str, Any]) -> tuple[Table, Table]:
     """Fine-tuned and from scratch; with references and with source text only."""
     tests = {name: run["test"] for name, run in found["ways"].items()}
     rows = [
@@ -44,10 +44,10 @@ def ways_tables(found: Mapping[str, Any]) -> tuple[str, str]:
         for titles in (WAYS, TARGETS)
     ]
     heads = (["training", "dropped", "BLEU"], ["training targets", "dropped", "BLEU"])
-    return markdown(heads[0], rows[0]), markdown(heads[1], rows[1])
+    return Table(heads[0], rows[0]), Table(heads[1], rows[1])
 
 
-def rules_table(found: Mapping[str, Any]) -> str:
+def rules_table(found: Mapping[str, Any]) -> Table:
     """Rules and learned gates by sparsity, each against the continued baseline."""
     sweep = found["rules"]
     dense = sweep["reference"]["score"]["value"]
@@ -56,10 +56,10 @@ def rules_table(found: Mapping[str, Any]) -> str:
         kind, _, value = point["run"].partition("-")
         title = f"learned, target {value}" if kind == "target" else RULES[kind]
         rows.append([title, _sparsity(point), _score(point), f"{point['score']['value'] - dense:+.2f}"])
-    return markdown(["gate", "dropped", "BLEU", 'difference to "dense, continued"'], rows)
+    return Table(["gate", "dropped", "BLEU", 'difference to "dense, continued"'], rows)
 
 
-def dial_table(found: Mapping[str, Any]) -> str:
+def dial_table(found: Mapping[str, Any]) -> Table:
     """One elastic model at several settings of the dial next to models trained for each setting."""
     elastic, trained = found["elastic"]["dial"]["rows"], found["elastic"]["trained"]
     dense = found["elastic"]["reference"]
@@ -71,10 +71,10 @@ def dial_table(found: Mapping[str, Any]) -> str:
             continue
         other = dense if keep == 1 else trained[f"target-{1 - keep:.1g}"]
         rows.append([f"{keep:.0%}", _score(row), _score(other)])
-    return markdown(["kept", "BLEU, one elastic model", "BLEU, model trained for it"], rows)
+    return Table(["kept", "BLEU, one elastic model", "BLEU, model trained for it"], rows)
 
 
-def order_table(found: Mapping[str, Any]) -> str:
+def order_table(found: Mapping[str, Any]) -> Table:
     """Elastic models of two seeds at several settings of the dial, trained with hard cuts and with drawn gates."""
     hard, drawn = found["elastic-order"]["hard"], found["elastic-order"]["drawn"]
     curves = [{row["keep"]: _score(row) for row in curve["rows"]} for curve in (*hard, *drawn)]
@@ -83,7 +83,7 @@ def order_table(found: Mapping[str, Any]) -> str:
         cells = [curve[keep] for curve in curves]
         label = "the model's choice" if keep is None else f"{keep:.0%}"
         rows.append([label, ", ".join(cells[: len(hard)]), ", ".join(cells[len(hard) :])])
-    return markdown(["kept", "BLEU, hard cuts", "BLEU, gates drawn around the cut"], rows)
+    return Table(["kept", "BLEU, hard cuts", "BLEU, gates drawn around the cut"], rows)
 
 
 def _sparsity(found: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -107,7 +108,7 @@ def test_unequal_and_empty_corpora_are_refused(metric: Metric) -> None:
 @pytest.mark.parametrize("metric", [bleu, bleu_paper, chrf, rouge])
 def test_scores_are_json_with_their_signature(metric: Metric) -> None:
     score = metric(HYPS, REFS)
-    stored = json.loads(json.dumps(score.as_json()))
+    stored = json.loads(json.dumps(asdict(score)))
     assert stored["value"] == score.value
     assert stored["signature"] == score.signature
     assert stored["signature"].startswith("nrefs:1|")

@@ -8,10 +8,13 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from l0drop.app.analyze import SHORT_NAMES, _omitted, tables
 from l0drop.app.cli import app
 from l0drop.core.groups import GROUPS
+from l0drop.runs.analysis import SweepAnalysis
+from l0drop.runs.table import for_terminal
 from l0drop.study.analysis.parts import NEEDS
+from l0drop.study.analysis.tables import SHORT_NAMES, overview_tables
+from tests.runs.partial import filled
 from tests.study.analysis.conftest import runs as runs  # the fixture
 
 
@@ -28,9 +31,9 @@ def test_a_run(runs, tmp_path) -> None:
     files = {file.name for file in (tmp_path / "figures").iterdir()}
     assert {"attention-mass.svg", "attention-maps.svg", "groups.svg", "entropy.svg", "positions.svg"} <= files
     for words in (
-        "attention mass per source token",
-        "sparsity by group",
-        "gates closed manually",
+        "Attention mass per word",
+        "Sparsity by group of tokens",
+        "Gates closed manually",
         "Does the task need the source?",
     ):
         assert words in done.output
@@ -87,7 +90,7 @@ def test_a_sweep(runs, tmp_path, monkeypatch) -> None:
     assert in_full.keys() >= {"mass", "maps", "interventions", "words"}
     assert "attention-mass.svg" in {file.name for file in (tmp_path / "mask" / "figures").iterdir()}
     shutil.copytree(runs / "sparse", tmp_path / "sparse")
-    monkeypatch.setattr("l0drop.study.shown.shown_point", lambda folder: "sparse")
+    monkeypatch.setattr("l0drop.study.analysis.job.shown_point", lambda folder: "sparse")
     done = invoke(tmp_path, "--sentences", 4, "--output", tmp_path / "evaluated", "--threads", 1)
     assert done.exit_code == 0, done.output
     assert [file.parent.name for file in (tmp_path / "evaluated").glob("*/analysis.json")] == ["sparse"]
@@ -105,15 +108,11 @@ def test_points_that_lack_a_part_leave_their_cells_empty() -> None:
         {**{key: whole[key] for key in ("run", "sparsity", "groups")}, "left_out": {"entropy": "LED"}},
         {**{key: whole[key] for key in ("run", "sparsity", "entropy")}, "left_out": {"groups": "German"}},
     ]
-    shown = [
-        [tuple(str(cell) for cell in row) for row in zip(*(column.cells for column in table.columns), strict=True)]
-        for table in tables({"sweep": "s", "points": points})
+    content = filled(SweepAnalysis, {"sweep": "s", "points": points})
+    assert [table.rows for _, table in overview_tables(content)] == [
+        [["both", "50.0%", "25%", ""], ["both", "50.0%", "25%", ""], ["both", "50.0%", "", ""]],
+        [["both", "1.50", "2.50"], ["both", "", ""], ["both", "1.50", "2.50"]],
     ]
-    assert shown == [
-        [("both", "50.0%", "25%", ""), ("both", "50.0%", "25%", ""), ("both", "50.0%", "", "")],
-        [("both", "1.50", "2.50"), ("both", "", ""), ("both", "1.50", "2.50")],
-    ]
-    assert _omitted({"points": points}) == {"entropy": "LED", "groups": "German"}
 
 
 def test_names_are_not_cut_at_80_columns() -> None:
@@ -121,8 +120,9 @@ def test_names_are_not_cut_at_80_columns() -> None:
     entropy = {"sparse": {"kept": 1.5, "dropped": 2.5}}
     point = {"run": "target-0.45", "sparsity": 0.451, "groups": {"groups": rates}, "entropy": entropy}
     screen = Console(width=80, record=True, file=io.StringIO())
-    for table in tables({"sweep": "runs/toy-translation-sparse-sweep", "points": [point]}):
-        screen.print(table)
+    content = filled(SweepAnalysis, {"sweep": "runs/toy-translation-sparse-sweep", "points": [point]})
+    for title, table in overview_tables(content):
+        screen.print(for_terminal(table, title, compact=True))
     shown = screen.export_text()
     assert shown.count("target-0.45 ") == 2
     assert "…" not in shown
@@ -136,7 +136,8 @@ def test_without_references_nothing_scores_100(runs, tmp_path) -> None:
     done = invoke(runs / "sparse", "--source", file, "--output", tmp_path, "--threads", 1)
     assert done.exit_code == 0, done.output
     said = " ".join(done.output.split())
-    assert "scores measure agreement with the output of sparse, not quality" in said
+    assert "they measure agreement, not quality" in said
+    assert "BLEU agreement" in said
     assert "targets: output of sparse" in said
     assert "100.00" not in said
 

@@ -15,6 +15,9 @@ from l0drop.app import cli
 from l0drop.app import demo_run as demo
 from l0drop.app.demo import results_table, struck
 from l0drop.recipe import Recipe
+from l0drop.runs.demo import DemoTask, Word
+from l0drop.runs.table import for_terminal
+from tests.runs.partial import filled
 
 REAL_RECIPES = demo.demo_recipes
 
@@ -107,7 +110,8 @@ def test_the_table_shows_every_system_of_every_task() -> None:
     }  # fmt: skip
     console = Console(width=80, record=True, quiet=False, file=None)
     with console.capture() as captured:
-        console.print(results_table({"documents": found, "translation": found}))
+        task = filled(DemoTask, found)
+        console.print(for_terminal(results_table({"documents": task, "translation": task}), compact=True))
     lines = [line.split() for line in captured.get().splitlines()]
     assert ["documents,", "480", "tokens", "(rougeLsum)"] in lines
     assert ["sparse,", "full", "gated", "memory", "89.10", "70.0%", "6.00"] in lines
@@ -116,8 +120,8 @@ def test_the_table_shows_every_system_of_every_task() -> None:
 
 def test_dropped_pieces_are_marked_without_a_terminal_too() -> None:
     words = [
-        {"pieces": [["The", True]], "space_before": False},
-        {"pieces": [["cat", False], ["s", True]], "space_before": True},
+        Word("The", "function", (("The", True),), space_before=False),
+        Word("cats", "content", (("cat", False), ("s", True)), space_before=True),
     ]
     assert struck(words, styled=True).plain == "The cats"
     assert struck(words, styled=False).plain == "~~The~~ cat~~s~~"

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -9,8 +10,14 @@ from transformers import AutoModelForSeq2SeqLM
 
 from l0drop.models.entmax import EntmaxModel, with_entmax
 from l0drop.recipe import parse_recipe
-from l0drop.training.run import train
+from l0drop.runs.json_file import as_json
+from l0drop.training.run import train as trained_run
 from tests.training import tiny
+
+
+def train(*arguments: Any, **options: Any) -> dict[str, Any]:
+    """The content of metrics.json."""
+    return as_json(trained_run(*arguments, **options))
 
 
 def test_sparse_attention_is_trained_scored_and_saved(baseline: Path, tmp_path: Path) -> None:

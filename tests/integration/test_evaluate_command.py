@@ -5,21 +5,32 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 from transformers import NllbTokenizer
 
 from l0drop.app import cli
-from l0drop.app.evaluate import _output
 from l0drop.data import metrics
 from l0drop.decoding.linear import int8_engines
 from l0drop.recipe import parse_recipe
-from l0drop.study.evaluate import write
+from l0drop.runs.evaluation import Evaluation
+from l0drop.runs.json_file import as_json
+from l0drop.runs.sweep import Sweep
+from l0drop.study.evaluate import Evaluated
+from l0drop.study.evaluation_job import output_folder
+from l0drop.study.sentence_statistics import SentenceStatistics
 from l0drop.study.systems import System
-from l0drop.training.run import train
+from l0drop.training.run import train as trained_run
 from tests.decoding import folders
+from tests.runs.partial import completed, filled
 from tests.training import tiny
+
+
+def train(*arguments: Any, **options: Any) -> dict[str, Any]:
+    """The content of metrics.json."""
+    return as_json(trained_run(*arguments, **options))
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +93,7 @@ def test_a_model_against_its_baseline(
     hyps, refs = lines_of(out / "hypotheses.txt"), lines_of(text["target"])
     assert len(hyps) == len(refs)
     assert [not hyp for hyp in hyps] == [not ref for ref in refs]
-    assert run["system"]["scores"]["bleu"] == metrics.bleu(hyps, refs).as_json(), "sacreBLEU on the file"
+    assert run["system"]["scores"]["bleu"] == as_json(metrics.bleu(hyps, refs)), "sacreBLEU on the file"
     assert run["differences"]["bleu"]["baseline"] == metrics.bleu(lines_of(out / "baseline.txt"), refs).value
     assert (run["differences"]["bleu"]["units"], run["differences"]["bleu"]["unit"]) == (6, "document")
     assert 0.1 < run["system"]["sparsity"] < 0.9
@@ -153,7 +164,7 @@ def test_every_point_of_a_sweep_is_compared_with_its_continued_baseline(
     for name, run in {"continued": baseline, "target-0.4": sparse, "target-0.5": sparse}.items():
         shutil.copytree(run, tmp_path / name)
     points = [{"run": f"target-{value}", "kind": "target", "value": value} for value in (0.4, 0.5)]
-    (tmp_path / "sweep.json").write_text(json.dumps({"points": points}))
+    (tmp_path / "sweep.json").write_text(json.dumps(completed(Sweep, {"points": points})))
     code, said = l0drop("evaluate", tmp_path, "--resamples", 200)
     assert code == 0, said
     for point in points:
@@ -191,7 +202,7 @@ def test_wrong_input_is_named_with_exit_code_2(
         "no model": ([tmp_path / "absent", *both, *out], ["absent", "no model folder"]),
         "no model in a folder": ([tmp_path, *both, *out], ["no model here"]),
         "absent source": ([outputs, "--source", tmp_path / "no", "--reference", target, *out], ["no", "No such file"]),
-        "no reference": ([outputs, "--source", source, *out], ["--reference is missing", "--dense MODEL"]),
+        "no reference": ([outputs, "--source", source, *out], ["--reference is missing", "or --dense to compare"]),
         "no source": ([outputs, "--reference", target, *out], ["--reference: needs --source"]),
         "no text": ([outputs, *out], ["--source is needed"]),
         "dense and references": ([outputs, *both, "--dense", outputs, *out], ["--dense: is for text without"]),
@@ -217,34 +228,39 @@ def test_other_content_is_not_overwritten(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="acme/tiny is a name on the hub and has no folder here"):
-        _output(System(Path("acme/tiny")), None)
+        output_folder(System(Path("acme/tiny")), None)
     assert not (tmp_path / "acme").exists(), "a folder of that name would hide the model on the hub"
     outputs = System(text["outputs"])
     with pytest.raises(ValueError, match="is a file; name a folder"):
-        _output(outputs, text["source"])
+        output_folder(outputs, text["source"])
     for content in ('{"what": "demo"}', "[]", "no JSON"):
         (tmp_path / "metrics.json").write_text(content)
         with pytest.raises(ValueError, match=r"its metrics\.json is not from an evaluation"):
-            _output(outputs, tmp_path)
+            output_folder(outputs, tmp_path)
         assert (tmp_path / "metrics.json").read_text() == content
 
 
 def test_an_evaluation_replaces_an_earlier_one(tmp_path: Path) -> None:
-    earlier = {"hypotheses-1.txt": "a\n", "hypotheses-2.txt": "b\n", "baseline-1.txt": "c\n", "baseline-2.txt": "d\n"}
-    write(tmp_path, {"what": "evaluation"}, earlier)
-    write(tmp_path, {"what": "evaluation"}, {"hypotheses.txt": "e\n"})
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["hypotheses.txt", "metrics.json"]
+    def write(folder: Path, **texts: list[str]) -> None:
+        named = {f"{name.replace('_', '-')}.txt": lines for name, lines in texts.items()}
+        Evaluated(filled(Evaluation, {}), named, [], SentenceStatistics({}, {}, [], [])).write(folder)
+
+    write(tmp_path, hypotheses_1=["a"], hypotheses_2=["b"], baseline_1=["c"], baseline_2=["d"])
+    write(tmp_path, hypotheses=["e"])
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "examples.json", "hypotheses.txt", "metrics.json", "statistics.json.gz",
+    ]  # fmt: skip
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "baseline.txt").write_text("of mine\n")
-    write(tmp_path / "mine", {"what": "evaluation"}, {"hypotheses.txt": "e\n"})
+    write(tmp_path / "mine", hypotheses=["e"])
     assert (tmp_path / "mine" / "baseline.txt").read_text() == "of mine\n"
 
 
 def test_a_damaged_sweep_is_named(tmp_path: Path, l0drop: Command) -> None:
     for content, message in (
         ("{", "not JSON"),
-        ("{}", "expected points"),
-        ('{"points": []}', "no point of this sweep"),
+        ("{}", "name: missing"),
+        (json.dumps(completed(Sweep, {})), "no point of this sweep"),
     ):
         (tmp_path / "sweep.json").write_text(content)
         code, said = l0drop("evaluate", tmp_path)
@@ -310,7 +326,7 @@ def test_a_run_of_source_text_alone_is_compared_with_its_dense_model(
     assert found["references"] == trained["test"]["references"] == f"outputs of {baseline}"
     assert "baseline" not in found["runs"][0]
     hypotheses, dense = (lines_of(run / "evaluation" / name) for name in ("hypotheses.txt", "dense.txt"))
-    assert found["runs"][0]["system"]["scores"]["bleu"] == metrics.bleu(hypotheses, dense).as_json()
+    assert found["runs"][0]["system"]["scores"]["bleu"] == as_json(metrics.bleu(hypotheses, dense))
     same = sum(ours == theirs for ours, theirs in zip(hypotheses, dense, strict=True))
     assert found["runs"][0]["agreement"]["same_outputs"] == same
     code, said = l0drop("evaluate", baseline, "--source", values["data"]["test"]["source"], "--output", tmp_path / "x")

@@ -19,7 +19,9 @@ from l0drop.data.sources import open_text
 from l0drop.data.tagger import open_tagger
 from l0drop.data.text import CorpusError
 from l0drop.recipe import RecipeError, parse_recipe
-from l0drop.training.run import prepare, train
+from l0drop.runs.json_file import as_json
+from l0drop.training.run import prepare
+from l0drop.training.run import train as trained_run
 from tests.training import tiny
 
 QUIET = Console(quiet=True)
@@ -51,6 +53,11 @@ for folder, texts in json.load(sys.stdin).items():
 print(json.dumps(results))
 """
 GATES = ("pos", "freq", "inv_freq", "random")
+
+
+def train(*arguments: Any, **options: Any) -> dict[str, Any]:
+    """The content of metrics.json."""
+    return as_json(trained_run(*arguments, **options))
 
 
 def trained(folder: Path, values: dict[str, Any]) -> tuple[dict[str, Any], Path]:

@@ -10,12 +10,18 @@ from datasets import Dataset, DatasetDict
 from rich.console import Console
 
 from l0drop.recipe import parse_recipe
-from l0drop.training.run import train
+from l0drop.runs.json_file import as_json
+from l0drop.training.run import train as trained_run
 from tests.snippets import ROOT
 from tests.training import tiny
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"), key=lambda path: ("base" not in path.name, path.name))
 SIZES = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 1, "heads": 2, "ffn": 64}
+
+
+def train(*arguments: Any, **options: Any) -> dict[str, Any]:
+    """The content of metrics.json."""
+    return as_json(trained_run(*arguments, **options))
 
 
 def nested(path: str, value: str) -> Any:

@@ -2,12 +2,16 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from l0drop.data import metrics
-from l0drop.study.evaluate import Judging, evaluate, read_files, write
+from l0drop.runs.analysis import Analysis
+from l0drop.runs.evaluation import Example, Judging
+from l0drop.study.evaluate import evaluate, read_files
 from l0drop.study.systems import System
+from tests.runs.partial import completed
 from tests.study.test_significance import GOOD, REFS, damaged
 
 PROVENANCE = {"l0drop": "0", "commit": "abc+", "torch": "2", "transformers": "5", "python": "3", "device": "<b>CPU</b>",
@@ -59,17 +63,27 @@ def evaluated(
     baselines = [baseline, *(texts_folder / f"theirs-{number}" for number in range(len(seeds)))] if theirs else []
     sides = [System(file) for file in systems], [System(file) for file in baselines]
     starts = [str(file) for file in baselines] or None  # independent, even if their outputs are equal
-    found, files = evaluate(*sides, text, Judging(resamples=400, **judging), {}, starts=starts)
-    for entry in found["runs"]:
+    found = evaluate(*sides, text, Judging(resamples=400, **judging), {}, starts=starts)
+    replace(found, examples=list(map(struck, found.examples))).write(run / "evaluation")
+    file = run / "evaluation" / "metrics.json"
+    stored = json.loads(file.read_text())
+    for entry in stored["runs"]:
         if sparsity is not None:
             entry["system"]["sparsity"] = sparsity
-        if found["judging"]["tokenize"] == "13a":
+        if stored["judging"]["tokenize"] == "13a":
             entry["system"]["scores"]["bleu"]["signature"] = SCORE["signature"]
-    shown = json.loads(files["examples.json"])
-    for example in shown:
-        ((source, _),) = example["source"]
-        example["source"] = [[source[:6], "dropped"], [source[6:], "kept"], [" <tail>", "cut"]]
-    write(run / "evaluation", found, {**files, "examples.json": json.dumps(shown)})
+    put(file, stored)
+
+
+def struck(example: Example) -> Example:
+    """An example with made-up dropped pieces."""
+    ((source, _),) = example.source
+    return replace(example, source=[(source[:6], "dropped"), (source[6:], "kept"), (" <tail>", "cut")])
+
+
+def analysed(folder: Path, content: dict[str, Any]) -> None:
+    """Write some parts of an analysis."""
+    put(folder / "analysis.json", completed(Analysis, content))
 
 
 def finished(run: Path, sparsity: float | None = None, score: float = 50.0) -> dict[str, Any]:

@@ -16,6 +16,12 @@ from l0drop.report.figures.distribution import binary_concrete_density
 from l0drop.report.figures.drawing import INK
 from l0drop.report.figures.files import INDEX
 from l0drop.report.figures.times import SYSTEMS as DRAWN
+from l0drop.runs.analysis import Analysis, SweepAnalysis
+from l0drop.runs.benchmark import DecodeBenchmark
+from l0drop.runs.json_file import from_json
+from l0drop.runs.study import Rivals, StudyResults
+from l0drop.runs.sweep import Sweep
+from tests.runs.partial import completed, filled
 
 SVG = "{http://www.w3.org/2000/svg}"
 TEXT = {
@@ -49,7 +55,7 @@ def sweep() -> dict:
         for v, s, b in ((0.2, 0.1, 30.0), (0.5, 0.4, 29.0), (0.8, 0.6, 25.0))
     ]
     start = {"baseline": {"run": "base", "test": score(29.5)}, "reference": {"run": "reference", "test": score(31.0)}}
-    return {"name": "tiny-sweep", "gating": "zero", "points": points, **start}
+    return completed(Sweep, {"name": "tiny-sweep", "gating": "zero", "points": points, **start})
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +70,7 @@ def analysis() -> dict:
     bins = [{"from": 1, "to": 10, "tokens": 5, "sparsity": 0.2}, {"from": 11, "to": None, "tokens": 4, "sparsity": 0.5}]
     tenths = [{"from": i / 10, "to": (i + 1) / 10, "tokens": 3, "sparsity": None if i else 0.4} for i in range(10)]
     drawn = {"weights": [[0.5, 0.5, 0.0], [0.0, 0.9, 0.0]], "on_dropped": [0.0, 0.1]}
-    return {
+    content = {
         "text": TEXT,
         "sparsity": 0.45,
         "models": {"sparse": "runs/tiny"},
@@ -92,6 +98,7 @@ def analysis() -> dict:
             "by_relative_position": {"bins": tenths},
         },
     }
+    return completed(Analysis, content)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +111,7 @@ def swept(sweep) -> dict:
         }
         for point in sweep["points"]
     ]
-    return {"sweep": "runs/tiny-sweep", "text": TEXT, "points": points}
+    return completed(SweepAnalysis, {"sweep": "runs/tiny-sweep", "text": TEXT, "points": points})
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +120,7 @@ def bench() -> dict:
         median = {"encode": {"cpu": encode}, "decode": {"cpu": decode}}
         return {"median": median, "times_engine_short": {"end_to_end": times}}
 
-    return {
+    content = {
         "what": "one batch",
         "sentences": 10,
         "gates": {"sparsity": 0.476, "source_tokens": 4000, "longest_source": 400},
@@ -122,6 +129,7 @@ def bench() -> dict:
         "device": "a machine",
         "threads": 1,
     }
+    return completed(DecodeBenchmark, content)
 
 
 def texts(svg: str) -> list[str]:
@@ -132,15 +140,15 @@ def texts(svg: str) -> list[str]:
 def every(sweep, analysis, swept, bench) -> dict[str, figures.Drawing]:
     return {
         "density": figures.density(),
-        "quality": figures.quality(sweep),
-        "mass": figures.attention_mass(analysis),
-        "maps": figures.attention_maps(analysis),
-        "groups": figures.groups(analysis),
-        "groups of a sweep": figures.groups(swept),
-        "entropy": figures.entropy(analysis),
-        "entropy of a sweep": figures.entropy(swept),
-        "speed": figures.speed(bench),
-        "places": figures.positions(analysis),
+        "quality": figures.quality(from_json(Sweep, sweep)),
+        "mass": figures.attention_mass(from_json(Analysis, analysis)),
+        "maps": figures.attention_maps(from_json(Analysis, analysis)),
+        "groups": figures.groups(from_json(Analysis, analysis)),
+        "groups of a sweep": figures.groups(from_json(SweepAnalysis, swept)),
+        "entropy": figures.entropy(from_json(Analysis, analysis)),
+        "entropy of a sweep": figures.entropy(from_json(SweepAnalysis, swept)),
+        "speed": figures.speed(from_json(DecodeBenchmark, bench)),
+        "places": figures.positions(from_json(Analysis, analysis)),
     }
 
 
@@ -173,10 +181,10 @@ def test_ids_differ_between_figures_and_references_resolve(every) -> None:
 
 
 def test_the_same_numbers_give_the_same_file(sweep, every) -> None:
-    assert figures.quality(sweep) == every["quality"]
+    assert figures.quality(from_json(Sweep, sweep)) == every["quality"]
     for point in sweep["points"]:
         point["test"]["references"] = "outputs of the teacher"
-    assert "sentences (against outputs of the teacher), gating" in figures.quality(sweep).caption
+    assert "sentences (against outputs of the teacher), gating" in figures.quality(from_json(Sweep, sweep)).caption
 
 
 def test_density_against_samples() -> None:
@@ -215,7 +223,8 @@ def test_tokens_are_drawn_as_text(analysis) -> None:
     tokens = ["▁<script>alert(1)</script>", "-->", "&lt;", "\x07\n", "]]>", "▁", "▁ab", "cd"]
     weights = {"weights": np.eye(8).tolist(), "on_dropped": [0.0] * 8}
     sentence = {"sentence": 0, "source": tokens, "target": tokens, "kept": [True] * 8, "systems": {"baseline": weights}}
-    svg = figures.attention_maps({**analysis, "maps": [sentence], "models": {"sparse": r"C:\runs\1"}}).svg
+    content = {**analysis, "maps": [sentence], "models": {"sparse": r"C:\runs\1"}}
+    svg = figures.attention_maps(from_json(Analysis, content)).svg
     expected = ["<script>alert(1)</script>", "-->", "&lt;", "\ufffd\ufffd", "]]>", "␣", "ab", "·cd"]
     assert [text for text in texts(svg) if text in expected] == expected * 2
     assert "<script" not in svg
@@ -234,9 +243,9 @@ def test_values_are_labelled(every) -> None:
 def test_points_without_a_part_say_why(swept) -> None:
     points = [{"sparsity": point["sparsity"], "left_out": {"groups": "no tagger"}} for point in swept["points"]]
     with pytest.raises(ValueError, match=r"groups: none of the points has them \(no tagger\)"):
-        figures.groups({**swept, "points": points})
+        figures.groups(filled(SweepAnalysis, {**swept, "points": points}))
     with pytest.raises(ValueError, match="sweep.json: none of its points has a score"):
-        figures.quality({"name": "x", "reference": {}, "points": [{"run": "a", "sparsity": 0.1}]})
+        figures.quality(filled(Sweep, {"name": "x", "reference": {}, "points": [{"run": "a", "sparsity": 0.1}]}))
 
 
 def test_a_folder(analysis, sweep, bench, tmp_path) -> None:
@@ -262,7 +271,7 @@ def test_benchmarks_without_gates_or_with_int8_are_drawn(bench, tmp_path) -> Non
             {"our engine, int8, short memory", "our engine, int8, dense memory"},
         ),
     ):
-        content = {**bench, "gates": None, "systems": dict.fromkeys(names, alone)}
+        content = completed(DecodeBenchmark, {**bench, "gates": None, "systems": dict.fromkeys(names, alone)})
         (tmp_path / "bench.json").write_text(json.dumps(content), encoding="utf-8")
         drawing = figures.draw_all(tmp_path)[-1]
         assert labels <= set(texts(drawing.svg))
@@ -286,6 +295,7 @@ def test_every_measured_system_has_a_label() -> None:
     ],
 )
 def test_files_with_nothing_to_draw_are_skipped(name, content, tmp_path) -> None:
+    content = completed(Sweep, content) if name == "sweep.json" else content
     (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
     assert [drawing.name for drawing in figures.draw_all(tmp_path)] == ["hard-concrete"]
 
@@ -295,8 +305,8 @@ def test_files_with_nothing_to_draw_are_skipped(name, content, tmp_path) -> None
     [
         ('{"points": [', "not JSON"),
         ("[" * 200_000, "not JSON"),
-        ("[]", "expected a JSON object, got list"),
-        ('{"name": "x", "points": []}', "unexpected format (KeyError('reference'))"),
+        ("[]", "the whole file: expected an object, got []"),
+        ('{"name": "x", "gating": "zero", "baseline": {"run": "b"}, "points": []}', "continued: missing"),
     ],
 )
 def test_damaged_files_are_named(content, complaint, tmp_path) -> None:
@@ -310,9 +320,9 @@ def test_rules_are_not_part_of_the_curves(swept) -> None:
     rule = {**swept["points"][0], "run": "pos", "kind": "pos", "value": None, "sparsity": 0.99}
     learned = [point for point in swept["points"] if point["kind"] in ("lambda", "target")]
     for draw in (figures.groups, figures.entropy):
-        with_rule = draw({**swept, "points": [*learned, rule]})
-        assert with_rule.svg == draw({**swept, "points": learned}).svg
-        assert draw({**swept, "points": [rule]}).svg != with_rule.svg
+        with_rule = draw(filled(SweepAnalysis, {**swept, "points": [*learned, rule]}))
+        assert with_rule.svg == draw(filled(SweepAnalysis, {**swept, "points": learned})).svg
+        assert draw(filled(SweepAnalysis, {**swept, "points": [rule]})).svg != with_rule.svg
 
 
 def test_a_sweeps_analysis_in_a_folder(swept, tmp_path) -> None:
@@ -334,7 +344,7 @@ def test_differences_over_seeds_are_drawn_with_the_margin():
         "scratch": runs({1: 12.0}, 0.5),
         "freq": runs({1: 29.0}, 0.45),
     }
-    svg = figures.seeds_and_sparsity({"what": "A <test>", "systems": systems}, "seeds").svg
+    svg = figures.seeds_and_sparsity(filled(StudyResults, {"what": "A <test>", "systems": systems}), "seeds").svg
     texts = {element.text for element in ET.fromstring(svg).iter(f"{SVG}text")}
     assert {"zero", "dense, continued", "margin of 0.5", "rule freq"} <= texts
     assert "mask" not in texts, "there is no baseline of its seed"
@@ -357,7 +367,7 @@ def test_quality_against_time(monkeypatch):
     drawn = []
     plot = Axes.plot
     monkeypatch.setattr(Axes, "plot", lambda axes, x, *rest, **how: drawn.append(x) or plot(axes, x, *rest, **how))
-    drawing = figures.quality_and_time({"what": "A test", "rows": rows, "device": "a CPU"}, "rivals")
+    drawing = figures.quality_and_time(filled(Rivals, {"what": "A test", "rows": rows, "device": "a CPU"}), "rivals")
     texts = [element.text for element in ET.fromstring(drawing.svg).iter(f"{SVG}text")]
     assert {"dense", "zero <at> 0.5", "BLEU", "CPU time per sentence, ms"} <= {*texts}
     assert all(texts.count(beams) >= 2 for beams in "124")

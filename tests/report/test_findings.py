@@ -10,6 +10,7 @@ import pytest
 from l0drop.report.evaluation import points_table, rules_table, tail_overview
 from l0drop.report.findings import Findings, ReportError, gather
 from l0drop.report.summary import summary
+from l0drop.runs.json_file import FileError
 from tests.report import folders
 from tests.study.test_significance import BAD, GOOD
 
@@ -33,7 +34,7 @@ def test_the_sparsest_non_inferior_point_is_recommended(tmp_path: Path) -> None:
 
 def test_figures_and_examples_are_of_the_same_model(tmp_path: Path) -> None:
     folder = folders.sweep(tmp_path)
-    folders.put(folder / "target-0.8" / "analysis.json", {})
+    folders.analysed(folder / "target-0.8", {})
     found = gather(folder)
     assert found.shown is not None
     assert found.shown.name == "target-0.5"
@@ -43,7 +44,7 @@ def test_figures_and_examples_are_of_the_same_model(tmp_path: Path) -> None:
         f"{folder / 'target-0.5'} was not analysed (dropped words, attention): l0drop analyze {folder / 'target-0.5'}"
     )
     assert missing in found.missing
-    folders.put(folder / "target-0.5" / "analysis.json", {})
+    folders.analysed(folder / "target-0.5", {})
     assert missing not in gather(folder).missing
 
 
@@ -328,10 +329,10 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="nothing to report"):
         gather(tmp_path)
     folders.put(tmp_path / "metrics.json", "{")
-    with pytest.raises(ReportError, match=r"metrics\.json: not JSON"):
+    with pytest.raises(FileError, match=r"metrics\.json: not JSON"):
         gather(tmp_path)
     folders.put(tmp_path / "sweep.json", {"points": []})
-    with pytest.raises(ReportError, match="'reference'"):
+    with pytest.raises(FileError, match="sweep.json: name: missing; delete the file, and write it again"):
         gather(tmp_path)
 
 

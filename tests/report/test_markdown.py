@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from l0drop.report.escape import markdown as plain
-from l0drop.report.findings import ReportError, gather
+from l0drop.report.findings import gather
 from l0drop.report.markdown import markdown
 from l0drop.report.page import page
+from l0drop.runs.escape import markdown as plain
+from l0drop.runs.json_file import FileError
 from tests.report import folders
 from tests.report.folders import HOSTILE
 from tests.study.test_significance import BAD, GOOD
@@ -47,7 +48,7 @@ def test_an_analysis_becomes_tables(tmp_path: Path) -> None:
     before = markdown(gather(tmp_path))
     rows = [{"closed": HOSTILE, "share": 0.5, "sparsity": 0.25, "cross_entropy": 1.5}]
     interventions = {"interventions": {"systems": {"sparse": rows}}}
-    folders.put(tmp_path / "analysis.json", {"sparsity": 0.4, **interventions})
+    folders.analysed(tmp_path, {"sparsity": 0.4, **interventions})
     text = markdown(gather(tmp_path))
     assert "## Gates closed manually" not in before
     assert "## Gates closed manually\n\n| model | closed gates | share | sparsity | cross-entropy |\n" in text
@@ -59,7 +60,7 @@ def test_notes_explain_only_their_table_and_have_no_code_marks(tmp_path: Path) -
     entropy = {"what": "entropy (nats); `uniform` is the entropy of equal weights", "sparse": {"kept": 1.0}}
     rows = [{"closed": "none", "share": 0.5, "sparsity": 0.25, "cross_entropy": 1.5}]
     interventions = {"what": "words, `share` of the count", "systems": {"sparse": rows}}
-    folders.put(tmp_path / "analysis.json", {"sparsity": 0.4, "entropy": entropy, "interventions": interventions})
+    folders.analysed(tmp_path, {"sparsity": 0.4, "entropy": entropy, "interventions": interventions})
     text = markdown(gather(tmp_path))
     assert "## Entropy of the encoder's attention" in text
     assert "uniform" not in text, "the table has no such row"
@@ -70,7 +71,7 @@ def test_notes_explain_only_their_table_and_have_no_code_marks(tmp_path: Path) -
 def test_an_analysis_in_another_format_is_an_error(tmp_path: Path) -> None:
     folders.finished(tmp_path, 0.4)
     folders.put(tmp_path / "analysis.json", {"sparsity": 0.4, "interventions": {}})
-    with pytest.raises(ReportError, match="one of its JSON files has an unexpected format"):
+    with pytest.raises(FileError, match=r"analysis\.json: models: missing"):
         gather(tmp_path)
 
 

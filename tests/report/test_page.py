@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from l0drop.report import write_report
-from l0drop.report.escape import html as text
 from l0drop.report.findings import gather
 from l0drop.report.page import page
+from l0drop.runs.escape import html as text
 from tests.report import folders
 from tests.report.folders import HOSTILE
 from tests.study.test_significance import GOOD
@@ -131,8 +131,8 @@ def test_analysis_parts_without_a_figure_are_tables(tmp_path: Path) -> None:
     folders.finished(tmp_path, 0.4)
     rows = [{"closed": HOSTILE, "share": 0.5, "sparsity": 0.25, "cross_entropy": 1.5}]
     gates = {"layers": [{"sparsity": 0.0}, {"sparsity": 0.4}]}
-    folders.put(
-        tmp_path / "analysis.json",
+    folders.analysed(
+        tmp_path,
         {"sparsity": 0.4, "gates": gates, "interventions": {"systems": {"sparse": rows}}},
     )
     html, _ = write_report(tmp_path)
@@ -154,13 +154,13 @@ def source_use(own: float, empty: float) -> dict[str, object]:
 
 def test_a_model_that_ignores_its_source_is_warned_about_at_the_top(tmp_path: Path) -> None:
     folders.finished(tmp_path, 0.4)
-    folders.put(tmp_path / "analysis.json", source_use(own=0.46, empty=0.58))
+    folders.analysed(tmp_path, source_use(own=0.46, empty=0.58))
     pages = [file.read_text(encoding="utf-8") for file in write_report(tmp_path)]
     for shown in pages:
         warning = shown.index("the model hardly uses its source: it scores 0.46 BLEU")
         assert warning < shown.index("drops 40.0% of its encodings")
         assert warning < shown.index("Does the task need the source?") < shown.index("Scores with other sources.")
-    folders.put(tmp_path / "analysis.json", source_use(own=30.0, empty=0.58))
+    folders.analysed(tmp_path, source_use(own=30.0, empty=0.58))
     for file in write_report(tmp_path):
         shown = file.read_text(encoding="utf-8")
         assert "hardly uses" not in shown

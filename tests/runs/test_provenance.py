@@ -24,7 +24,7 @@ def version(name):
     return known(name)
 metadata.version = version
 from l0drop.runs.provenance import provenance
-print(provenance()["l0drop"])
+print(provenance().l0drop)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == l0drop.__version__

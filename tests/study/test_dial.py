@@ -9,6 +9,7 @@ from rich.console import Console
 from l0drop.app.bench import _dial_table
 from l0drop.decoding.corpus import decode_corpus
 from l0drop.recipe import parse_recipe
+from l0drop.runs.run import DialCurve
 from l0drop.study import dial
 from l0drop.study.dial import dial_curve
 from l0drop.training.run import train
@@ -28,19 +29,20 @@ def test_the_curve_keeps_the_requested_shares(baseline: Path, tmp_path: Path, mo
 
     monkeypatch.setattr(dial, "decode_corpus", decoded)
     curve = dial_curve(run, [0.25, 1.0], said.append)
-    own, quarter, everything = curve["rows"]
+    own, quarter, everything = curve.rows
     assert said[::2] == ["warming up", "as trained", "keep 0.25", "keep 1"]
     assert said[1::2] == ["decoding"] * 4
     assert sorted((tmp_path / "runs").rglob("*")) == before, "a renamed run is read from its new folder"
-    assert own["sparsity"] == metrics["test"]["sparsity"]
-    assert own["score"] == metrics["test"]["score"]
+    assert own.sparsity == metrics.test.sparsity
+    assert own.score == metrics.test.score
     # n = max(1, round(0.25 · tokens)) of sentences of 10 to 20 tokens
-    assert quarter["sparsity"] == pytest.approx(0.75, abs=0.03)
-    assert everything["sparsity"] == 0
-    assert (curve["run"], curve["split"], curve["sentences"]) == ("kept", "test", 24)
-    json.dumps(curve)
-    assert "references" not in curve
-    assert _dial_table(curve).caption == own["score"]["signature"]
+    assert quarter.sparsity == pytest.approx(0.75, abs=0.03)
+    assert everything.sparsity == 0
+    assert (curve.run, curve.split, curve.sentences) == ("kept", "test", 24)
+    curve.write(tmp_path / "dial.json")
+    assert DialCurve.read(tmp_path / "dial.json") == curve
+    assert "references" not in json.loads((tmp_path / "dial.json").read_text())
+    assert _dial_table(curve).caption == own.score.signature
 
 
 def test_scores_against_a_teachers_outputs_are_labelled(baseline: Path, tmp_path: Path) -> None:
@@ -48,8 +50,8 @@ def test_scores_against_a_teachers_outputs_are_labelled(baseline: Path, tmp_path
     del values["data"]["test"]["target"]
     metrics = train(parse_recipe(values, "test"), tmp_path / "runs", Console(quiet=True))
     curve = dial_curve(tmp_path / "runs" / "sparse", [0.5], lambda text: None)
-    assert curve["rows"][0]["score"] == metrics["test"]["score"]
-    assert curve["references"] == metrics["test"]["references"] == f"outputs of {baseline}"
+    assert curve.rows[0].score == metrics.test.score
+    assert curve.references == metrics.test.references == f"outputs of {baseline}"
     assert str(_dial_table(curve).caption).startswith(f"References: outputs of {baseline}. nrefs:1")
 
 

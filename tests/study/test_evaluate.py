@@ -3,24 +3,33 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from l0drop.data import metrics
 from l0drop.data.text import CorpusError
+from l0drop.runs.evaluation import Judging
+from l0drop.runs.json_file import as_json
 from l0drop.study.evaluate import (
-    Judging,
+    Evaluated,
+    check_folder,
     control_scores,
-    evaluate,
     has_documents,
     read_files,
     with_dense_outputs,
-    write,
 )
+from l0drop.study.evaluate import evaluate as evaluated
 from l0drop.study.systems import System
 from tests.study.test_significance import BAD, GOOD, REFS
 
 SOURCES = [f"source {number}" for number in range(len(REFS))]
+
+
+def evaluate(*arguments: Any, **options: Any) -> tuple[dict[str, Any], Evaluated]:
+    """The content of metrics.json, and the evaluation."""
+    found = evaluated(*arguments, **options)
+    return as_json(found.metrics), found
 
 
 def lines(file: Path, texts: list[str]) -> Path:
@@ -47,9 +56,9 @@ def test_blank_lines_are_not_scored_but_kept(files: dict[str, Path]) -> None:
     found, written = evaluate([System(files["good"])], [], text, Judging(), {})
     scores = found["runs"][0]["system"]["scores"]
     for name in ("bleu", "bleu_paper", "chrf", "rouge"):
-        assert scores[name] == getattr(metrics, name)(GOOD, REFS).as_json()
+        assert scores[name] == as_json(getattr(metrics, name)(GOOD, REFS))
     assert (found["lines"], found["scored"], found["documents"], found["one_sided"]) == (51, 40, 6, 0)
-    assert written["hypotheses.txt"].split("\n")[:-1] == spaced(GOOD)
+    assert written.texts["hypotheses.txt"] == spaced(GOOD)
     assert "differences" not in found["runs"][0]
 
 
@@ -77,7 +86,7 @@ def test_the_worst_sentences_are_named_by_their_line(files: dict[str, Path]) -> 
     ]
     assert worst["difference"] == pytest.approx(min(slow))
     assert spaced(BAD)[line] == BAD[slow.index(min(slow))]
-    shown = {example["line"]: example for example in json.loads(written["examples.json"])}
+    shown = {example["line"]: example for example in as_json(written.examples)}
     assert len(shown) == 20
     example = shown[worst["line"]]
     assert example["why"] == "lost most"
@@ -97,13 +106,13 @@ def test_several_seeds_each_with_its_baseline(files: dict[str, Path], tmp_path: 
     assert found["over_seeds"]["bleu"]["difference"] == pytest.approx(gain / 3)
     assert found["verdict"].startswith("preliminary: not shown: the loss may exceed 0.5 BLEU, over 3 independent")
     shared, _ = evaluate([good, bad, good], [bad, good, bad], text, Judging(), {})
-    assert shared["over_seeds"]["bleu"]["baseline_of"] == (0, 1, 0), "two pairs have the same baseline"
+    assert shared["over_seeds"]["bleu"]["baseline_of"] == [0, 1, 0], "two pairs have the same baseline"
     assert shared["over_seeds"]["bleu"]["difference"] == pytest.approx(0)
     assert shared["verdict"].startswith("no verdict: 2 independent baselines; three are needed")
     with pytest.raises(ValueError, match="3 systems but 1 starts"):
         evaluate([good, bad, good], [bad, good, bad], text, Judging(), {}, starts=["a"])
-    assert written["hypotheses-2.txt"].split("\n")[:-1] == spaced(BAD)
-    assert written["baseline-2.txt"].split("\n")[:-1] == spaced(GOOD)
+    assert written.texts["hypotheses-2.txt"] == spaced(BAD)
+    assert written.texts["baseline-2.txt"] == spaced(GOOD)
     with pytest.raises(ValueError, match="3 systems but 1 baselines"):
         evaluate([good, bad, good], [bad], text, Judging(), {})
 
@@ -124,14 +133,14 @@ def test_without_references_scores_measure_agreement_with_dense_outputs(files: d
     below = sum(metrics.chrf([b], [r]).value < 80 for b, r in zip(BAD, REFS, strict=True))
     assert run["agreement"]["tail"]["chrf"]["losing"] == pytest.approx(below / 40)
     assert 0 < below < 40
-    shown = json.loads(written["examples.json"])
+    shown = as_json(written.examples)
     assert all(example["reference"] is None for example in shown), "dense outputs are no human references"
     assert {example["baseline"] for example in shown} <= set(GOOD)
-    alone = json.loads(evaluate([bad], [], text, Judging(), {})[1]["examples.json"])
+    alone = as_json(evaluated([bad], [], text, Judging(), {}).examples)
     assert {example["baseline"] for example in alone} <= set(REFS)
-    write(tmp_path / "out", found, written)
+    written.write(tmp_path / "out")
     assert (tmp_path / "out" / "dense.txt").read_text() == files["reference"].read_text()
-    write(tmp_path / "out", *evaluate([bad], [], read_files(files["source"], files["reference"]), Judging(), {}))
+    evaluated([bad], [], read_files(files["source"], files["reference"]), Judging(), {}).write(tmp_path / "out")
     assert not (tmp_path / "out" / "dense.txt").exists()
 
 
@@ -151,8 +160,8 @@ def test_controls_compare_with_other_sources() -> None:
 
 def test_metrics_json_says_how_to_repeat_every_number(files: dict[str, Path], tmp_path: Path) -> None:
     text = read_files(files["source"], files["reference"])
-    found, written = evaluate([System(files["bad"])], [System(files["good"])], text, Judging(controls=True), {})
-    write(tmp_path / "out", found, written)
+    _, written = evaluate([System(files["bad"])], [System(files["good"])], text, Judging(controls=True), {})
+    written.write(tmp_path / "out")
     stored = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert stored["judging"]["resamples"] == stored["runs"][0]["differences"]["bleu"]["resamples"] == 2000
     assert [len(stamp["sha256"]) for stamp in stored["inputs"]] == [64, 64]
@@ -185,4 +194,4 @@ def test_unusable_text_is_named(files: dict[str, Path], tmp_path: Path) -> None:
         System(tmp_path)
     (tmp_path / "recipe.yaml").write_text("name: run\n")
     with pytest.raises(ValueError, match="is a run"):
-        write(tmp_path, {}, {})
+        check_folder(tmp_path)

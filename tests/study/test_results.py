@@ -3,9 +3,13 @@
 import pytest
 
 import results
-from result_tables import claims, quality, speed, studies, summary, toys
-from result_tables.files import ROOT, read
+from l0drop.runs.benchmark import DecodeBenchmark
+from l0drop.runs.study import Rivals, StudyResults
+from l0drop.runs.table import in_markdown
+from result_tables import claims, files, quality, speed, studies, summary, toys
+from result_tables.files import ROOT
 from result_tables.labels import SYSTEMS, label
+from tests.runs.partial import filled
 
 
 @pytest.mark.parametrize("name", results.DOCUMENTS)
@@ -56,7 +60,7 @@ def test_tables_have_at_most_six_columns_and_results_are_generated(name):
         assert len(rows) == len([*results.TABLE.finditer(text)]), "a table without a mark"
 
 
-def timed(**seconds: list[float]) -> dict:
+def timed(**seconds: list[float]) -> DecodeBenchmark:
     """A benchmark with these CPU seconds by system, in both phases."""
     systems = {
         name.replace("_", "-"): {
@@ -65,7 +69,7 @@ def timed(**seconds: list[float]) -> dict:
         }
         for name, times in seconds.items()
     }
-    return {"systems": systems}
+    return filled(DecodeBenchmark, {"systems": systems})
 
 
 def test_a_speed_up_is_the_median_over_rounds_that_both_systems_ran():
@@ -76,24 +80,28 @@ def test_a_speed_up_is_the_median_over_rounds_that_both_systems_ran():
 
 def test_speed_ups_equal_the_ratios_that_the_benchmark_wrote():
     for shape in speed.SHAPES:
-        found = read(f"decode-{shape}")
-        for one in found["ratios"]:
-            assert speed.ratio(found, one["phase"], one["by"], one["system"]) == f"{one['times']:.2f}"
+        found = files.decoding(f"decode-{shape}")
+        for one in found.ratios:
+            assert speed.ratio(found, one.phase, one.by, one.system) == f"{one.times:.2f}"
 
 
 def test_the_speed_table_names_both_systems_and_leaves_unmeasured_ones_open():
     found = dict.fromkeys(speed.SHAPES, timed(engine_dense=[1.5], engine_short=[1.0]))
-    table = speed.speed_table(found)
+    table = in_markdown(speed.speed_table(found))
     assert "| end to end: engine (short) over engine (dense) | 1.50 | 1.50 | 1.50 |" in table
     assert "engine (short) over Hugging Face `generate` (dense) | - | - | - |" in table
 
 
 def test_speed_ups_with_several_threads_have_wall_time_too():
     found = dict.fromkeys(speed.SHAPES, timed(engine_dense=[3.0], engine_short=[2.0]))
-    assert speed.threads_table(found).splitlines()[2:] == [
+    assert in_markdown(speed.threads_table(found)).splitlines()[2:] == [
         "| end to end: engine (short) over engine (dense) | 1.50, 1.50 | 1.50, 1.50 | 1.50, 1.50 |",
         "| decoding: engine (short) over engine (dense) | 1.50, 1.50 | 1.50, 1.50 | 1.50, 1.50 |",
     ]
+
+
+def study(systems: dict[str, dict]) -> StudyResults:
+    return filled(StudyResults, {"systems": systems})
 
 
 def runs(sparsity: float | None, **scores: float) -> list[dict]:
@@ -112,7 +120,7 @@ def test_the_baselines_of_an_older_file_are_counted_for_the_verdict(baselines, s
     against = {"difference": 0.1, "interval": [-0.3, 0.4], "lower": -0.25, "margin": 0.5, "seeds": 5, "units": 9}
     starts = runs(None, **{f"s{seed}": 20.0 for seed in range(1, baselines + 1)})
     systems = {"base": {"runs": starts}, "zero": {"runs": [], "against_on": {**against, "unit": "sentence"}}}
-    assert studies.Study({"systems": systems}).bound("zero").startswith(f"-0.25, {said}")
+    assert studies.Study(study(systems)).bound("zero").startswith(f"-0.25, {said}")
 
 
 def test_systems_of_several_seeds_are_compared_with_the_continued_baseline():
@@ -125,7 +133,7 @@ def test_systems_of_several_seeds_are_compared_with_the_continued_baseline():
         "on": {"runs": runs(None, s1=29.0, s2=30.0)},
         "zero-0.5": {"runs": runs(0.5, s1=29.0, s2=29.5), "against_on": against, "recipe": distilled},
     }
-    assert quality.seeds_table({"systems": systems}).splitlines()[2:] == [
+    assert in_markdown(quality.seeds_table(study(systems))).splitlines()[2:] == [
         "| dense, continued, two seeds | - | 29.50 ± 0.71 | 29.50 ± 0.71 | - | - |",
         "| sparse `zero`, target 0.5, distilled (token), two seeds | 50.0% | 29.25 ± 0.35 | 29.25 ± 0.35 | "
         "-0.25 [-0.40, +0.10] | -0.35, no verdict: 1 independent baseline; three are needed |",
@@ -139,7 +147,7 @@ def test_a_system_of_one_seed_is_compared_with_the_continued_baseline_of_its_see
         "zero-0.3": {"runs": runs(0.314, s2=29.5), **other},
         "half": {"runs": runs(None, s3=9.0)},
     }
-    assert quality.single_table({"systems": systems}).splitlines()[2:] == [
+    assert in_markdown(quality.single_table(study(systems))).splitlines()[2:] == [
         "| sparse `zero`, target 0.3 | 31.4% | 29.50 | 29.50 | -0.50 | -0.50 [-0.75, -0.25] |",
         "| dense, half of the text | - | 9.00 | 9.00 | - | - |",
     ]
@@ -150,7 +158,7 @@ def test_differences_are_of_the_seeds_that_both_systems_have():
         "zero": {"runs": runs(0.5, s1=20.0, s2=21.0, s3=30.0)},
         "on-taught": {"runs": runs(None, s2=22.0, s1=20.5)},
     }
-    assert studies.Study({"systems": systems}).differences("zero", "on-taught") == [-0.5, -1.0]
+    assert studies.Study(study(systems)).differences("zero", "on-taught") == [-0.5, -1.0]
 
 
 @pytest.mark.parametrize(
@@ -169,8 +177,8 @@ def test_labels_speak_of_dense_and_sparse_models():
 
 
 def test_the_summary_separates_trained_models_from_simulated_lengths():
-    table, note = summary.quality_table().split("\n\n")
-    quality_rows, speed_rows = table.splitlines()[2:], summary.length_table().splitlines()[2:]
+    table, note = in_markdown(summary.quality_table()).split("\n\n")
+    quality_rows, speed_rows = table.splitlines()[2:], in_markdown(summary.length_table()).splitlines()[2:]
     assert len(quality_rows) + len(speed_rows) <= 5
     assert "| -0.30 |" in quality_rows[0]
     assert "Europarl: two seeds, one independent baseline" in note
@@ -183,13 +191,13 @@ def test_baselines_of_several_lengths_use_the_seeds_of_their_sparse_models(monke
 
     systems = {"base": system(4000, s1=20.0), "on": system(1000, s1=21.0, s2=99.0), "zero": system(1000, s1=20.5)}
     monkeypatch.setattr(quality, "BASELINES", {"one": "zero"})
-    table = quality.baselines_table({"one": {"systems": systems}})
-    assert table.splitlines()[2:] == ["| 4,000 + 1,000 | 1 | 20.00 | 21.00 | 20.50 at 50.0% | -0.50 |"]
+    table = quality.baselines_table({"one": study(systems)})
+    assert in_markdown(table).splitlines()[2:] == ["| 4,000 + 1,000 | 1 | 20.00 | 21.00 | 20.50 at 50.0% | -0.50 |"]
 
 
 def test_rivals_have_the_spread_of_their_times():
     row = {"run": "on-s1", "beams": 2, "score": {"value": 20.456}, "cpu_seconds": [0.3, 0.1, 0.2], "sentences": 10}
-    assert quality.rivals_table({"rows": [row]}).splitlines()[2:] == [
+    assert in_markdown(quality.rivals_table(filled(Rivals, {"rows": [row]}))).splitlines()[2:] == [
         "| dense, continued | 2 | 20.46 | 20 | 10 to 30 |"
     ]
 
@@ -198,13 +206,13 @@ def test_every_claim_has_a_verdict_and_evidence():
     found = [*claims.cheap(), *claims.rules(), *claims.layers(), *claims.not_run()]
     for claim in found:
         assert all(claim)
-    table = claims.claims_table().splitlines()
+    table = in_markdown(claims.claims_table()).splitlines()
     assert len(table) > len(found) + 2
     assert {line.count(" | ") for line in table if not line.startswith("|---")} == {3}
 
 
 def test_a_claim_that_rests_on_one_seed_is_not_confirmed():
-    for line in claims.claims_table().splitlines()[2:]:
+    for line in in_markdown(claims.claims_table()).splitlines()[2:]:
         _, _, verdict, _, text, _ = (cell.strip() for cell in line.split("|"))
         assert not ("one" in text and verdict.startswith("yes")), line
     verdicts = {claim.paper.split(":")[0]: claim.verdict for claim in claims.not_run()}
@@ -217,7 +225,7 @@ def test_rules_are_sorted_by_sparsity_with_learned_gates():
 
     points = [point("target-0.5", 0.502, 97.0), point("random-0.5", 0.5, 90.0), point("pos", 0.51, 98.5)]
     sweep = {"reference": {"score": {"value": 99.0}}, "points": points}
-    assert toys.rules_table({"rules": sweep}).splitlines()[2:] == [
+    assert in_markdown(toys.rules_table({"rules": sweep})).splitlines()[2:] == [
         "| chance (`random`) | 50.0% | 90.00 | -9.00 |",
         "| learned, target 0.5 | 50.2% | 97.00 | -2.00 |",
         "| function words, punctuation, later pieces (`pos`) | 51.0% | 98.50 | -0.50 |",
@@ -228,7 +236,7 @@ def test_a_profile_has_the_lower_bounds_of_the_machine():
     seconds = dict.fromkeys(speed.STEP, 0.0012)
     bounds = {"linear_layers": 0.0015, "cross_attention_short": 0.0001, "cross_attention_dense": 0.0002}
     table = speed.profile_table({"seconds_per_step": {"int8, short": seconds}, "bounds": bounds})
-    assert table.splitlines()[:5] == [
+    assert in_markdown(table).splitlines()[:5] == [
         "| ms per step | int8, short | lower bound, float32 |",
         "|---|---|---|",
         "| whole step | 1.2 |  |",

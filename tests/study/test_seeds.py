@@ -11,18 +11,27 @@ from rich.console import Console
 
 from l0drop.data.tokenizer import load_tokenizers
 from l0drop.recipe import parse_recipe
+from l0drop.runs.evaluation import DifferenceOverBaselines
+from l0drop.runs.json_file import as_json, from_json
 from l0drop.study import parallel, seeds
 from l0drop.study.sentence_statistics import SentenceStatistics
 from l0drop.study.verdict import verdict
 from tests.training import tiny
 
 
+def gathered(*arguments, **options):
+    """The content of results.json."""
+    return as_json(seeds.gather(*arguments, **options))
+
+
 def run_folder(folder, outputs, seed, sparse):
     (folder / "outputs").mkdir(parents=True)
     (folder / "outputs" / "test.txt").write_text("".join(f"{line}\n" for line in outputs))
-    score = {"score": {"value": 50.0 + seed}, "sentences": len(outputs), **({"sparsity": 0.5} if sparse else {})}
-    provenance = dict.fromkeys(("commit", "device", "torch", "transformers", "python", "threads"), "x")
-    (folder / "metrics.json").write_text(json.dumps({"valid": score, "test": score, "steps": 3, **provenance}))
+    value = {"name": "BLEU", "value": 50.0 + seed, "signature": "s"}
+    score = {"score": value, "sentences": len(outputs), **({"sparsity": 0.5} if sparse else {})}
+    provenance = {**dict.fromkeys(("commit", "device", "torch", "transformers", "python"), "x"), "threads": 1}
+    run = {"name": folder.name, "steps": 3, "seed": seed, "dtype": "fp32", "decoding": {}}
+    (folder / "metrics.json").write_text(json.dumps({**run, "valid": score, "test": score, **provenance}))
     (folder / "recipe.yaml").write_text(f"name: {folder.name}\nseed: {seed}\nabout: text\ntrain: {{steps: 3}}\n")
     (folder / "log.jsonl").write_text(
         '{"step": 1, "train_runtime": 2.0}\n{"step": 3, "loss": 1.0}\n{"step": 3, "train_runtime": 4.5}\n'
@@ -39,7 +48,7 @@ def test_runs_are_gathered_by_system_and_compared_with_the_baseline_of_their_see
         run_folder(tmp_path / f"on-s{seed}", truth, seed, sparse=False)
         run_folder(tmp_path / f"zero-0.5-s{seed}", worse if seed == 1 else truth, seed, sparse=True)
     names = [f"{system}-s{seed}" for system in ("on", "zero-0.5") for seed in (1, 2, 3)]
-    found = seeds.gather(tmp_path, names, "a test", 0.5)["systems"]
+    found = gathered(tmp_path, names, "a test", 0.5)["systems"]
     assert list(found) == ["on", "zero-0.5"]
     assert [run["seed"] for run in found["zero-0.5"]["runs"]] == [1, 2]
     assert found["on"]["recipe"] == {"train": {"steps": 3}}
@@ -67,10 +76,10 @@ def test_pairs_that_start_from_one_baseline_are_one_unit(tmp_path, monkeypatch):
             text = (folder / "recipe.yaml").read_text() + f"model: {{init: runs/base-s{start}}}\n"
             (folder / "recipe.yaml").write_text(text)
     names = [f"{system}-s{seed}" for system in ("on", "zero-0.5") for seed in (1, 2, 3, 4)]
-    result = seeds.gather(tmp_path, names, "a test", 0.5, statistics_file=tmp_path / "statistics.json.gz")
+    result = gathered(tmp_path, names, "a test", 0.5, statistics_file=tmp_path / "statistics.json.gz")
     against = result["systems"]["zero-0.5"]["against_on"]
-    assert (against["baselines"], against["seeds"], against["baseline_of"]) == (3, 4, (0, 1, 2, 0))
-    assert verdict(against, "BLEU").preliminary
+    assert (against["baselines"], against["seeds"], against["baseline_of"]) == (3, 4, [0, 1, 2, 0])
+    assert verdict(from_json(DifferenceOverBaselines, against), "BLEU").preliminary
     found = SentenceStatistics.read(tmp_path / result["statistics"]["file"])
     assert list(found.systems) == names
     ours = [found.systems[f"zero-0.5-s{seed}"]["bleu"].score for seed in (1, 2, 3, 4)]
@@ -86,15 +95,15 @@ def test_one_seed_is_compared_over_sentences_with_other_systems_too(tmp_path, mo
         wrong = [line.replace("house", "tree") if n % every == 1 else line for n, line in enumerate(truth)]
         run_folder(tmp_path / f"{system}-s1", wrong, 1, sparse=system != "on")
     names = ["on-s1", "learned-s1", "rule-s1"]
-    found = seeds.gather(tmp_path, names, "a test", 0.5, {"rule": "learned", "other": "learned"})["systems"]
-    assert [sorted(found[system].get(seeds.ONE_SEED, {})) for system in found] == [[], ["on"], ["learned", "on"]]
-    against = {other: compared["difference"] for other, compared in found["rule"][seeds.ONE_SEED].items()}
+    found = gathered(tmp_path, names, "a test", 0.5, {"rule": "learned", "other": "learned"})["systems"]
+    assert [sorted(found[system].get("one_seed", {})) for system in found] == [[], ["on"], ["learned", "on"]]
+    against = {other: compared["difference"] for other, compared in found["rule"]["one_seed"].items()}
     assert against["on"] < against["learned"] < 0
-    assert against["on"] - against["learned"] == pytest.approx(found["learned"][seeds.ONE_SEED]["on"]["difference"])
-    low, high = found["rule"][seeds.ONE_SEED]["learned"]["interval"]
+    assert against["on"] - against["learned"] == pytest.approx(found["learned"]["one_seed"]["on"]["difference"])
+    low, high = found["rule"]["one_seed"]["learned"]["interval"]
     assert low < against["learned"] < high
-    alone = seeds.gather(tmp_path, ["learned-s1", "rule-s1"], "a test", 0.5)["systems"]
-    assert not any(seeds.ONE_SEED in system for system in alone.values())
+    alone = gathered(tmp_path, ["learned-s1", "rule-s1"], "a test", 0.5)["systems"]
+    assert not any("one_seed" in system for system in alone.values())
 
 
 def test_a_system_is_compared_with_the_continued_baseline_trained_in_its_way():

@@ -8,12 +8,16 @@ import pytest
 from sacrebleu.metrics import BLEU, CHRF
 
 from l0drop.data import metrics
-from l0drop.data.metrics import METRICS
-from l0drop.study.evaluate import Judging, evaluate, read_files, recomputed, write
-from l0drop.study.sentence_statistics import STATISTICS_FILE, SentenceStatistics, columns
+from l0drop.data.score import METRICS
+from l0drop.runs.evaluation import Judging
+from l0drop.runs.json_file import as_json
+from l0drop.study.evaluate import evaluate, read_files, recomputed
+from l0drop.study.sentence_statistics import SentenceStatistics, columns
 from l0drop.study.systems import System
 from tests.study.test_evaluate import SOURCES, lines, spaced
 from tests.study.test_significance import BAD, GOOD, REFS
+
+STATISTICS_FILE = "statistics.json.gz"
 
 
 @pytest.fixture
@@ -27,7 +31,7 @@ def written(tmp_path: Path) -> Path:
         [good, bad, good], [bad, good, good], text, Judging(documents=True, languages=("en", "de")), {},
         starts=["a", "b", "a"],
     )  # fmt: skip
-    write(tmp_path / "out", *found)
+    found.write(tmp_path / "out")
     return tmp_path / "out"
 
 
@@ -43,7 +47,7 @@ def test_scores_are_sacrebleus(written: Path) -> None:
 
 def test_scores_and_intervals_are_those_of_metrics_json(written: Path) -> None:
     stored = json.loads((written / "metrics.json").read_text())
-    again = json.loads(json.dumps(recomputed(written)))
+    again = as_json(recomputed(written))
     assert again["over_seeds"] == stored["over_seeds"]
     assert again["over_seeds"]["bleu"]["baselines"] == 2
     assert again["differences"] == [run["differences"] for run in stored["runs"]]

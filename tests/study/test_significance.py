@@ -8,7 +8,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
 from l0drop.data import metrics
-from l0drop.data.metrics import METRICS
+from l0drop.data.score import METRICS
 from l0drop.study import significance
 from l0drop.study.sentence_statistics import Statistics, statistics
 from l0drop.study.significance import compare, compare_over_baselines, resampled, t_cdf, t_quantile, widening

@@ -7,7 +7,10 @@ import pytest
 from transformers import MarianConfig, MarianMTModel
 
 import europarl
+from l0drop.runs.run import RunMetrics
+from l0drop.runs.study import StudyResults
 from l0drop.training.assemble import load_dense
+from tests.runs.partial import filled
 from tests.training import tiny
 
 
@@ -84,6 +87,10 @@ def test_selected_systems_bring_the_runs_that_they_need(data):
         planned("zero-0.31", "on", "pos")
 
 
+def finished_at(sparsity: float) -> RunMetrics:
+    return filled(RunMetrics, {"valid": {"sparsity": sparsity}})
+
+
 @pytest.mark.parametrize(
     ("systems", "after", "more"),
     [
@@ -99,7 +106,7 @@ def test_only_selected_systems_are_translated_scored_and_analysed(systems, after
     made = study(data, seeds=1, systems=systems, runs=tmp_path / "runs")
     for name in ("base", "on", "zero-0.46", "cut", "pos"):  # finished runs alone trigger nothing
         (tmp_path / "runs" / f"{name}-s1").mkdir(parents=True)
-        (tmp_path / "runs" / f"{name}-s1" / "metrics.json").write_text('{"valid": {"sparsity": 0.5}}')
+        finished_at(0.5).write(tmp_path / "runs" / f"{name}-s1" / "metrics.json")
     found = []
     monkeypatch.setattr(europarl, "train_all", lambda *arguments: found.extend(arguments[-2:]))
     made.train({*europarl.PARTS} - {"tried", "sweep"})
@@ -148,7 +155,7 @@ def test_the_cut_rival_has_one_vocabulary_if_the_baseline_has_one(data, tmp_path
 def test_gates_at_the_rate_of_a_rule_follow_once_the_rule_is_trained(data, tmp_path):
     made = study(data, runs=tmp_path)
     (tmp_path / "pos-s1").mkdir()
-    (tmp_path / "pos-s1" / "metrics.json").write_text('{"valid": {"sparsity": 0.56342}}')
+    finished_at(0.56342).write(tmp_path / "pos-s1" / "metrics.json")
     learned, chance = made.at_the_rate_of("pos")
     assert learned.l0drop.target_sparsity == 0.563
     assert (chance.l0drop.gate, chance.l0drop.gate_args) == ("random", {"rate": 0.563})
@@ -169,7 +176,7 @@ def test_rules_are_listed_with_gates_at_their_rates():
         "random-as-pos": system(15.0, 0.48),
         "freq": system(19.0, 0.4),
     }
-    single, rules = europarl.tables({"systems": systems}).split("\n\n")
+    single, rules = europarl.tables(filled(StudyResults, {"systems": systems})).split("\n\n")
     assert "| rule `freq` | 40.0% | 19.00 | 19.00 | -2.00 | -2.00 |" in single
     assert rules.splitlines()[2:] == [
         "| `pos` | 48.1%, 49.0%, 48.0% | 19.50, 20.00, 15.00 | -0.50 [-0.50, +0.25] | -5.00 |"

@@ -17,25 +17,29 @@ import yaml
 from accelerate import PartialState
 from rich.console import Console
 
-from l0drop.app.sweep import sweep_table
 from l0drop.data.text import CorpusError
 from l0drop.recipe import RecipeError, dump_recipe, load_recipe, parse_recipe
-from l0drop.study import sweep as sweep_module
+from l0drop.report.sweep import summary_table
+from l0drop.runs import json_file
+from l0drop.runs.json_file import as_json, from_json
+from l0drop.runs.sweep import Sweep, add_seconds
+from l0drop.runs.table import for_terminal
 from l0drop.study.sweep import (
-    Clock,
     Point,
-    continued_in,
     lambda_point,
     rule_point,
     start_of,
-    sweep,
     target_point,
     write_summary,
 )
+from l0drop.study.sweep import sweep as trained_sweep
 from tests.integration.test_training_commands import ENVIRONMENT, command, free_port, written
 from tests.training import tiny
 
 QUIET = Console(quiet=True)
+SCORED = {"score": {"name": "BLEU", "value": 30.0, "signature": "s"}, "sentences": 24}
+METRICS = {"name": "base", "steps": 20, "seed": 1, "dtype": "fp32", "decoding": {}}
+"""The least that a finished run has."""
 
 
 def rendered(content: Any) -> str:
@@ -43,6 +47,16 @@ def rendered(content: Any) -> str:
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(content)
     return " ".join(console.export_text().split())
+
+
+def sweep(*arguments: Any, **options: Any) -> dict[str, Any]:
+    """The content of sweep.json."""
+    return as_json(trained_sweep(*arguments, **options))
+
+
+def shown_to_users(summary: dict[str, Any]) -> str:
+    table, notes = summary_table(from_json(Sweep, summary))
+    return rendered(for_terminal(table)) + " ".join(notes)
 
 
 def tiny_sweep(folder: Path, init: str, **changes: Any) -> dict[str, Any]:
@@ -64,7 +78,7 @@ def test_sweep_json_has_the_results_of_every_run(baseline: Path, tmp_path: Path)
     points = [lambda_point(3.0), target_point(0.6), lambda_point(0.0)]
     summary = sweep(recipe, points, tmp_path / "runs", console=QUIET)
     folder = tmp_path / "runs" / "tiny-sweep"
-    assert summary == json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
+    assert {**summary, "version": 1} == json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
     assert [(entry["kind"], entry["value"], entry["run"]) for entry in summary["points"]] == [
         ("lambda", 0.0, "lambda-0"), ("lambda", 3.0, "lambda-3"), ("target", 0.6, "target-0.6"),
     ]  # fmt: skip
@@ -82,12 +96,12 @@ def test_sweep_json_has_the_results_of_every_run(baseline: Path, tmp_path: Path)
     assert {"commit", "device", "torch"} <= set(summary)
     assert {"signature", "name", "value"} <= set(summary["continued"]["test"]["score"])
     assert "sparsity" not in summary["continued"]
-    shown = rendered(sweep_table(summary))
+    shown = shown_to_users(summary)
     assert "open rate" not in shown, "easily mistaken for 1 - sparsity"
     for name in ("dense, start", "dense, continued", "lambda-0", "lambda-3", "target-0.6"):
         assert f"│ {name} │" in shown
     assert set(json.loads((folder / "timings.json").read_text())) == {
-        "unit", "continued", "lambda-0", "lambda-3", "target-0.6",
+        "unit", "continued", "lambda-0", "lambda-3", "target-0.6", "version",
     }  # fmt: skip
 
     # the continued baseline differs from a point in the gate alone
@@ -110,7 +124,7 @@ def test_an_older_sweep_is_resumed_under_its_own_names(baseline: Path, tmp_path:
         file.write_text(file.read_text().replace("continued", "reference"))
     older = json.loads((folder / "sweep.json").read_text())
     assert "continued" not in older
-    assert continued_in(older)["run"] == "reference"
+    assert from_json(Sweep, older).continued.run == "reference"
     stamp = (folder / "reference" / "metrics.json").stat().st_mtime_ns
     resumed = sweep(recipe, [lambda_point(1.0)], tmp_path / "runs", console=QUIET)
     assert [entry["run"] for entry in resumed["points"]] == ["lambda-1", "lambda-3"]
@@ -144,7 +158,7 @@ def test_source_only_text_is_translated_once(baseline: Path, tmp_path: Path) -> 
     for entry in (summary["continued"], *summary["points"]):
         assert entry["test"]["references"] == f"outputs of {baseline}"
         assert "references" not in entry["valid"]
-    shown = rendered(sweep_table(summary)).replace(" ", "")  # long paths are wrapped
+    shown = shown_to_users(summary).replace(" ", "")  # long paths are wrapped
     assert f"BLEU is measured against outputs of {baseline}: agreement".replace(" ", "") in shown
     assert (folder / "lambda-0.5" / "data").is_symlink()
     assert (folder / "lambda-0.5" / "data" / "train" / "manifest.json").samefile(
@@ -156,16 +170,15 @@ def test_a_baseline_has_scores_only_if_they_were_made_like_the_sweeps(tmp_path: 
     base = tiny.recipe(tmp_path, "base")
     run = tmp_path / "runs" / "base"
     run.mkdir(parents=True)
-    metrics = {"steps": 20, "valid": {"score": {"value": 30.0}}, "test": {"score": {"value": 40.0}}}
-    (run / "metrics.json").write_text(json.dumps(metrics))
+    (run / "metrics.json").write_text(json.dumps({**METRICS, "valid": SCORED, "test": SCORED}))
 
     def kept(**changes: Any) -> set[str]:
         recipe = parse_recipe({**base, **changes}, "test")
         (run / "recipe.yaml").write_text(dump_recipe(recipe))
         tuning = parse_recipe(tiny_sweep(tmp_path, str(run)), "test")
         found = start_of(tuning, tmp_path / "runs" / "tiny-sweep")
-        assert (found["run"], found["steps"]) == (str(run), 20)
-        return {"valid", "test"} & found.keys()
+        assert (found.run, found.steps) == (str(run), 20)
+        return {"valid", "test"} & as_json(found).keys()
 
     assert kept() == {"valid", "test"}
     assert kept(name="other", seed=7) == {"valid", "test"}
@@ -176,7 +189,8 @@ def test_a_baseline_has_scores_only_if_they_were_made_like_the_sweeps(tmp_path: 
     sources = {"source": base["data"]["test"]["source"]}
     assert kept(train=distilled, data={**base["data"], "test": sources}) == {"valid"}
     (run / "recipe.yaml").write_text("name: base\nkey: of another version\n")
-    assert start_of(parse_recipe(tiny_sweep(tmp_path, str(run)), "test"), tmp_path) == {"run": str(run), "steps": 20}
+    found = start_of(parse_recipe(tiny_sweep(tmp_path, str(run)), "test"), tmp_path)
+    assert (found.run, found.steps, found.valid, found.test) == (str(run), 20, None, None)
 
 
 def test_a_score_against_another_teachers_outputs_is_not_shown(tmp_path: Path) -> None:
@@ -185,17 +199,18 @@ def test_a_score_against_another_teachers_outputs_is_not_shown(tmp_path: Path) -
     del values["data"]["test"]["target"]
     tuning = parse_recipe(values, "test")
     (tmp_path / "base").mkdir()
-    (tmp_path / "base" / "metrics.json").write_text(json.dumps({"valid": {}, "test": {}}))
+    (tmp_path / "base" / "metrics.json").write_text(json.dumps({**METRICS, "valid": SCORED, "test": SCORED}))
     stored = {**values, "name": "base", "model": {"init": "elsewhere"}}
     (tmp_path / "base" / "recipe.yaml").write_text(dump_recipe(parse_recipe(stored, "test")))
-    assert set(start_of(tuning, tmp_path)) == {"run", "valid"}
+    found = start_of(tuning, tmp_path)
+    assert (found.valid is None, found.test) == (False, None)
 
 
 def finished(folder: Path, *names: str) -> None:
     """Run folders with the files that a summary reads."""
     for name in names:
         (folder / name).mkdir(parents=True)
-        (folder / name / "metrics.json").write_text(json.dumps({"steps": 20, "test": {"score": {"value": 30.0}}}))
+        (folder / name / "metrics.json").write_text(json.dumps({**METRICS, "test": SCORED}))
 
 
 def runs_in(folder: Path) -> list[str]:
@@ -215,7 +230,7 @@ def test_a_point_without_its_run_is_removed(tmp_path: Path) -> None:
 def at_once(monkeypatch: pytest.MonkeyPatch, one: Callable[[], None], other: Callable[[], None]) -> None:
     """Start `other` when `one` has read its file and is about to write it."""
     second = threading.Thread(target=other)
-    write_whole = sweep_module.write_whole
+    write_whole = json_file.write_whole
 
     def held_up(file: Path, text: str) -> None:
         if second.ident is None:
@@ -223,8 +238,8 @@ def at_once(monkeypatch: pytest.MonkeyPatch, one: Callable[[], None], other: Cal
             second.join(timeout=0.5)
         write_whole(file, text)
 
-    monkeypatch.setattr(sweep_module, "write_whole", held_up)
-    monkeypatch.setattr(sweep_module, "provenance", lambda device: {})
+    monkeypatch.setattr(json_file, "write_whole", held_up)
+    monkeypatch.setattr("l0drop.study.sweep.provenance", lambda device: None)
     one()
     second.join()
 
@@ -242,9 +257,11 @@ def test_two_sweeps_at_once_lose_no_point(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_two_sweeps_at_once_lose_no_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "timings.json"
-    Clock(file).add("continued", 1.0)
-    at_once(monkeypatch, lambda: Clock(file).add("continued", 2.0), lambda: Clock(file).add("lambda-1", 4.0))
-    assert json.loads(file.read_text()) == {"unit": "wall seconds", "continued": 3.0, "lambda-1": 4.0}
+    add_seconds(file, "continued", 1.0)
+    at_once(
+        monkeypatch, lambda: add_seconds(file, "continued", 2.0), lambda: add_seconds(file, "lambda-1", 4.0)
+    )  # fmt: skip
+    assert json.loads(file.read_text()) == {"unit": "wall seconds", "continued": 3.0, "lambda-1": 4.0, "version": 1}
 
 
 def test_points_can_be_other_gates(baseline: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from l0drop.runs.json_file import as_json
 from l0drop.study.tail import capitalised, names, negations, numbers, tail_risk
 
 
@@ -53,7 +54,7 @@ OUTPUTS = ["Es kostet viel in Rome.", "Er sah Tim.", "Nichts ist da.", ""]
 
 def risk(languages: tuple[str, str] | None = ("en", "de"), outputs: list[str] = OUTPUTS) -> dict:
     chrf, before = np.array([50.0, 40, 90, 0]), np.array([70.0, 61, 60, 5])
-    return tail_risk(SOURCES, REFERENCES, outputs, BASELINE, chrf, before, languages)
+    return as_json(tail_risk(SOURCES, REFERENCES, outputs, BASELINE, chrf, before, languages))
 
 
 def test_missing_items_are_counted_for_system_baseline_and_reference() -> None:
@@ -105,9 +106,9 @@ def test_losses_and_gains_beyond_the_threshold() -> None:
         "losing": 1 / 4,  # 21 points; 20 are not more than 20
         "gaining": 1 / 4,
         "worst": [
-            {"index": 1, "difference": -21.0},
-            {"index": 0, "difference": -20.0},
-            {"index": 3, "difference": -5.0},
+            {"line": 2, "difference": -21.0},
+            {"line": 1, "difference": -20.0},
+            {"line": 4, "difference": -5.0},
         ],
     }
 
@@ -124,5 +125,5 @@ def test_lengths_relative_to_the_reference() -> None:
 
 
 def test_there_is_no_rate_if_nothing_is_expected() -> None:
-    found = tail_risk(["a"], ["b"], ["c"], ["d"], np.zeros(1), np.zeros(1))
+    found = as_json(tail_risk(["a"], ["b"], ["c"], ["d"], np.zeros(1), np.zeros(1)))
     assert found["numbers"]["missing"] == {"system": None, "baseline": None, "reference": None}

@@ -5,17 +5,25 @@ from typing import Any
 import numpy as np
 import pytest
 
+from l0drop.runs.evaluation import Difference, DifferenceOverBaselines
+from l0drop.runs.json_file import from_json
 from l0drop.study.significance import compare, compare_over_baselines
 from l0drop.study.verdict import difference_in_words, verdict
 from tests.study.test_significance import by_mean, noisy_pairs
 
 
-def over(baselines: int, **changes: Any) -> dict[str, Any]:
+def stored(baselines: int, **changes: Any) -> dict[str, Any]:
+    """A comparison as files have it."""
     found = {
+        "metric": "bleu", "differences": [], "non_inferior": None, "resamples": 2000, "seed": 1,
         "difference": -0.1, "lower": -0.3, "upper": 0.1, "interval": [-0.34, 0.14], "margin": 0.5, "seeds": 5,
         "baselines": baselines, "few_seeds": baselines < 5, "units": 1000, "unit": "sentence",
     }  # fmt: skip
     return found | changes
+
+
+def over(baselines: int, **changes: Any) -> DifferenceOverBaselines:
+    return from_json(DifferenceOverBaselines, stored(baselines, **changes))
 
 
 def test_the_number_of_baselines_decides_whether_there_is_a_verdict() -> None:
@@ -68,7 +76,7 @@ def test_differences_in_words(difference: float, lower: float, upper: float, wor
 
 def test_one_pair_speaks_for_itself_only() -> None:
     source = np.random.default_rng(1)
-    found = compare(by_mean(source.normal(-3, 1, 200)), by_mean(np.zeros(200)), margin=0.5).as_json()
+    found = compare(by_mean(source.normal(-3, 1, 200)), by_mean(np.zeros(200)), margin=0.5)
     shown = verdict(found, "chrF2")
     assert shown.kind == "worse"
     assert shown.sentence.startswith("worse by at least 2.")
@@ -78,20 +86,23 @@ def test_one_pair_speaks_for_itself_only() -> None:
 
 def test_stored_comparisons_have_all_that_a_verdict_needs() -> None:
     pairs = noisy_pairs(np.random.default_rng(4), np.zeros(5), 0.1, 0.05)
-    found = compare_over_baselines(pairs, range(5), margin=5, unit="document").as_json()
+    found = compare_over_baselines(pairs, range(5), margin=5, unit="document")
     assert verdict(found, "BLEU").sentence.startswith("non-inferior at 5 BLEU, over 5 independent baselines.")
     assert "100 documents" in verdict(found, "BLEU").sentence
 
 
 def test_older_files_are_read() -> None:
     """They have neither upper bounds nor the number of baselines."""
-    older = over(4)
+    older = stored(4)
     del older["baselines"], older["upper"]
-    found = verdict({**older, "p": 0.01, "non_inferior": True}, "BLEU")
+
+    def read(**changes: Any) -> DifferenceOverBaselines:
+        return from_json(DifferenceOverBaselines, {**older, **changes})
+
+    found = verdict(read(p=0.01, non_inferior=True), "BLEU")
     assert found.label == "non-inferior at 0.5, preliminary"
     assert "over 5 pairs (an older file: baselines that pairs share are not known)" in found.sentence
-    assert verdict({**older, "lower": -0.9, "interval": [-1.0, -0.2]}, "BLEU").label == (
-        "worse by at least 0.20, preliminary"
-    )
+    assert verdict(read(lower=-0.9, interval=[-1.0, -0.2]), "BLEU").label == ("worse by at least 0.20, preliminary")
     pair = {key: value for key, value in older.items() if key not in ("seeds", "few_seeds")}
-    assert "for this pair of models only" in verdict(pair, "BLEU").sentence
+    pair |= {"p": 0.01, "non_inferior": True, "system": 29.9, "baseline": 30.0}
+    assert "for this pair of models only" in verdict(from_json(Difference, pair), "BLEU").sentence

@@ -19,17 +19,24 @@ from l0drop.core.dial import Dial
 from l0drop.data.text import CorpusError
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import RecipeError, parse_recipe
+from l0drop.runs.json_file import as_json
 from l0drop.training import objective
 from l0drop.training import trainer as trainer_module
 from l0drop.training.assemble import load_dense
 from l0drop.training.averaging import averaged
 from l0drop.training.checkpoints import TrainingError, checkpoints
-from l0drop.training.run import prepare, train
+from l0drop.training.run import prepare
+from l0drop.training.run import train as trained_run
 from tests.training import tiny
 from tests.training.compiler import compile_by_shapes, made_at
 from tests.training.stopped import stopped_at
 
 QUIET = Console(quiet=True)
+
+
+def train(*arguments: Any, **options: Any) -> dict[str, Any]:
+    """The content of metrics.json."""
+    return as_json(trained_run(*arguments, **options))
 
 
 def run(folder: Path, values: dict[str, Any]) -> tuple[dict[str, Any], Path]:

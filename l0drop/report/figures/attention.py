@@ -1,7 +1,6 @@
 """Figures 1, 2, 6 and 7: attention mass per word, attention maps, and entropy."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import matplotlib
 import numpy as np
@@ -20,6 +19,7 @@ from l0drop.report.figures.drawing import (
     rendered,
 )
 from l0drop.report.figures.reading import along, measured_on, why_omitted
+from l0drop.runs.analysis import Analysis, ModelAnalysis, SweepAnalysis
 
 _MASS = {
     "baseline": ("dense, all words", GREY),
@@ -29,32 +29,32 @@ _MASS = {
 }
 
 
-def attention_mass(analysis: Mapping[str, Any]) -> Drawing:
+def attention_mass(analysis: Analysis) -> Drawing:
     """The attention mass of source words, one panel per system."""
-    systems = analysis["mass"]["systems"]
+    assert analysis.mass is not None
+    systems, on_dropped = analysis.mass.systems, analysis.mass.share_on_dropped
     names = [name for name in _MASS if name in systems]
     with matplotlib.rc_context(STYLE):
         figure, panels = axes_of(len(names), width=max(4.2, 2.9 * len(names)), height=3.0, sharey=True)
         for axes, name in zip(panels, names, strict=True):
             label, colour = _MASS[name]
             found = systems[name]
-            shares = np.array(found["histogram"]["counts"]) / max(1, found["words"])
-            width = found["histogram"]["bin_width"]
+            shares = np.array(found.histogram.counts) / max(1, found.words)
+            width = found.histogram.bin_width
             edges = width * np.arange(len(shares))
             axes.bar(edges, shares, width=width, align="edge", color=colour, alpha=0.85)
             axes.axvline(0.6, color=INK, linewidth=0.9, linestyle="--")
-            axes.axvline(found["mean"], color=INK, linewidth=1.2)
+            axes.axvline(found.mean, color=INK, linewidth=1.2)
             axes.set_title(label.replace(", ", ",\n"))
             axes.set(xlabel="attention mass", xlim=(0, min(5.0, width * len(shares))))
             axes.text(
                 0.97, 0.95,
-                f"mean {found['mean']:.2f}\n{100 * found['share_under_0.6']:.1f}% under 0.6\n"
-                f"{100 * found['share_under_0.6_of_mean']:.1f}% under\n0.6 of the mean",
+                f"mean {found.mean:.2f}\n{100 * found.share_under:.1f}% under 0.6\n"
+                f"{100 * found.share_under_of_mean:.1f}% under\n0.6 of the mean",
                 transform=axes.transAxes, ha="right", va="top", fontsize=8,
             )  # fmt: skip
             in_percent(axes.yaxis)
         panels[0].set_ylabel("share of source tokens")
-    on_dropped = analysis["mass"]["share_on_dropped"]
     dropped = (
         f" The sparse model puts {on_dropped['sparse']:.1%} of its attention on dropped words (with gating zero, on "
         f"the zero row); the dense model {on_dropped['baseline']:.1%} on the same words."
@@ -71,18 +71,19 @@ def attention_mass(analysis: Mapping[str, Any]) -> Drawing:
 _MAPS = {"baseline": "dense", "entmax": "sparse attention", "sparse": "L0Drop"}
 
 
-def attention_maps(analysis: Mapping[str, Any], number: int = 0) -> Drawing:
+def attention_maps(analysis: Analysis, number: int = 0) -> Drawing:
     """The cross-attention of one sentence in every system; dropped tokens are crossed out."""
-    sentence = analysis["maps"][number]
-    source, target = (_readable(sentence[side]) for side in ("source", "target"))
-    names = [name for name in _MAPS if name in sentence["systems"]]
+    assert analysis.maps is not None
+    sentence = analysis.maps[number]
+    source, target = _readable(sentence.source), _readable(sentence.target)
+    names = [name for name in _MAPS if name in sentence.systems]
     with matplotlib.rc_context({**STYLE, "axes.grid": False, "font.size": 8}):
         cell = 0.2
         width = len(names) * (cell * len(source) + 0.25) + 1.3
         figure, panels = axes_of(len(names), width=width, height=cell * len(target) + 1.9, sharey=True)
         red, green, blue = (int(BLUE[i : i + 2], 16) / 255 for i in (1, 3, 5))
         for axes, name in zip(panels, names, strict=True):
-            weights = np.array(sentence["systems"][name]["weights"])
+            weights = np.array(sentence.systems[name].weights)
             image = np.empty((*weights.shape, 4))
             image[..., :3] = (red, green, blue)
             image[..., 3] = np.clip(weights, 0, 1) ** 0.6  # makes small weights visible
@@ -91,11 +92,11 @@ def attention_maps(analysis: Mapping[str, Any], number: int = 0) -> Drawing:
             crossed = name == "sparse"
             labels = [
                 f"✕ {token}" if crossed and not kept else token
-                for token, kept in zip(source, sentence["kept"], strict=True)
+                for token, kept in zip(source, sentence.kept, strict=True)
             ]
             axes.set_xticks(range(len(source)), labels, rotation=90, fontsize=7.5)
             if crossed:
-                for label, kept in zip(axes.get_xticklabels(), sentence["kept"], strict=True):
+                for label, kept in zip(axes.get_xticklabels(), sentence.kept, strict=True):
                     label.set_color(INK if kept else RED)
             axes.tick_params(length=0)
             axes.set_xticks(np.arange(len(source) + 1) - 0.5, minor=True)
@@ -107,10 +108,10 @@ def attention_maps(analysis: Mapping[str, Any], number: int = 0) -> Drawing:
             axes.set_xlabel("source")
         panels[0].set_yticks(range(len(target)), target, fontsize=7.5)
         panels[0].set_ylabel("target")
-    left = sentence["systems"].get("sparse", {}).get("on_dropped")
+    left = sentence.systems["sparse"].on_dropped if "sparse" in sentence.systems else None
     zero = f" Dropped tokens get {np.mean(left):.1%} of the attention, which is not drawn." if left else ""
     caption = (
-        f"Cross-attention of sentence {sentence['sentence']} (source across, target down), averaged over heads and "
+        f"Cross-attention of sentence {sentence.sentence} (source across, target down), averaged over heads and "
         f"layers; full colour is weight 1, no colour exactly 0. Crossed out: dropped.{zero} "
     )
     name = "attention-maps" if number == 0 else f"attention-maps-{number + 1}"
@@ -129,10 +130,10 @@ def _readable(tokens: Sequence[str]) -> list[str]:
     return shown
 
 
-def entropy(analysis: Mapping[str, Any]) -> Drawing:
+def entropy(analysis: Analysis | SweepAnalysis) -> Drawing:
     """Entropy of the last encoder self-attention at kept and dropped positions; for a sweep, against sparsity."""
-    points = along(analysis, "entropy") if "points" in analysis else [analysis]
-    if not points:
+    points: Sequence[ModelAnalysis] = [analysis] if isinstance(analysis, Analysis) else along(analysis, "entropy")
+    if isinstance(analysis, SweepAnalysis) and not points:
         raise ValueError(f"entropy: none of the points has it ({why_omitted(analysis, 'entropy')})")
     series = {
         "sparse": ("sparse", BLUE, "o-"), "baseline": ("dense", RED, "s--"), "uniform": ("uniform", GREY, ":"),
@@ -141,8 +142,9 @@ def entropy(analysis: Mapping[str, Any]) -> Drawing:
         figure, panels = axes_of(2, width=6.6, height=3.0, sharey=True)
         for axes, kind in zip(panels, ("kept", "dropped"), strict=True):
             for number, (name, (label, colour, shape)) in enumerate(series.items()):
-                found = [(p["sparsity"], p["entropy"][name][kind]) for p in points if name in p["entropy"]]
-                found = [(sparsity, value) for sparsity, value in found if value is not None]
+                measured = [(point.sparsity, getattr(point.entropy, name)) for point in points]
+                values = [(sparsity, getattr(one, kind)) for sparsity, one in measured if one is not None]
+                found = [(sparsity, value) for sparsity, value in values if value is not None]
                 if found and len(points) == 1:
                     axes.bar(number, found[0][1], color=colour)
                     axes.text(number, found[0][1], f"{found[0][1]:.2f}", ha="center", va="bottom", fontsize=8)

@@ -1,11 +1,8 @@
 """All figures of a folder, drawn from its JSON files."""
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from l0drop.data.text import read_json
 from l0drop.data.whole import locked, whole_folder
 from l0drop.report.figures.attention import attention_maps, attention_mass, entropy
 from l0drop.report.figures.distribution import density
@@ -13,6 +10,11 @@ from l0drop.report.figures.drawing import Drawing
 from l0drop.report.figures.scores import quality, scored
 from l0drop.report.figures.times import speed, timed
 from l0drop.report.figures.words import groups, positions
+from l0drop.runs.analysis import Analysis, SweepAnalysis, read_analysis
+from l0drop.runs.benchmark import read_decode_benchmark
+from l0drop.runs.json_file import write_json
+from l0drop.runs.run import RunFolder
+from l0drop.runs.sweep import Sweep, SweepFolder
 
 INDEX = "figures.json"
 
@@ -20,38 +22,30 @@ INDEX = "figures.json"
 def drawings(folder: Path) -> Iterator[Drawing]:
     """The figures that the JSON files in a run or sweep folder allow."""
     yield density()
-    for file, parts in _FILES.items():
-        if not (folder / file).is_file():
-            continue
-        content = read_json(folder / file)
-        try:
-            for part, draw in parts:
-                holders = [content, *content.get("points", ())]
-                if part is None or any(part in holder for holder in holders):
-                    yield from draw(content)
-        except (KeyError, TypeError, IndexError, AttributeError) as error:
-            raise ValueError(f"{folder / file}: unexpected format ({error!r})") from error
+    sweep, run = SweepFolder(folder), RunFolder(folder)
+    if sweep.is_sweep and scored(found := Sweep.read(sweep.summary)):
+        yield quality(found)
+    if run.analysis.is_file():
+        yield from of_analysis(read_analysis(run.analysis))
+    bench = read_decode_benchmark(run.benchmark) if run.benchmark.is_file() else None
+    if bench is not None and timed(bench):
+        yield speed(bench)
 
 
-def _all_maps(analysis: Mapping[str, Any]) -> Iterator[Drawing]:
-    return (attention_maps(analysis, number) for number in range(len(analysis["maps"])))
-
-
-def _one(draw: Callable[[Mapping[str, Any]], Drawing]) -> Callable[[Mapping[str, Any]], Iterator[Drawing]]:
-    return lambda content: iter([draw(content)])
-
-
-_FILES: dict[str, tuple[tuple[str | None, Callable[[Mapping[str, Any]], Iterator[Drawing]]], ...]] = {
-    "sweep.json": ((None, lambda content: iter([quality(content)] if scored(content)[1] else [])),),
-    "analysis.json": (
-        ("mass", lambda content: iter([attention_mass(content)]) if "mass" in content else iter(())),
-        ("maps", _all_maps),
-        ("groups", _one(groups)),
-        ("entropy", _one(entropy)),
-        ("places", _one(positions)),
-    ),
-    "bench.json": ((None, lambda content: iter([speed(content)] if timed(content) else [])),),
-}
+def of_analysis(analysis: Analysis | SweepAnalysis) -> Iterator[Drawing]:
+    """The figures of the parts that were measured."""
+    points = analysis.points if isinstance(analysis, SweepAnalysis) else [analysis]
+    run = analysis if isinstance(analysis, Analysis) else None
+    if run is not None and run.mass is not None:
+        yield attention_mass(run)
+    if run is not None:
+        yield from (attention_maps(run, number) for number in range(len(run.maps or ())))
+    if any(point.groups is not None for point in points):
+        yield groups(analysis)
+    if any(point.entropy is not None for point in points):
+        yield entropy(analysis)
+    if run is not None and run.places is not None:
+        yield positions(run)
 
 
 def draw_all(folder: Path) -> list[Drawing]:
@@ -61,5 +55,5 @@ def draw_all(folder: Path) -> list[Drawing]:
     with locked(folder / "figures"), whole_folder(folder / "figures") as partial:
         for drawing in made:
             (partial / f"{drawing.name}.svg").write_text(drawing.svg, encoding="utf-8")
-        (partial / INDEX).write_text(json.dumps(index, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(partial / INDEX, index)
     return made

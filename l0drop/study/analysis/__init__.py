@@ -8,6 +8,7 @@ dropped.py        sparsity by group, word, frequency, length, position and layer
 interventions.py  cost of closing gates manually
 source_use.py     scores with another sentence's source, and with an empty one
 timing.py         the decoder's time in cross-attention
+job.py            one analysis from a folder to its files
 parts.py          the parts of an analysis, measured in one pass over the text; runs and sweeps
 tables.py         the numbers as tables, for reports and documents
 """

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from l0drop.core.gates import Gates
+from l0drop.core.memory import has_shared_row
 from l0drop.models.modeling import L0DropModel
+from l0drop.runs.analysis import AttentionWeights, Entropy, Histogram, KeptAndDropped, Mass, MassOf
 from l0drop.training.objective import decoder_inputs
 
 LITTLE = 0.6
@@ -138,20 +140,18 @@ class MassMeter:
         whole = int(position)
         return float(self.counts[:whole].sum() + (position - whole) * self.counts[whole]) / max(1, self.words)
 
-    def as_json(self) -> dict[str, Any]:
+    def result(self, of: str) -> MassOf:
+        """of: which words were added."""
         shown = self.counts[: self.FINE * self.SHOWN].reshape(-1, self.FINE // self.COARSE).sum(1)
-        return {
-            "words": self.words,
-            "mean": self.mean,
-            "share_under_0.6": self.little / max(1, self.words),
-            "share_under_0.6_of_mean": self.share_under(LITTLE * self.mean),
-            "share_untouched": self.untouched / max(1, self.words),
-            "histogram": {
-                "bin_width": 1 / self.COARSE,
-                "counts": shown.tolist(),
-                "above": int(self.words - shown.sum()),
-            },
-        }
+        return MassOf(
+            of=of,
+            words=self.words,
+            mean=self.mean,
+            share_under=self.little / max(1, self.words),
+            share_under_of_mean=self.share_under(LITTLE * self.mean),
+            share_untouched=self.untouched / max(1, self.words),
+            histogram=Histogram(1 / self.COARSE, shown.tolist(), int(self.words - shown.sum())),
+        )
 
 
 @dataclass
@@ -186,7 +186,8 @@ class MassStudy:
     def _add(self, name: str, values: Tensor) -> None:
         self.meters.setdefault(name, MassMeter()).add(values)
 
-    def as_json(self) -> dict[str, Any]:
+    def result(self, gating: str | None) -> Mass:
+        """gating: of the sparse model, if there is one."""
         words = {
             "baseline": "every source word",
             "entmax": "every source word",
@@ -196,12 +197,15 @@ class MassStudy:
             "baseline_renormalised": "words that the sparse model keeps; each target position's weights on them are "
             "divided by their sum",
         }
-        return {
-            "what": "cross-attention averaged over heads and layers, summed over the target, per source token",
-            "target_tokens": self.target_tokens,
-            "systems": {name: {"of": words[name], **meter.as_json()} for name, meter in self.meters.items()},
-            "share_on_dropped": {name: total / max(1, self.target_tokens) for name, total in self.on_dropped.items()},
-        }
+        on_dropped = {name: total / max(1, self.target_tokens) for name, total in self.on_dropped.items()}
+        shared = gating is not None and has_shared_row(gating)
+        return Mass(
+            what="cross-attention averaged over heads and layers, summed over the target, per source token",
+            target_tokens=self.target_tokens,
+            systems={name: meter.result(words[name]) for name, meter in self.meters.items()},
+            share_on_dropped=on_dropped,
+            share_on_zero_row=None if gating is None else on_dropped["sparse"] if shared else 0.0,
+        )
 
 
 @dataclass
@@ -226,26 +230,27 @@ class EntropyStudy:
         self.sums[key] = self.sums.get(key, 0.0) + float(values.sum())
         self.counts[key] = self.counts.get(key, 0) + values.numel()
 
-    def as_json(self) -> dict[str, Any]:
+    def result(self) -> Entropy:
         systems: dict[str, dict[str, float | None]] = {}
         for key, total in self.sums.items():
             name, kind = key.split()
             systems.setdefault(name, {})[kind] = total / self.counts[key] if self.counts[key] else None
-        return {
-            "what": "entropy (nats) of the last encoder layer's self-attention, averaged over heads, then over "
-            "positions; uniform: the entropy of equal weights on all positions",
-            "positions": {kind: self.counts.get(f"uniform {kind}", 0) for kind in ("kept", "dropped")},
-            **systems,
-        }
+        found = {name: KeptAndDropped(**values) for name, values in systems.items()}
+        return Entropy(
+            what="entropy (nats) of the last encoder layer's self-attention, averaged over heads, then over positions; "
+            "uniform: the entropy of equal weights on all positions",
+            positions={kind: self.counts.get(f"uniform {kind}", 0) for kind in ("kept", "dropped")},
+            **found,
+        )
 
 
-def attention_map(attention: Attention, row: int, length: int, steps: int, kept_BN: Tensor) -> dict[str, Any]:
+def attention_map(attention: Attention, row: int, length: int, steps: int, kept_BN: Tensor) -> AttentionWeights:
     """One sentence's weights, `steps` lines of `length`; `on_dropped` is each target position's weight on dropped
     words, which with gating `zero` is that of the zero row."""
     weights = attention.cross[row, :steps, :length]
     dropped = ~kept_BN[row, :length]
     shown = weights if attention.gates is None else weights.masked_fill(dropped, 0)
-    return {
-        "weights": [[round(value, 4) for value in line] for line in shown.tolist()],
-        "on_dropped": [round(value, 4) for value in weights[:, dropped].sum(1).tolist()],
-    }
+    return AttentionWeights(
+        weights=[[round(value, 4) for value in line] for line in shown.tolist()],
+        on_dropped=[round(value, 4) for value in weights[:, dropped].sum(1).tolist()],
+    )

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from l0drop.core.groups import GROUPS
 from l0drop.data.sparsity import SparsityMeter
+from l0drop.runs.analysis import Bin, Bins, GateShares, GateValues, Groups, Places, Rate, WordBand, WordRate, Words
 from l0drop.study.analysis.annotate import Marks
 from l0drop.study.analysis.attention import Attention
 
@@ -41,10 +42,10 @@ class Tally:
         self.seen += np.bincount(bins, minlength=len(self.seen))
         self.dropped += np.bincount(bins[dropped], minlength=len(self.seen))
 
-    def rate(self, chosen: Any) -> dict[str, Any]:
+    def rate(self, chosen: Any) -> Rate:
         """Tokens and sparsity of one or several bins."""
         seen, dropped = int(self.seen[chosen].sum()), int(self.dropped[chosen].sum())
-        return {"tokens": seen, "sparsity": dropped / seen if seen else None}
+        return Rate(seen, dropped / seen if seen else None)
 
 
 @dataclass
@@ -92,84 +93,76 @@ class DroppedStudy:
     def sparsity(self) -> float:
         return self.overall.sparsity
 
-    def groups_json(self) -> dict[str, Any]:
-        return {
-            "what": "sparsity by group: first (BPEH) and later (BPEO) pieces of split words; whole words by the "
-            "tagger's part of speech; EOS",
-            "groups": {name: self.groups.rate([number]) for number, name in enumerate(GROUPS)},
-        }
+    def by_group(self) -> Groups:
+        return Groups(
+            what="sparsity by group: first (BPEH) and later (BPEO) pieces of split words; whole words by the tagger's "
+            "part of speech; EOS",
+            groups={name: self.groups.rate([number]) for number, name in enumerate(GROUPS)},
+        )
 
-    def gates_json(self) -> dict[str, Any]:
-        result: dict[str, Any] = {**_shares(self.overall), "expected_open_rate": self.overall.expected_open_rate}
-        if self.layers:
-            result["layers"] = [_shares(layer) for layer in self.layers]
-        return result
+    def gate_values(self) -> GateValues:
+        overall, layers = _shares(self.overall), [_shares(layer) for layer in self.layers]
+        return GateValues(**vars(overall), expected_open_rate=self.overall.expected_open_rate, layers=layers)
 
-    def words_json(self, text_of: Callable[[int], str]) -> dict[str, Any]:
+    def by_word(self, text_of: Callable[[int], str]) -> Words:
         """Whole words by their frequency in this text; `text_of` maps a token id to its word."""
         order = np.argsort(-self.words.seen, kind="stable")[: int((self.words.seen > 0).sum())]
         bands, first = [], 0
         for last in (*BANDS, None):
             ids = order[first:last]
             if ids.size:
-                bands.append(
-                    {"ranks": [first + 1, first + ids.size], **self.words.rate(ids), **self._extremes(ids, text_of)}
-                )
+                most, least = self._extremes(ids, text_of)
+                ranks, rate = (first + 1, first + ids.size), self.words.rate(ids)
+                bands.append(WordBand(**vars(rate), ranks=ranks, most_dropped=most, least_dropped=least))
             first = last or 0
-        return {
-            "what": f"words of one token, by frequency rank in this text; words that occur at least {SEEN_AT_LEAST} "
-            "times are listed",
-            **self.words.rate(order),
-            "bands": bands,
-        }
+        what = (
+            f"words of one token, by frequency rank in this text; words that occur at least {SEEN_AT_LEAST} times are "
+            "listed"
+        )
+        return Words(**vars(self.words.rate(order)), what=what, bands=bands)
 
-    def _extremes(self, ids: np.ndarray, text_of: Callable[[int], str]) -> dict[str, Any]:
+    def _extremes(self, ids: np.ndarray, text_of: Callable[[int], str]) -> tuple[list[WordRate], list[WordRate]]:
+        """The words that are dropped most, and least."""
         often = ids[self.words.seen[ids] >= SEEN_AT_LEAST]
         rate = self.words.dropped[often] / np.maximum(1, self.words.seen[often])
 
-        def listed(indices: np.ndarray) -> list[dict[str, Any]]:
-            return [
-                {"word": text_of(int(often[i])), "sparsity": float(rate[i]), "tokens": int(self.words.seen[often[i]])}
-                for i in indices
-            ]
+        def listed(indices: np.ndarray) -> list[WordRate]:
+            return [WordRate(text_of(int(often[i])), float(rate[i]), int(self.words.seen[often[i]])) for i in indices]
 
         most = np.lexsort((-self.words.seen[often], -rate))
         least = np.lexsort((-self.words.seen[often], rate))
         half = len(often) // 2  # no word is in both lists
         shown = min(SHOWN, max(half, 1))
-        return {"most_dropped": listed(most[:shown]), "least_dropped": listed(least[: min(SHOWN, half)])}
+        return listed(most[:shown]), listed(least[: min(SHOWN, half)])
 
-    def places_json(self) -> dict[str, Any]:
-        return {
-            "by_length": {"what": "sparsity by the sentence's source tokens, EOS counted", "bins": _bins(self.lengths)},
-            "by_position": {
-                "what": "sparsity by position in the source, from 1; without EOS and other added tokens",
-                "bins": _bins(self.positions),
-            },
-            "by_relative_position": {
-                "what": "sparsity by tenth of the source; without EOS and other added tokens",
-                "bins": [
-                    {"from": number / TENTHS, "to": (number + 1) / TENTHS, **self.tenths.rate([number])}
-                    for number in range(TENTHS)
-                ],
-            },
-        }
+    def by_place(self) -> Places:
+        tenths = [
+            Bin(first=number / TENTHS, last=(number + 1) / TENTHS, **vars(self.tenths.rate([number])))
+            for number in range(TENTHS)
+        ]
+        return Places(
+            by_length=Bins("sparsity by the sentence's source tokens, EOS counted", _bins(self.lengths)),
+            by_position=Bins(
+                "sparsity by position in the source, from 1; without EOS and other added tokens", _bins(self.positions)
+            ),
+            by_relative_position=Bins("sparsity by tenth of the source; without EOS and other added tokens", tenths),
+        )
 
 
-def _shares(meter: SparsityMeter) -> dict[str, Any]:
-    return {
-        "tokens": meter.tokens,
-        "sparsity": meter.sparsity,
-        "exactly_zero": meter.exactly_zero,
-        "exactly_one": meter.exactly_one,
-        "between": meter.between,
-    }
+def _shares(meter: SparsityMeter) -> GateShares:
+    return GateShares(
+        tokens=meter.tokens,
+        sparsity=meter.sparsity,
+        exactly_zero=meter.exactly_zero,
+        exactly_one=meter.exactly_one,
+        between=meter.between,
+    )
 
 
-def _bins(tally: Tally) -> list[dict[str, Any]]:
+def _bins(tally: Tally) -> list[Bin]:
     edges = (0, *LENGTHS, None)
     return [
-        {"from": (low or 0) + 1, "to": high, **tally.rate([number])}
+        Bin(first=(low or 0) + 1, last=high, **vars(tally.rate([number])))
         for number, (low, high) in enumerate(itertools.pairwise(edges))
         if tally.seen[number]
     ]

@@ -19,6 +19,7 @@ from l0drop.core.groups import LABELS, group_of
 from l0drop.models.config import L0DropConfig
 from l0drop.models.patterns import LABEL, needed, sentence_key
 from l0drop.models.sparsify import sparsify
+from l0drop.runs.analysis import Closed, Interventions
 from l0drop.study.analysis.material import Material, Progress, forced_cross_entropy
 
 SHARES = (0.5, 1.0)
@@ -68,7 +69,7 @@ def of_groups(names: Sequence[str], label_BN: Tensor) -> Tensor:
     return torch.isin(label_BN, torch.tensor(numbers, device=label_BN.device))
 
 
-def interventions(models: Mapping[str, Any], material: Material, progress: Progress | None = None) -> dict[str, Any]:
+def interventions(models: Mapping[str, Any], material: Material, progress: Progress | None = None) -> Interventions:
     """Forced cross-entropy and score with words closed manually.
 
     models: `sparse` and, if there is one, `baseline`, which was never trained with closed gates. A row has no score if
@@ -88,26 +89,18 @@ def interventions(models: Mapping[str, Any], material: Material, progress: Progr
         for arm, share, gate in arms(own):
             model.gate = gate
             texts, meter = material.decode(model)
-            score = None if name == material.target_of and gate is own else material.score(texts).as_json()
-            rows.append(
-                {
-                    "closed": arm,
-                    "share": share,
-                    "sparsity": meter.sparsity,
-                    "cross_entropy": forced_cross_entropy(model, material),
-                    "score": score,
-                }
-            )
+            score = None if name == material.target_of and gate is own else material.score(texts)
+            rows.append(Closed(arm, share, meter.sparsity, forced_cross_entropy(model, material), score))
             if progress:
                 progress(1)
         systems[name] = rows
-    return {
-        "what": "gates closed manually, without retraining; in every sentence the same number of words of either kind, "
+    return Interventions(
+        what="gates closed manually, without retraining; in every sentence the same number of words of either kind, "
         "this share of the count of the rarer kind; pieces of split words and EOS stay open; cross-entropy in nats per "
         f"target token; scores against {material.described_target}",
-        "gating": gating,
-        "systems": systems,
-    }
+        gating=gating,
+        systems=systems,
+    )
 
 
 def arms(own: Gate | None) -> Iterator[tuple[str, float, Gate]]:

@@ -1,19 +1,21 @@
 """The analysis of a run, or of all runs of a sweep. Most parts are measured in one pass over the text."""
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from l0drop.core.memory import has_shared_row
 from l0drop.data.batches import collate
-from l0drop.data.text import read_json
-from l0drop.data.whole import locked, write_whole
+from l0drop.data.score import Score
+from l0drop.data.whole import locked
+from l0drop.runs.analysis import Analysis, AttentionMap, ModelAnalysis, PointAnalysis, SweepAnalysis
+from l0drop.runs.json_file import FileError, as_json
 from l0drop.runs.provenance import provenance
+from l0drop.runs.run import SPLITS
+from l0drop.runs.sweep import SweepFolder
 from l0drop.study.analysis.annotate import marks
 from l0drop.study.analysis.attention import (
     Attention,
@@ -30,7 +32,7 @@ from l0drop.study.analysis.material import Material, inputs_of
 from l0drop.study.analysis.source_use import source_use
 from l0drop.study.analysis.subject import Reading, Subject, opened
 from l0drop.study.analysis.timing import decoder_time
-from l0drop.study.sweep import LEARNED, NAMED, SUMMARY, finished_points
+from l0drop.study.sweep import finished_points
 
 NEEDS: dict[str, tuple[str, ...]] = {
     "mass": (),
@@ -47,9 +49,6 @@ NEEDS: dict[str, tuple[str, ...]] = {
 """The parts of an analysis, and the requirements of each."""
 ROLES = ("sparse", "baseline", "entmax")
 OF_A_SWEEP = ("mass", "gates", "groups", "entropy")
-RESULT = "analysis.json"
-MADE_OF = ("fingerprints", "text", "decoding", "dtype")
-"""Keys that must be equal in two analyses whose parts are merged into one file."""
 CELLS = 1 << 26
 """Attention weights of a batch in memory at once, per model: a quarter of a gigabyte."""
 MAPS = 3
@@ -87,17 +86,18 @@ class Pass:
         overall = 0.0 if self.dropped is None else self.dropped.sparsity
         return sorted(self.candidates, key=lambda index: (abs(self.candidates[index] - overall), index))[:MAPS]
 
-    def as_json(self, material: Material) -> dict[str, Any]:
-        result: dict[str, Any] = {"mass": self.mass.as_json()}
+    def parts(self, material: Material, gating: str | None) -> dict[str, Any]:
+        """The parts that one pass measures, by name. gating: of the sparse model, if there is one."""
+        result: dict[str, Any] = {"mass": self.mass.result(gating)}
         if self.dropped is None:
             return result
         source = material.tokenizers.source
         return result | {
-            "gates": self.dropped.gates_json(),
-            "groups": self.dropped.groups_json(),
-            "words": self.dropped.words_json(lambda token: str(source.decode([token])).strip()),
-            "places": self.dropped.places_json(),
-            "entropy": self.entropy.as_json(),
+            "gates": self.dropped.gate_values(),
+            "groups": self.dropped.by_group(),
+            "words": self.dropped.by_word(lambda token: str(source.decode([token])).strip()),
+            "places": self.dropped.by_place(),
+            "entropy": self.entropy.result(),
         }
 
 
@@ -119,7 +119,7 @@ def chosen_parts(subject: Subject, only: Sequence[str] | None) -> tuple[list[str
 
 def analyze(
     subject: Subject, only: Sequence[str] | None = None, shown: Sequence[int] = (), bar: Bar = no_bar
-) -> dict[str, Any]:
+) -> Analysis:
     """The analysis of one run; shown: sentences, counted from 0, to draw attention maps of."""
     parts, omitted = chosen_parts(subject, only)
     material = subject.material
@@ -127,31 +127,24 @@ def analyze(
         if not 0 <= index < len(material):
             raise ValueError(f"`show`: there is no sentence {index}; the text has 0 to {len(material) - 1}")
     device = next(iter(subject.models.values())).device
-    result: dict[str, Any] = {
-        "models": subject.names,
-        "fingerprints": subject.fingerprints,
-        "text": subject.text,
-        "decoding": material.decoding,
-        "dtype": "float32",
-    }
     sparse = subject.models.get("sparse")
+    gating = None if sparse is None else sparse.config.l0drop.gating
     watched = {name: observable(model) for name, model in subject.models.items()}
-    if sparse is not None:
-        result["gating"] = sparse.config.l0drop.gating
+    found: dict[str, Any] = {}
     if set(parts) & {"mass", "maps", "gates", "groups", "words", "places", "entropy"}:
         collected = one_pass(watched, material, "entropy" in parts, bar)
         if collected.dropped is not None:
-            result["sparsity"] = collected.dropped.sparsity
-        result |= {part: value for part, value in collected.as_json(material).items() if part in parts}
+            found["sparsity"] = collected.dropped.sparsity
+        found |= {part: value for part, value in collected.parts(material, gating).items() if part in parts}
         if "maps" in parts:
-            result["maps"] = maps(watched, material, shown or collected.representative)
+            found["maps"] = maps(watched, material, shown or collected.representative)
     if "time" in parts:
         with bar("decoder time", 1) as tick:
-            result["time"] = decoder_time({k: m for k, m in subject.models.items() if k != "entmax"}, material)
+            found["time"] = decoder_time({k: m for k, m in subject.models.items() if k != "entmax"}, material)
             tick(1)
     if "interventions" in parts:
         with bar("interventions", 0) as tick:
-            result["interventions"] = interventions(subject.models, material, tick)
+            found["interventions"] = interventions(subject.models, material, tick)
     if "source" in parts:
         model = sparse if sparse is not None else subject.models["baseline"]
         with bar("decoding", len(material)) as tick:
@@ -159,12 +152,19 @@ def analyze(
         with bar("other sources", 3 * len(material)) as tick:
             role = "sparse" if sparse is not None else "baseline"
             score = None if role == material.target_of else material.score(texts)
-            result["source"] = source_use(model, material, texts, score, tick)
-    if "mass" in result and sparse is not None:
-        shared = has_shared_row(result["gating"])
-        result["mass"]["share_on_zero_row"] = result["mass"]["share_on_dropped"]["sparse"] if shared else 0.0
-    missing = {name: why for name, why in subject.missing.items() if name in ROLES}
-    return {**result, "missing": missing, "left_out": omitted, **provenance(device)}
+            found["source"] = source_use(model, material, texts, score, tick)
+    return Analysis(
+        models=subject.names,
+        fingerprints=subject.fingerprints,
+        text=subject.text,
+        decoding=material.decoding,
+        dtype="float32",
+        gating=gating,
+        **found,
+        missing={name: why for name, why in subject.missing.items() if name in ROLES},
+        left_out=omitted,
+        made_by=provenance(device),
+    )
 
 
 @torch.no_grad()
@@ -188,7 +188,7 @@ def one_pass(watched: dict[str, Any], material: Material, with_entropy: bool, ba
     return collected
 
 
-def maps(watched: dict[str, Any], material: Material, shown: Sequence[int]) -> list[dict[str, Any]]:
+def maps(watched: dict[str, Any], material: Material, shown: Sequence[int]) -> list[AttentionMap]:
     """Attention maps of some sentences, for every model."""
     sentences = []
     for index in shown:
@@ -196,21 +196,13 @@ def maps(watched: dict[str, Any], material: Material, shown: Sequence[int]) -> l
         batch = collate([example], material.pad_id)
         systems = {name: attend(model, *inputs_of(batch, model)) for name, model in watched.items()}
         kept = next(iter(systems.values())).mask if "sparse" not in systems else systems["sparse"].kept
-        source = material.tokenizers.source.convert_ids_to_tokens(example.source.tolist())
         assert example.target is not None
-        target = material.tokenizers.target.convert_ids_to_tokens(example.target.tolist())
-        sentences.append(
-            {
-                "sentence": index,
-                "source": source,
-                "target": target,
-                "kept": kept[0].tolist(),
-                "systems": {
-                    name: attention_map(attention, 0, len(source), len(target), kept)
-                    for name, attention in systems.items()
-                },
-            }
-        )
+        source = list(material.tokenizers.source.convert_ids_to_tokens(example.source.tolist()))
+        target = list(material.tokenizers.target.convert_ids_to_tokens(example.target.tolist()))
+        weights = {
+            name: attention_map(attention, 0, len(source), len(target), kept) for name, attention in systems.items()
+        }
+        sentences.append(AttentionMap(index, source, target, kept[0].tolist(), weights))
     return sentences
 
 
@@ -219,54 +211,61 @@ def maps(watched: dict[str, Any], material: Material, shown: Sequence[int]) -> l
 
 def analyze_sweep(
     folder: Path, reading: Reading, baseline: str | None = None, bar: Bar = no_bar, say: Say = print
-) -> dict[str, Any]:
+) -> SweepAnalysis:
     """Dropped tokens and attention of every point of a sweep, with its scores from the sweep."""
-    points, shared = [], {}
-    for point in finished_points(folder / SUMMARY):
-        name = str(folder / point["run"])
+    points: list[PointAnalysis] = []
+    for point in finished_points(SweepFolder(folder).summary):
+        name = str(folder / point.run)
         say(f"analysing {name}")
         with opened(name, reading, baseline=baseline) as subject:
             parts, omitted = chosen_parts(subject, None)
             result = analyze(subject, [part for part in OF_A_SWEEP if part in parts], bar=bar)
-        shared = {key: result.pop(key) for key in ("text", "decoding", "dtype", *provenance())}
-        omitted = {part: why for part, why in omitted.items() if part in OF_A_SWEEP}
-        scores = {split: point[split]["score"] for split in ("valid", "test") if split in point}
-        varied = {key: point[key] for key in NAMED}
-        points.append({**varied, "scores": scores, **result, "left_out": omitted})
-    return {"sweep": str(folder), "points": points, **shared}
+        measured = {one.name: getattr(result, one.name) for one in fields(ModelAnalysis)}
+        measured["left_out"] = {part: why for part, why in omitted.items() if part in OF_A_SWEEP}
+        scores: dict[str, Score] = {
+            split: scored.score for split in SPLITS if (scored := point.scored(split)) is not None
+        }
+        points.append(PointAnalysis(run=point.run, kind=point.kind, value=point.value, scores=scores, **measured))
+    return SweepAnalysis(
+        sweep=str(folder), points=points, text=result.text, decoding=result.decoding, dtype=result.dtype,
+        made_by=result.made_by,
+    )  # fmt: skip
 
 
-def typical_point(analysis: dict[str, Any]) -> str:
+def typical_point(analysis: SweepAnalysis) -> str:
     """The run of an analysed sweep to analyse in full: among learned gates, the sparsity nearest to half."""
-    points = [point for point in analysis["points"] if point["kind"] in LEARNED] or analysis["points"]
-    return str(min(points, key=lambda point: abs(point["sparsity"] - 0.5))["run"])
+    points = [point for point in analysis.points if point.is_learned] or analysis.points
+    return min(points, key=lambda point: abs((point.sparsity or 0.0) - 0.5)).run
 
 
-def with_earlier(result: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+def with_earlier(result: Analysis, before: Analysis) -> Analysis:
     """An analysis with further parts from an earlier one, if models, text and settings are the same.
 
     `earlier` has the commit, device and versions of those parts, if they differ.
     """
-    if any(before.get(key) != result[key] for key in MADE_OF):
+    if _made_of(before) != _made_of(result):
         return result
-    stay = {key: before[key] for key in ("sparsity", *NEEDS) if key in before and key not in result}
-    omitted = {part: why for part, why in before.get("left_out", {}).items() if part not in result}
-    now = {key: result[key] for key in provenance()}
-    then = {key: before.get(key) for key in now}
-    measured = {part: before.get("earlier", {}).get(part, then) for part in stay if part in NEEDS}
-    earlier = {part: how for part, how in measured.items() if how != now}
-    return {**result, **stay, "left_out": omitted | result["left_out"], "earlier": earlier}
+    stay = {
+        part: getattr(before, part)
+        for part in ("sparsity", *NEEDS)
+        if getattr(result, part) is None and getattr(before, part) is not None
+    }
+    omitted = {part: why for part, why in before.left_out.items() if getattr(result, part) is None}
+    measured = {part: (before.earlier or {}).get(part, before.made_by) for part in stay if part in NEEDS}
+    earlier = {part: how for part, how in measured.items() if how is not None and how != result.made_by}
+    return replace(result, **stay, left_out=omitted | result.left_out, earlier=earlier)
 
 
-def write_parts(result: dict[str, Any], file: Path) -> None:
+def _made_of(analysis: Analysis) -> object:
+    """Must be equal in two analyses whose parts are merged into one file."""
+    return as_json([analysis.fingerprints, analysis.text, analysis.decoding, analysis.dtype])
+
+
+def write_parts(result: Analysis, file: Path) -> None:
     """Write some parts of an analysis; other parts in the file stay if models, text and settings are the same."""
     with locked(file):
         try:
-            before = read_json(file) if file.is_file() else {}
-        except ValueError:  # a damaged file is replaced
-            before = {}
-        write(with_earlier(result, before), file)
-
-
-def write(result: dict[str, Any], file: Path) -> None:
-    write_whole(file, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+            before = Analysis.read(file) if file.is_file() else None
+        except FileError:  # a damaged file is replaced
+            before = None
+        (result if before is None else with_earlier(result, before)).write(file)

@@ -11,15 +11,17 @@ import numpy as np
 
 from l0drop.data.batches import collate
 from l0drop.data.corpus import Example
-from l0drop.data.metrics import Score, scorer
+from l0drop.data.metrics import scorer
+from l0drop.data.score import Score
 from l0drop.decoding.engine import Engine
+from l0drop.runs.analysis import SourceScore, SourceUse
 from l0drop.study.analysis.material import Material, Progress, forced_cross_entropy
 from l0drop.study.evaluate import control_scores
 
 
 def source_use(
     model: Any, material: Material, texts: Sequence[str], score: Score | None, progress: Progress | None = None
-) -> dict[str, Any]:
+) -> SourceUse:
     """Score and forced cross-entropy with each sentence's own source, with another's, and with an empty one.
 
     texts: the model's outputs; score: their score, or None if they are the targets themselves.
@@ -41,15 +43,12 @@ def source_use(
     changes = {"own_source": None, "shuffled_source": of_the_next, "no_source": of_nothing}
     entropies = {name: forced_cross_entropy(model, material, change, progress) for name, change in changes.items()}
     scores: dict[str, Score | None] = {"own_source": score, **controls}
-    return {
-        "what": "scores with each sentence's own source, with another sentence's, and with an empty one, against "
+    return SourceUse(
+        what="scores with each sentence's own source, with another sentence's, and with an empty one, against "
         f"{material.described_target}; cross-entropy in nats per target token",
-        "output_without_source": without,
-        **{
-            name: {"score": None if found is None else found.as_json(), "cross_entropy": entropies[name]}
-            for name, found in scores.items()
-        },
-    }
+        output_without_source=without,
+        **{name: SourceScore(found, entropies[name]) for name, found in scores.items()},
+    )
 
 
 def output_for(model: Any, material: Material, example: Example) -> str:

@@ -23,6 +23,7 @@ from l0drop.models.entmax import EntmaxModel
 from l0drop.models.families import positions_of
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import Evaluate, Recipe, TextCorpus, load_recipe
+from l0drop.runs.analysis import AnalysedText, TaggingRecord
 from l0drop.study.analysis.annotate import Tagging, annotator_for
 from l0drop.study.analysis.material import Material
 
@@ -48,14 +49,13 @@ class Subject:
     """Models and text of an analysis.
 
     models: `sparse` or `baseline` or both, and `entmax` if one was given. names: their folders.
-    text: a description of the text, for JSON.
     missing: unavailable requirements with the reasons; parts that need them are omitted.
     """
 
     models: dict[str, Any]
     names: dict[str, str]
     material: Material
-    text: dict[str, Any]
+    text: AnalysedText
     missing: dict[str, str]
 
     @property
@@ -182,10 +182,10 @@ class Chosen:
 
 def read_material(
     folder: Path, models: dict[str, Any], recipe: Recipe | None, tokenizers: TokenizerPair, reading: Reading, name: str
-) -> tuple[Material, dict[str, Any], dict[str, str]]:
+) -> tuple[Material, AnalysedText, dict[str, str]]:
     """Tokenize and annotate the text in `folder`; without references, the first model's outputs are the targets.
 
-    Also returns a description of the text, for JSON, and missing requirements.
+    Also returns a description of the text, and missing requirements.
     """
     text, described_as = text_of(recipe, reading, name)
     model = next(iter(models.values()))
@@ -222,16 +222,16 @@ def read_material(
     references = [pair.target or "" for pair in chosen if not pair.is_one_sided]
     tagged = not_grouped is None
     material = Material(corpus, references, tokenizers, evaluate, generation, target, tagged, target_of)
-    described = {
-        "name": described_as,
-        "inputs": text.inputs(),
-        "target": target,
-        "sentences": len(material),
-        "source_tokens": corpus.summary.source_tokens,
-        "target_tokens": corpus.summary.target_tokens,
-        "source_cut": corpus.summary.truncated_source,
-        "tagging": None if not_grouped else {"tagger": tagging.tagger, "language": tagging.language},
-    }
+    described = AnalysedText(
+        name=described_as,
+        inputs=list(text.inputs()),
+        target=target,
+        sentences=len(material),
+        source_tokens=corpus.summary.source_tokens,
+        target_tokens=corpus.summary.target_tokens,
+        source_cut=corpus.summary.truncated_source,
+        tagging=None if not_grouped else TaggingRecord(tagging.tagger, tagging.language),
+    )
     return material, described, {} if not_grouped is None else {"groups": not_grouped}
 
 

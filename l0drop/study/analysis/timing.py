@@ -13,6 +13,7 @@ from l0drop.data.batches import collate
 from l0drop.decoding.corpus import encoder_inputs
 from l0drop.models.entmax import CROSS_ATTENTION
 from l0drop.models.modeling import L0DropModel
+from l0drop.runs.analysis import CrossTime, DecoderTime
 from l0drop.study.analysis.material import Material
 
 ROUNDS = 3
@@ -49,7 +50,7 @@ def timed(modules: list[nn.Module], device: torch.device) -> Iterator[Stopwatch]
 
 
 @torch.no_grad()
-def decoder_time(models: dict[str, Any], material: Material) -> dict[str, Any]:
+def decoder_time(models: dict[str, Any], material: Material) -> DecoderTime:
     """Share of the decoder's time (embeddings and layers, without the output layer) that cross-attention takes, while
     the first sentences are decoded as one batch; medians over rounds.
 
@@ -69,21 +70,21 @@ def decoder_time(models: dict[str, Any], material: Material) -> dict[str, Any]:
             seconds = decode()
             if number:  # the first round warms up
                 rounds[name].append(seconds)
-    return {
-        "what": "share of the decoder's wall time (without the output layer) spent in cross-attention, Hugging Face "
+    return DecoderTime(
+        what="share of the decoder's wall time (without the output layer) spent in cross-attention, Hugging Face "
         "generate, median over rounds",
-        "sentences": len(examples),
-        "beams": material.evaluate.beams,
-        "rounds": ROUNDS,
-        "systems": {
-            name: {
-                "share": statistics.median(cross / whole for cross, whole in got),
-                "cross_attention_seconds": statistics.median(cross for cross, _ in got),
-                "decoder_seconds": statistics.median(whole for _, whole in got),
-            }
+        sentences=len(examples),
+        beams=material.evaluate.beams,
+        rounds=ROUNDS,
+        systems={
+            name: CrossTime(
+                share=statistics.median(cross / whole for cross, whole in got),
+                cross_attention_seconds=statistics.median(cross for cross, _ in got),
+                decoder_seconds=statistics.median(whole for _, whole in got),
+            )
             for name, got in rounds.items()
         },
-    }
+    )
 
 
 def _decoding(model: Any, batch: dict[str, Any], material: Material, dense: bool) -> Callable[[], tuple[float, float]]:

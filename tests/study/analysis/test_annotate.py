@@ -11,6 +11,7 @@ from l0drop.data.tokenizer import load_tokenizers
 from l0drop.decoding.folder import load_model
 from l0drop.models.patterns import FREQUENT, LABEL
 from l0drop.recipe import parse_recipe
+from l0drop.runs.json_file import as_json
 from l0drop.study.analysis.annotate import Tagging, Untagged, annotator_for
 from l0drop.study.analysis.parts import analyze
 from l0drop.study.analysis.subject import Reading, opened, tagging_of
@@ -58,7 +59,7 @@ def test_a_run_with_a_rule(baseline, tokenizer, tmp_path) -> None:
     run = write_run(tmp_path, baseline, "rule", model, l0drop=section)
     TextAnnotator((LABEL,), tokenizer).save(run / "model")
     with opened(str(run), Reading(sentences=6)) as subject:
-        result = analyze(subject, ["groups", "gates", "interventions", "source"])
+        result = as_json(analyze(subject, ["groups", "gates", "interventions", "source"]))
     rates = {name: rate["sparsity"] for name, rate in result["groups"]["groups"].items() if rate["tokens"]}
     assert {name for name, rate in rates.items() if rate == 1} == {"function", "BPEO"} & set(rates)
     assert all(rate == 0 for name, rate in rates.items() if name not in ("function", "BPEO"))

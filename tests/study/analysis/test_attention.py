@@ -8,6 +8,7 @@ import torch
 
 from l0drop import L0DropConfig, sparsify
 from l0drop.core.memory import GATINGS, has_shared_row
+from l0drop.runs.json_file import as_json
 from l0drop.study.analysis.attention import (
     Attention,
     EntropyStudy,
@@ -133,7 +134,7 @@ def test_meter_against_numpy() -> None:
     meter = MassMeter()
     for part in np.array_split(values, 9):
         meter.add(torch.from_numpy(part))
-    got = meter.as_json()
+    got = as_json(meter.result("words"))
     assert got["words"] == 5000
     assert got["mean"] == pytest.approx(values.mean())
     assert got["share_under_0.6"] == (values < 0.6).mean()
@@ -166,7 +167,7 @@ def test_study_of_masses_against_loops() -> None:
     ours, base = weights(), weights()
     study = MassStudy()
     study.add({"sparse": attention_of(ours, mask, kept), "baseline": attention_of(base, mask, None)})
-    got = study.as_json()
+    got = as_json(study.result("zero"))
     assert got["target_tokens"] == 5
     on_kept = [float(ours[b, :, n].sum()) for b in range(2) for n in range(6) if kept[b, n]]
     assert got["systems"]["sparse"]["words"] == 5
@@ -193,7 +194,7 @@ def test_study_of_entropies_against_loops() -> None:
     for b, n in mask.nonzero().tolist():
         weights = scores[b, n].softmax(-1).tolist()
         sums["kept" if kept[b, n] else "dropped"].append(-sum(w * math.log(w) for w in weights if w))
-    got = study.as_json()
+    got = as_json(study.result())
     assert got["positions"] == {"kept": 6, "dropped": 8}
     for kind, values in sums.items():
         assert got["sparse"][kind] == pytest.approx(sum(values) / len(values), abs=1e-6)
@@ -204,7 +205,7 @@ def test_study_of_entropies_against_loops() -> None:
 def test_maps_show_kept_words_and_the_weight_on_dropped_ones() -> None:
     model, batch = observable(sparse("marian", "zero")), zoo.ragged_batch()
     got = attend(model, batch, labels())
-    drawn = attention_map(got, 3, 20, TARGETS[3], got.kept)
+    drawn = as_json(attention_map(got, 3, 20, TARGETS[3], got.kept))
     assert len(drawn["weights"]) == TARGETS[3]
     for line, rest in zip(drawn["weights"], drawn["on_dropped"], strict=True):
         assert sum(line) + rest == pytest.approx(1, abs=2e-3)

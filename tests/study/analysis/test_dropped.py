@@ -8,6 +8,7 @@ import torch
 from l0drop import Gates, L0DropConfig, sparsify
 from l0drop.core.groups import GROUPS, LABELS, group_of
 from l0drop.models.patterns import LABEL
+from l0drop.runs.json_file import as_json
 from l0drop.study.analysis.annotate import marks
 from l0drop.study.analysis.attention import Attention, attend, observable
 from l0drop.study.analysis.dropped import BANDS, LENGTHS, SEEN_AT_LEAST, DroppedStudy
@@ -44,7 +45,7 @@ def rate(tokens) -> tuple[int, float | None]:
 
 def test_groups(counted) -> None:
     study, tokens = counted
-    groups = study.groups_json()["groups"]
+    groups = as_json(study.by_group())["groups"]
     assert tuple(groups) == GROUPS
     for name, got in groups.items():
         expected = rate([t for t in tokens if group_of(t[1]) == name])
@@ -55,7 +56,7 @@ def test_groups(counted) -> None:
 
 def test_gates(counted) -> None:
     study, tokens = counted
-    got = study.gates_json()
+    got = as_json(study.gate_values())
     values = [t[5] for t in tokens]
     assert got["tokens"] == len(values) == sum(LENGTHS_OF_SENTENCES)
     assert got["exactly_zero"] == got["sparsity"] == sum(v == 0 for v in values) / len(values)
@@ -68,7 +69,7 @@ def test_gates(counted) -> None:
 
 def test_lengths_and_positions(counted) -> None:
     study, tokens = counted
-    found = study.places_json()
+    found = as_json(study.by_place())
     for name, value, chosen in (
         ("by_length", 4, tokens),
         ("by_position", 3, [t for t in tokens if t[1] != "EOS"]),
@@ -92,7 +93,7 @@ def test_words_by_frequency(counted) -> None:
     study, tokens = counted
     whole = [t for t in tokens if t[1] not in ("EOS", "BPEH", "BPEO")]
     seen = Counter(t[0] for t in whole)
-    got = study.words_json(lambda token: f"word{token}")
+    got = as_json(study.by_word(lambda token: f"word{token}"))
     assert (got["tokens"], got["sparsity"]) == rate(whole)
     ranked = sorted(seen, key=lambda word: (-seen[word], word))
     assert [band["ranks"] for band in got["bands"]] == [[1, BANDS[0]], [BANDS[0] + 1, len(ranked)]]
@@ -136,7 +137,7 @@ def test_layers_of_the_layer_wise_variant(gating) -> None:
         real += length
         for layer, found in enumerate(gates):
             closed[layer] += int((found.values == 0).sum())
-    got = study.gates_json()["layers"]
+    got = as_json(study.gate_values())["layers"]
     assert [layer["sparsity"] for layer in got] == [n / real for n in closed]
     assert got[-1]["sparsity"] == study.sparsity
     assert got[0]["sparsity"] > 0
@@ -153,7 +154,7 @@ def test_bins_reach_beyond_the_last_edge() -> None:
         torch.ones(1, length, dtype=torch.long),
         marks({LABEL: label}, tagged=True),
     )
-    assert study.places_json()["by_length"]["bins"] == [
+    assert as_json(study.by_place())["by_length"]["bins"] == [
         {"from": LENGTHS[-1] + 1, "to": None, "tokens": length, "sparsity": 1.0}
     ]
-    assert study.places_json()["by_position"]["bins"][-1]["tokens"] == 5
+    assert as_json(study.by_place())["by_position"]["bins"][-1]["tokens"] == 5

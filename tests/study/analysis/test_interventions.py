@@ -6,6 +6,7 @@ import torch
 from l0drop import L0DropConfig, sparsify
 from l0drop.core.groups import LABELS, group_of
 from l0drop.models.patterns import LABEL
+from l0drop.runs.json_file import as_json
 from l0drop.study.analysis.interventions import KINDS, Closing, arms, interventions, of_groups
 from l0drop.study.analysis.subject import Reading, opened
 from tests.models import zoo
@@ -87,7 +88,7 @@ def test_interventions_on_runs(runs) -> None:
         assert all(torch.equal(before[name], t) for name, t in subject.models["sparse"].state_dict().items())
         dense, _ = subject.material.decode(subject.models["baseline"])
         baseline_score = subject.material.score(dense).value
-    systems = got["systems"]
+    systems = as_json(got)["systems"]
     assert [len(rows) for rows in systems.values()] == [8, 7]
     assert systems["sparse"][0]["closed"] == "the model's choice"
     assert 0.2 < systems["sparse"][0]["sparsity"] < 0.8

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from l0drop.runs.json_file import as_json
 from l0drop.study.analysis.material import forced_cross_entropy, longer
 from l0drop.study.analysis.source_use import output_for, source_use
 from l0drop.study.analysis.subject import Reading, opened
@@ -44,7 +45,7 @@ def test_cross_entropy_and_controls(subject, name) -> None:
     pairs = [(material.corpus[i].source, material.corpus[i].target) for i in range(9)]
     texts, _ = material.decode(model)
     score = material.score(texts)
-    got = source_use(model, material, texts, score)
+    got = as_json(source_use(model, material, texts, score))
     expected = {
         "own_source": pairs,
         "shuffled_source": [(pairs[(i + 1) % 9][0], pairs[i][1]) for i in range(9)],

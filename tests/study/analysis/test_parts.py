@@ -12,6 +12,8 @@ from l0drop import Gates, L0DropConfig, sparsify
 from l0drop.core.groups import GROUPS
 from l0drop.data.text import CorpusError
 from l0drop.decoding.folder import load_model
+from l0drop.runs.analysis import Analysis, SweepAnalysis
+from l0drop.runs.json_file import as_json, from_json, write_json
 from l0drop.study.analysis.annotate import looks_english
 from l0drop.study.analysis.attention import Attention
 from l0drop.study.analysis.dropped import DroppedStudy
@@ -20,18 +22,38 @@ from l0drop.study.analysis.parts import (
     NEEDS,
     SHORT,
     Pass,
-    analyze,
-    analyze_sweep,
     typical_point,
-    write,
     write_parts,
 )
+from l0drop.study.analysis.parts import analyze as analysed
+from l0drop.study.analysis.parts import analyze_sweep as analysed_sweep
 from l0drop.study.analysis.subject import Reading, impossible, opened
 from l0drop.study.analysis.tables import BY_LAYER, CLOSED, tables
 from l0drop.study.analysis.timing import decoder_time, timed
 from l0drop.study.source_need import QUESTION
 from tests.models import zoo
 from tests.study.analysis.conftest import write_run
+
+
+def analyze(*arguments, **options):
+    """The content of analysis.json."""
+    return as_json(analysed(*arguments, **options))
+
+
+def analyze_sweep(*arguments, **options):
+    return as_json(analysed_sweep(*arguments, **options))
+
+
+def tables_of(content):
+    """The tables of a file, by title: head and rows."""
+    kind = SweepAnalysis if "points" in content else Analysis
+    return {title: (table.head, table.rows) for title, table in tables(from_json(kind, content))}
+
+
+def swept(result, *points):
+    """The analysis of a sweep whose points are the same model."""
+    shared = {key: result[key] for key in ("text", "decoding", "dtype")}
+    return {"sweep": "s", "points": [{"value": 0.1, "scores": {}, **result, **point} for point in points], **shared}
 
 
 @pytest.fixture(scope="module")
@@ -89,16 +111,20 @@ def test_new_parts_are_merged_with_earlier_ones_of_the_same_models_and_text(whol
     result, subject = whole
     file = tmp_path / "analysis.json"
     before = {part: value for part, value in result.items() if part not in ("time", "source")}
-    before |= {"mass": {}, "left_out": {"time": "no clock", "source": "one sentence"}, "commit": "earlier"}
-    write(before, file)
-    write_parts(analyze(subject, ["mass", "time"]), file)
+    before |= {
+        "mass": {**result["mass"], "target_tokens": 0},
+        "left_out": {"time": "no clock", "source": "one sentence"},
+        "commit": "earlier",
+    }
+    write_json(file, before)
+    write_parts(analysed(subject, ["mass", "time"]), file)
     got = read(file)
     assert NEEDS.keys() - got.keys() == {"source"} == got["left_out"].keys()
     assert got["mass"] == result["mass"], "measured again"
     assert got["commit"] == result["commit"]
     assert [*got["earlier"]] == ["maps", "gates", "groups", "words", "places", "entropy", "interventions"]
     assert got["earlier"]["gates"] == {**got["earlier"]["gates"], "commit": "earlier", "torch": result["torch"]}
-    write_parts(analyze(subject, ["source"]), file)
+    write_parts(analysed(subject, ["source"]), file)
     again = read(file)
     assert again.keys() == got.keys() | {"source"}
     assert again["left_out"] == {}
@@ -110,8 +136,12 @@ def test_new_parts_are_merged_with_earlier_ones_of_the_same_models_and_text(whol
 def test_parts_of_other_models_texts_or_settings_are_replaced(whole, tmp_path, key) -> None:
     result, subject = whole
     file = tmp_path / "analysis.json"
-    write({**result, key: "another"}, file)
-    write_parts(analyze(subject, ["gates"]), file)
+    others = {
+        "fingerprints": {"sparse": "another"}, "text": {**result["text"], "name": "another"},
+        "decoding": {"beams": 99}, "dtype": "another",
+    }  # fmt: skip
+    write_json(file, {**result, key: others[key]})
+    write_parts(analysed(subject, ["gates"]), file)
     assert NEEDS.keys() & read(file).keys() == {"gates"}
 
 
@@ -120,14 +150,14 @@ def test_a_damaged_file_or_one_of_a_sweep_is_replaced(whole, tmp_path, content) 
     _, subject = whole
     file = tmp_path / "analysis.json"
     file.write_text(content, encoding="utf-8")
-    result = analyze(subject, ["gates"])
+    result = analysed(subject, ["gates"])
     write_parts(result, file)
-    assert read(file) == result
+    assert read(file) == {**as_json(result), "version": 1}
 
 
 def test_tables_have_the_same_numbers(whole) -> None:
     result, _ = whole
-    found = {title: content for title, content, _ in tables(result)}
+    found = tables_of(result)
     assert [*found] == [
         "Sparsity by group of tokens", "Attention mass per word", "Entropy of the encoder's attention", CLOSED,
         QUESTION,
@@ -155,27 +185,31 @@ def _cells(mass) -> list[str]:
 def test_tables_of_a_sweep_have_a_column_per_point(whole) -> None:
     result, _ = whole
     points = [
-        {**result, "sparsity": 0.9, "kind": "target", "run": "target-0.9"},
-        {**result, "kind": "pos", "run": "pos"},
-        {**result, "kind": "lambda", "run": "lambda-0.3"},
+        {"sparsity": 0.9, "kind": "target", "run": "target-0.9"},
+        {"kind": "pos", "run": "pos"},
+        {"kind": "lambda", "run": "lambda-0.3"},
     ]
-    found = {title: content for title, content, _ in tables({"points": points})}
+    found = tables_of(swept(result, *points))
     dropped = f"{result['sparsity']:.1%} dropped"
     assert found["Sparsity by group of tokens"][0][2:] == [f"pos, {dropped}", dropped, "90.0% dropped"]
     labels = [row[1] for row in found["Attention mass per word"][1]]
     assert labels.count("dense, all words") == 1
     assert labels.count("sparse, kept words") == 3
     assert CLOSED not in found
-    notes = [note for _, _, note in tables(result)]
+    notes = [table.note for _, table in tables(from_json(Analysis, result))]
     assert all(note[0].isupper() and note.endswith(".") for note in notes)
-    assert [*tables({})] == []
+    bare = {key: result[key] for key in ("models", "fingerprints", "text", "decoding", "dtype")}
+    assert tables_of(bare) == {}
 
 
-def test_gates_between_layers_have_a_table() -> None:
-    layers = [{"sparsity": share} for share in (0.0, 0.125)]
-    ((title, content, _),) = tables({"sparsity": 0.1, "gates": {"layers": layers}})
-    near = [{"sparsity": share, "gates": {"layers": layers}} for share in (0.1001, 0.0999)]
-    ((_, (_, rows), _),) = tables({"points": near})
+def test_gates_between_layers_have_a_table(whole) -> None:
+    result, _ = whole
+    bare = {key: result[key] for key in ("models", "fingerprints", "text", "decoding", "dtype")}
+    layers = [{**result["gates"], "sparsity": share} for share in (0.0, 0.125)]
+    bare["gates"] = {**result["gates"], "layers": layers}
+    ((title, content),) = tables_of({**bare, "sparsity": 0.1}).items()
+    near = [{"run": "r", "kind": "target", "sparsity": share} for share in (0.1001, 0.0999)]
+    ((_, rows),) = tables_of(swept(bare, *near)).values()
     assert len(rows) == 2
     assert (title, content) == (BY_LAYER, (["gates after layer", "1", "2"], [["10.0% dropped", "0.0%", "12.5%"]]))
 
@@ -255,8 +289,8 @@ def test_text_without_references_is_measured_on_the_models_outputs(runs, tmp_pat
     assert "they measure agreement, not quality" in result["interventions"]["what"]
     assert result["source"]["own_source"]["score"] is None
     assert result["source"]["no_source"]["score"]["value"] < 100
-    shown = [row for title, (_, rows), _ in tables(result) if title == CLOSED for row in rows]
-    assert shown[0][-1] == ""
+    head, shown = tables_of(result)[CLOSED]
+    assert (head[-1], shown[0][-1]) == ("BLEU agreement", "")
 
 
 def test_languages(runs, tmp_path) -> None:
@@ -348,7 +382,8 @@ def test_parts_that_a_model_or_text_does_not_allow_are_omitted(baseline, tmp_pat
 
 
 def test_a_sweep(runs, tmp_path) -> None:
-    summary = {"name": "tiny-sweep", "points": []}
+    start = {"run": "base"}
+    summary = {"name": "tiny-sweep", "gating": "zero", "baseline": start, "continued": start, "points": []}
     for name, value in (("sparse", 0.3), ("mask", 0.5)):
         (tmp_path / name).symlink_to(runs / name, target_is_directory=True)
         score = {"score": {"name": "BLEU", "value": 10.0, "signature": "s"}, "sentences": 24}
@@ -365,8 +400,8 @@ def test_a_sweep(runs, tmp_path) -> None:
     assert result["text"]["sentences"] == 5
     rates = {"a": ("target", 0.3), "b": ("target", 0.6), "pos": ("pos", 0.5)}
     points = [{"run": run, "kind": kind, "sparsity": sparsity} for run, (kind, sparsity) in rates.items()]
-    assert typical_point({"points": points}) == "b"
-    assert typical_point({"points": points[2:]}) == "pos"
+    assert typical_point(from_json(SweepAnalysis, swept(alone, *points))) == "b"
+    assert typical_point(from_json(SweepAnalysis, swept(alone, *points[2:]))) == "pos"
     (tmp_path / "sweep.json").write_text(json.dumps({**summary, "points": []}), encoding="utf-8")
     with pytest.raises(ValueError, match="sweep.json: no point of this sweep is finished"):
         analyze_sweep(tmp_path, Reading(), say=lambda text: None)
@@ -376,9 +411,9 @@ def test_a_sweep(runs, tmp_path) -> None:
     ("content", "complaint"),
     [
         ('{"points": [', "not JSON"),
-        ("3", "expected a JSON object, got int"),
-        ('{"name": "x"}', "expected points, each with run, kind, value"),
-        ('{"points": [{"kind": "lambda", "value": 0.3}]}', "expected points, each with run, kind, value"),
+        ("3", "the whole file: expected an object, got 3"),
+        ('{"name": "x", "gating": null}', "baseline: missing; delete the file, and write it again with l0drop sweep"),
+        ('{"name": 3}', "name: expected text, got 3"),
     ],
 )
 def test_a_damaged_sweep_is_named(tmp_path, content, complaint) -> None:
@@ -393,10 +428,10 @@ def test_time_in_cross_attention(runs) -> None:
         got = decoder_time(subject.models, subject.material)
         hooked = [m for model in subject.models.values() for m in model.modules() if m._forward_hooks]
     assert hooked == []
-    assert list(got["systems"]) == ["sparse, dense", "sparse, short", "baseline"]
-    for system in got["systems"].values():
-        assert 0 < system["share"] < 1
-        assert system["cross_attention_seconds"] < system["decoder_seconds"]
+    assert list(got.systems) == ["sparse, dense", "sparse, short", "baseline"]
+    for system in got.systems.values():
+        assert 0 < system.share < 1
+        assert system.cross_attention_seconds < system.decoder_seconds
 
 
 def test_a_stopwatch_adds_up_calls() -> None:

@@ -1,12 +1,13 @@
 """A table of text, and its three renderings: HTML, Markdown and the terminal."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from l0drop.report import escape
+from l0drop.runs import escape
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,8 @@ class Table:
     """Column heads, rows of cells, and a note that explains them.
 
     The first column names the row. marked: the index of a row to highlight. prose: the heads of columns that hold words
-    rather than numbers. styles: a CSS class for cells with this exact text.
+    rather than numbers. styles: a CSS class for cells with this exact text. titles: the indices of rows that only head
+    the rows below them.
     """
 
     head: Sequence[str]
@@ -23,14 +25,12 @@ class Table:
     marked: int | None = None
     prose: frozenset[str] = frozenset()
     styles: dict[str, str] = field(default_factory=dict)
+    titles: frozenset[int] = frozenset()
 
     def without_empty_columns(self) -> "Table":
         """The same table without columns whose cells are all empty; the first column stays."""
         kept = [i for i in range(len(self.head)) if not i or any(row[i] for row in self.rows)]
-        return Table(
-            [self.head[i] for i in kept], [[row[i] for i in kept] for row in self.rows],
-            self.note, self.marked, self.prose, self.styles,
-        )  # fmt: skip
+        return replace(self, head=[self.head[i] for i in kept], rows=[[row[i] for i in kept] for row in self.rows])
 
 
 def as_html(table: Table) -> str:
@@ -54,7 +54,7 @@ def _cell(table: Table, cell: str) -> str:
 
 
 def as_markdown(table: Table) -> str:
-    """A table whose marked row is bold, followed by its note."""
+    """A table of text from data, whose marked row is bold, followed by its note."""
     aligned = ["---" if name in table.prose else "---:" for name in table.head[1:]]
     lines: list[Sequence[str]] = [[escape.markdown(name) for name in table.head], ["---", *aligned]]
     for number, row in enumerate(table.rows):
@@ -64,11 +64,24 @@ def as_markdown(table: Table) -> str:
     return f"{shown}\n\n{escape.markdown(table.note)}" if table.note else shown
 
 
-def for_terminal(table: Table, title: str | None = None) -> RichTable:
-    """A table in which long names wrap and are never cut."""
+def in_markdown(table: Table) -> str:
+    """A table whose cells are Markdown already, followed by its note."""
+    lines = [f"| {' | '.join(table.head)} |", "|---" * len(table.head) + "|"]
+    shown = "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in table.rows)])
+    return f"{shown}\n\n{table.note}" if table.note else shown
+
+
+def for_terminal(table: Table, title: str | None = None, compact: bool = False) -> RichTable:
+    """A table in which long names wrap and are never cut; compact: without vertical lines, and no name wraps."""
     shown = RichTable(title=title, caption=table.note or None, title_justify="left", caption_justify="left")
+    if compact:
+        shown.box, shown.pad_edge = box.SIMPLE_HEAD, False
     for number, name in enumerate(table.head):
-        shown.add_column(Text(name), justify="left" if not number or name in table.prose else "right", overflow="fold")
-    for number, row in enumerate(table.rows):
-        shown.add_row(*(Text(cell) for cell in row), style="bold" if number == table.marked else None)
+        words = not number or name in table.prose
+        no_wrap = compact and not number
+        shown.add_column(Text(name), justify="left" if words else "right", overflow="fold", no_wrap=no_wrap)
+    for number, (first, *rest) in enumerate(table.rows):
+        is_bold = number == table.marked or number in table.titles
+        indented = f"  {first}" if table.titles and number not in table.titles else first
+        shown.add_row(Text(indented), *(Text(cell) for cell in rest), style="bold" if is_bold else None)
     return shown

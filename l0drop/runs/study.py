@@ -1,0 +1,92 @@
+"""The files of a study: several systems, each trained with several seeds."""
+
+from dataclasses import dataclass
+
+from l0drop.data.score import Score
+from l0drop.runs.evaluation import Difference, DifferenceOverBaselines
+from l0drop.runs.json_file import JsonFile, Settings, flat, optional
+from l0drop.runs.provenance import Provenance
+from l0drop.runs.run import CalibrationRecord, DialRow, Scored, Split
+
+
+@dataclass(frozen=True)
+class SeedRun:
+    """One run of a system. outputs_sha256: of its test outputs; shows whether a repeated run is identical."""
+
+    seed: int
+    train_seconds: float | None = optional()
+    steps: int | None = optional()
+    lambda_: float | None = optional("lambda")
+    calibration: CalibrationRecord | None = optional()
+    valid: Scored | None = optional()
+    test: Scored | None = optional()
+    dial: list[DialRow] | None = optional()
+    outputs_sha256: str | None = optional()
+
+    def value(self, split: Split = "test") -> float:
+        """The score on a text that this run was scored on."""
+        found = self.test if split == "test" else self.valid
+        assert found is not None, f"seed {self.seed} was not scored on the {split} text"
+        return found.score.value
+
+    @property
+    def sparsity(self) -> float | None:
+        """On the test text."""
+        return None if self.test is None else self.test.sparsity
+
+
+@dataclass(frozen=True)
+class StudiedSystem:
+    """The runs of one system. recipe: of one seed; the others differ in seed, name and model.init.
+
+    against_on: the difference to the continued baseline. one_seed: of a system with one seed, the differences to
+    others, over sentences only.
+    """
+
+    recipe: Settings
+    runs: list[SeedRun]
+    provenance: Provenance | None = optional()
+    against_on: DifferenceOverBaselines | None = optional()
+    one_seed: dict[str, Difference] = optional(factory=dict)
+
+
+@dataclass(frozen=True)
+class StatisticsFile:
+    """The file with the per-sentence statistics of all outputs."""
+
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class StudyResults(JsonFile):
+    """`results.json`: all systems of a study, by name. It contains no text of the data."""
+
+    COMMAND = "the script of the study"
+
+    what: str
+    systems: dict[str, StudiedSystem]
+    statistics: StatisticsFile | None = optional()
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A system at one beam size: its score on the whole test text, and CPU seconds per round on some sentences."""
+
+    system: str
+    run: str
+    beams: int
+    score: Score
+    cpu_seconds: list[float] = optional(factory=list)
+    sentences: int | None = optional()
+
+
+@dataclass(frozen=True)
+class Rivals(JsonFile):
+    """`rivals.json`: quality and time of several systems at several beam sizes."""
+
+    COMMAND = "the script of the study"
+
+    what: str
+    rows: list[Rival]
+    made_by: Provenance | None = flat()
