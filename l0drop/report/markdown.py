@@ -35,7 +35,7 @@ def markdown(findings: Findings) -> str:
     for title, table in tables.items():
         if table is not None:
             parts += [f"## {escape.markdown(title)}", as_markdown(table)]
-    signatures = (f"- {escape.markdown(name)}: `{text}`" for name, text in findings.signatures.items())
+    signatures = (f"- {escape.markdown(name)}: {escape.code(text)}" for name, text in findings.signatures.items())
     parts += ["## Signatures", "\n".join(signatures)]
     if findings.missing:
         parts += ["## Not in this report", "\n".join(f"- {escape.markdown(note)}" for note in findings.missing)]

@@ -17,6 +17,14 @@ def html(value: object) -> str:
     return escape(printable(value))
 
 
+def code(value: object) -> str:
+    """One line of code in Markdown; it has more backticks around it than any run of them inside."""
+    shown = printable(" ".join(str(value).split()))
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", shown)), default=0))
+    space = " " if shown.startswith("`") or shown.endswith("`") else ""
+    return f"{fence}{space}{shown}{space}{fence}"
+
+
 def markdown(value: object) -> str:
     """One line, escaped for Markdown: no markup, no mentions, no links."""
     shown = escape(printable(" ".join(str(value).split())), quote=False)

@@ -8,6 +8,7 @@ This is not pydantic: `bench` and `translate` write such files in the base insta
 
 import dataclasses
 import json
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -163,6 +164,8 @@ def _value(kind: Any, content: Any, where: str) -> Any:
         return _expected(content is None, content, "null", where)
     accepted = (int, float) if kind is float else (kind,)
     fits = isinstance(content, accepted) and (kind is bool or not isinstance(content, bool))
+    if fits and kind is float:  # JSON of Python has NaN, Infinity, and numbers of any length
+        return _expected(abs(content) <= sys.float_info.max, content, "a finite number", where)
     return _expected(fits, content, _NAMES[kind], where)
 
 

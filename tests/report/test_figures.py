@@ -18,9 +18,10 @@ from l0drop.report.figures.files import INDEX
 from l0drop.report.figures.times import SYSTEMS as DRAWN
 from l0drop.runs.analysis import Analysis, SweepAnalysis
 from l0drop.runs.benchmark import DecodeBenchmark
-from l0drop.runs.json_file import from_json
+from l0drop.runs.json_file import FileError, as_json, from_json, read_as
 from l0drop.runs.study import Rivals, StudyResults
 from l0drop.runs.sweep import Sweep
+from tests.mutations import fields, mutated
 from tests.runs.partial import completed, filled
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -231,6 +232,36 @@ def test_tokens_are_drawn_as_text(analysis) -> None:
     assert r"C:\runs\1" in ET.fromstring(svg).find(f"{SVG}desc").text
 
 
+HOSTILE = '<script>alert(1)</script><a href="javascript:x" onload="y">]]>&--> \x07\x00 id="z'
+NAMES = ("name", "run", "model", "sparse", "baseline", "device", "signature", "commit", "what")
+
+
+def hostile(content):
+    """The content with a script in every name."""
+    if isinstance(content, list):
+        return [hostile(item) for item in content]
+    if not isinstance(content, dict):
+        return content
+    return {key: HOSTILE if key in NAMES and isinstance(v, str) else hostile(v) for key, v in content.items()}
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")
+def test_scripts_in_names_are_drawn_as_text(analysis, sweep, bench, tmp_path) -> None:
+    content = {"analysis.json": {**analysis, "models": {"sparse": "x"}}, "sweep.json": sweep, "bench.json": bench}
+    for name, values in content.items():
+        (tmp_path / name).write_text(json.dumps(hostile(values)))
+    made = figures.draw_all(tmp_path)
+    assert len(made) > 5
+    assert any("<script>alert(1)" in text for drawing in made for text in (drawing.caption, *texts(drawing.svg)))
+    for drawing in made:
+        tree = ET.fromstring(drawing.svg)
+        for element in tree.iter():
+            assert element.tag.removeprefix(SVG) not in ("script", "a", "foreignObject")
+            assert not any(name.startswith("on") for name in element.attrib)
+            links = [value for name, value in element.attrib.items() if name.endswith("href")]
+            assert all(link.startswith(("#", "data:image/png")) for link in links)
+
+
 def test_values_are_labelled(every) -> None:
     assert {"λ 0.2", "λ 0.5", "λ 0.8", "BLEU", "sparsity"} <= set(texts(every["quality"].svg))
     shown = texts(every["groups"].svg)
@@ -314,6 +345,21 @@ def test_damaged_files_are_named(content, complaint, tmp_path) -> None:
     file.write_text(content, encoding="utf-8")
     with pytest.raises(ValueError, match=re.escape(f"{file}: {complaint}")):
         figures.draw_all(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["nan", "string", "list", "null", "delete", "huge"])
+def test_every_broken_number_is_named_or_drawn(kind, sweep, analysis, tmp_path) -> None:
+    """A file with a broken field is refused by its name, or drawn without NaN."""
+    for name, content in (("sweep.json", sweep), ("analysis.json", analysis)):
+        file = tmp_path / name
+        for field in fields(content):
+            file.write_text(json.dumps(mutated(content, field, kind)), encoding="utf-8")
+            try:
+                said, read = "", as_json(read_as(Sweep if name == "sweep.json" else Analysis, file, "a command"))
+            except FileError as error:
+                said, read = str(error), None
+            assert (str(file) in said and "\n" not in said) or "NaN" not in json.dumps(read), field
+        file.unlink()
 
 
 def test_rules_are_not_part_of_the_curves(swept) -> None:

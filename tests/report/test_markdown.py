@@ -8,6 +8,7 @@ import pytest
 from l0drop.report.findings import gather
 from l0drop.report.markdown import markdown
 from l0drop.report.page import page
+from l0drop.runs.escape import code
 from l0drop.runs.escape import markdown as plain
 from l0drop.runs.json_file import FileError
 from tests.report import folders
@@ -99,3 +100,9 @@ def test_markdown_is_escaped() -> None:
         "@\u200ball \\`a\\` \\*\\*b\\*\\* \\| \\[l\\](http:\u200b//x)"
     )
     assert plain("a\n# b_c ~~d~~") == r"a \# b\_c \~\~d\~\~"
+
+
+def test_code_cannot_leave_its_span() -> None:
+    assert code("nrefs:1|<i>") == "`nrefs:1|<i>`"
+    assert code("a`b``c\nd\x1b") == "```a`b``c d\ufffd```"
+    assert code("`a`") == "`` `a` ``"

@@ -4,12 +4,13 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from l0drop.runs.escape import html, printable
 
 INK = "#010203"  # replaced by the page's text colour when the file is written
 BLUE, RED, GREEN, PURPLE, GOLD, GREY = "#2f7fc1", "#d55e00", "#009e73", "#a95aa1", "#a8820b", "#808080"
@@ -59,14 +60,14 @@ def rendered(name: str, title: str, caption: str, figure: Figure) -> Drawing:
     buffer = io.StringIO()
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    svg = buffer.getvalue()
+    svg = printable(buffer.getvalue())
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     # several figures share one page, so their ids must differ
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'href="#', f'href="#{name}-', svg)
     svg = re.sub(r"url\(#", f"url(#{name}-", svg)
-    head = f"<title>{escape(title)}</title><desc>{escape(caption)}</desc><style>{OWN_PAGE}</style>"
+    head = f"<title>{html(title)}</title><desc>{html(caption)}</desc><style>{OWN_PAGE}</style>"
     start = '<svg class="l0drop-figure" role="img" style="max-width:100%;height:auto"'
     svg = re.sub(r"<svg\b([^>]*)>", lambda found: f"{start}{found[1]}>{head}", svg, count=1)
     return Drawing(name, title, caption, svg)
