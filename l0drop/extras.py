@@ -11,6 +11,7 @@ EXTRAS = {
     "filelock": "train",
     "matplotlib": "study",
     "pydantic": "train",
+    "python_multipart": "serve",
     "rouge_score": "train",
     "prometheus_client": "serve",
     "sacrebleu": "train",

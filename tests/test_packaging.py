@@ -118,7 +118,12 @@ def test_every_optional_package_names_its_extra() -> None:
         for extra in ("audio", "serve", "train", "study", "bench", "entmax", "hub", "logging")
         for distribution in distributions_of(PROJECT["optional-dependencies"][extra]) - {"l0drop"}
     }
-    modules = {"prometheus-client": "prometheus_client", "rouge-score": "rouge_score", "pyyaml": "yaml"}
+    modules = {
+        "prometheus-client": "prometheus_client",
+        "python-multipart": "python_multipart",
+        "pyyaml": "yaml",
+        "rouge-score": "rouge_score",
+    }
     assert {modules.get(name, name): extra for name, extra in declared.items()} == EXTRAS
 
 

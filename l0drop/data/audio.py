@@ -4,6 +4,8 @@ Files are read by libsndfile: wav, flac, ogg (Vorbis and Opus), mp3 and others. 
 in blocks, and features are computed in blocks, so memory holds samples and features, but no spectrum of the whole.
 """
 
+import io
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,23 +55,34 @@ class Audio:
 def read_audio(file: str | Path) -> Audio:
     """The audio of a file, its channels mixed, at 16 kHz. Raises AudioError with the file's name."""
     name = str(file)
-    with needed_for("reading audio files"):
-        import soundfile
     if not Path(file).is_file():
         raise AudioError(f"{name}: there is no such file")
     if not Path(file).stat().st_size:
         raise AudioError(f"{name}: is empty")
+    return _read(name, name)
+
+
+def audio_of_bytes(content: bytes, name: str, most_seconds: float) -> Audio:
+    """The audio of a file's content. Raises AudioError with `name`, also for more than `most_seconds`."""
+    if not content:
+        raise AudioError(f"{name}: is empty")
+    return _read(io.BytesIO(content), name, most_seconds)
+
+
+def _read(file: str | io.BytesIO, name: str, most_seconds: float = math.inf) -> Audio:
+    with needed_for("reading audio files"):
+        import soundfile
     try:
-        with soundfile.SoundFile(name) as opened:
-            blocks = _mixed_blocks(opened, name)
+        with soundfile.SoundFile(file) as opened:
+            blocks = _mixed_blocks(opened, name, most_seconds)
             samples = _resampled(blocks, opened.samplerate)
     except soundfile.LibsndfileError as error:
         raise AudioError(f"{name}: cannot be read as audio ({error.error_string})") from None
     return Audio(name, samples)
 
 
-def _mixed_blocks(opened: Any, name: str) -> Iterator[Samples]:
-    """The mean of the channels in blocks. A file that ends before its announced length raises."""
+def _mixed_blocks(opened: Any, name: str, most_seconds: float) -> Iterator[Samples]:
+    """The mean of the channels in blocks. A file that ends before its announced length, or is too long, raises."""
     read = 0
     while True:
         block = opened.read(BLOCK_SECONDS * opened.samplerate, dtype="float32", always_2d=True)
@@ -78,6 +91,8 @@ def _mixed_blocks(opened: Any, name: str) -> Iterator[Samples]:
         mixed = block.mean(1, dtype=np.float32)
         _check_finite(mixed, name, read / opened.samplerate)
         read += len(block)
+        if read > most_seconds * opened.samplerate:
+            raise AudioError(f"{name}: is longer than {most_seconds:g} seconds")
         yield mixed
     if read < opened.frames:
         rate = opened.samplerate

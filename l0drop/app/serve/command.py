@@ -12,7 +12,7 @@ from l0drop.app.options import Device, Dtype, DtypeOption
 from l0drop.app.terminal import say, warn
 
 if TYPE_CHECKING:
-    from l0drop.app.serve.models import Served
+    from l0drop.app.serve.models import Served, ServedSpeech
 
 KEYS = "L0DROP_KEYS"
 """Keys in the environment, separated by white space."""
@@ -73,6 +73,7 @@ def serve(
 
     from l0drop.app.serve.guard import LOCAL, Access
     from l0drop.app.serve.limits import Limits
+    from l0drop.app.serve.models import Served
     from l0drop.app.serve.server import application, uvicorn_config
     from l0drop.app.serve.service import Service
     from l0drop.models.quiet import quiet_libraries
@@ -88,8 +89,8 @@ def serve(
     reference = None
     if shadow_model is not None:
         reference = found.by_name.get(shadow_model)
-        if reference is None:
-            raise ValueError(f"--shadow-model: {shadow_model} is not one of the models that are served")
+        if not isinstance(reference, Served):
+            raise ValueError(f"--shadow-model: {shadow_model} is not one of the text models that are served")
     access = Access(secrets, allow_host or (LOCAL if host in LOCAL else ()), cors or ())
     service = Service(found, limits, shadow, reference, log_texts)
     app = application(service, access, _detector(detector))
@@ -121,11 +122,14 @@ def load_models(
 
 def _served(
     name: str, path: str, pair: tuple[str, str] | None, summarizes: bool, device: str | None, dtype: Dtype | None
-) -> "Served":
-    from l0drop.app.serve.models import Served, own_pair
-    from l0drop.decoding.text import load
+) -> "Served | ServedSpeech":
+    from l0drop.app.serve.models import Served, ServedSpeech, own_pair
+    from l0drop.decoding.loading import load
+    from l0drop.decoding.speech import SpeechModel
 
     model = load(path, device, dtype)
+    if isinstance(model, SpeechModel):
+        return ServedSpeech(name, model)
     return Served(name, model, "summarization" if summarizes else "translation", pair or own_pair(model))
 
 

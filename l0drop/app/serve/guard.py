@@ -208,6 +208,8 @@ def openai_error(status: int, message: str) -> dict[str, Any]:
 
 async def on_problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, Problem)
+    if request.url.path.startswith("/v1/audio/"):
+        return json_response({"error": openai_error(error.status, error.message)}, error.status, error.headers)
     return error_response(error)
 
 

@@ -1,5 +1,6 @@
 """The dialect of Hugging Face's inference tasks: `{"inputs", "parameters"}` to `/models/NAME`."""
 
+import base64
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -7,8 +8,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from l0drop.app.serve.guard import client_of, while_connected
+from l0drop.app.serve.models import ServedSpeech
 from l0drop.app.serve.native import Dialled, Search
-from l0drop.app.serve.requests import Problem, Strict, checked, json_response, read_json
+from l0drop.app.serve.requests import (
+    JSON,
+    Problem,
+    Strict,
+    checked,
+    json_response,
+    media_type,
+    read_body,
+    read_json,
+)
 from l0drop.app.serve.service import Query, Service
 
 OUTPUT = {"translation": "translation_text", "summarization": "summary_text"}
@@ -37,10 +48,28 @@ class Inputs(Strict):
     options: Annotated[dict[str, Any] | None, Field(description="Accepted without effect.")] = None
 
 
+class Recognition(Dialled):
+    """The parameters of speech recognition."""
+
+    return_timestamps: bool = False
+    generation_parameters: Search | None = None
+    kept: Annotated[bool, Field(description="Add the times of the frames that were kept, and the score.")] = False
+
+
+class AudioInputs(Strict):
+    """A request of speech recognition with parameters."""
+
+    inputs: Annotated[str, Field(description="A sound file as base64.")]
+    parameters: Recognition = Recognition()
+
+
 async def run_task(request: Request) -> Response:
     """`POST /models/NAME`"""
     service: Service = request.app.state.service
-    served = service.models.named(request.path_params["name"])
+    name = request.path_params["name"]
+    if isinstance(service.models.named(name), ServedSpeech):
+        return await _recognize(request, service.models.for_audio(name))
+    served = service.models.for_text(name)
     body = checked(Inputs, await read_json(request, service.limits))
     parameters = body.parameters
     inner = parameters.generate_parameters.generation() if parameters.generate_parameters is not None else {}
@@ -69,6 +98,32 @@ async def run_task(request: Request) -> Response:
             for answer in answers
         ]
     )
+
+
+async def _recognize(request: Request, served: ServedSpeech) -> Response:
+    """Speech recognition: raw bytes, or JSON with the audio as base64."""
+    service: Service = request.app.state.service
+    parameters = Recognition()
+    if media_type(request) == JSON:
+        body = checked(AudioInputs, await read_json(request, service.limits, service.limits.audio_body))
+        parameters = body.parameters
+        try:
+            content = base64.b64decode(body.inputs, validate=True)
+        except ValueError:
+            raise Problem(400, "inputs: expected audio as base64") from None
+    else:
+        content = await read_body(request, service.limits, service.limits.audio_body)
+    search = parameters.generation_parameters.generation() if parameters.generation_parameters is not None else {}
+    times = {"return_timestamps": True} if parameters.return_timestamps else {}
+    transcript = await while_connected(
+        request, service.transcribe(served, content, client_of(request), {**search, **times}, parameters.dial())
+    )
+    answer: dict[str, Any] = {"text": transcript.text}
+    if parameters.return_timestamps:
+        answer["chunks"] = [{"text": part.text, "timestamp": [part.start, part.end]} for part in transcript.segments]
+    if parameters.kept:
+        answer.update(score=transcript.score, kept=[list(frame) for frame in transcript.kept])
+    return json_response(answer)
 
 
 def _spans(kept: Any) -> list[dict[str, int]]:

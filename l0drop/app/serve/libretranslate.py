@@ -9,8 +9,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from l0drop.app.serve.guard import client_of, require_key, while_connected
+from l0drop.app.serve.models import Served
 from l0drop.app.serve.native import Dialled
-from l0drop.app.serve.requests import FORM, JSON, Problem, checked, json_response, media_type, parse_json, read_body
+from l0drop.app.serve.requests import (
+    FORM,
+    JSON,
+    Problem,
+    checked,
+    form_value,
+    json_response,
+    media_type,
+    parse_json,
+    read_body,
+)
 from l0drop.app.serve.service import Answer, Query, Service
 
 Detector = Callable[[str], list[dict[str, Any]]]
@@ -158,7 +169,7 @@ async def languages(request: Request) -> Response:
     require_key(request, dict(parse_qsl(body.decode("utf-8", "replace"))).get("api_key"))
     targets: dict[str, list[str]] = {}
     for served in service.models:
-        if served.task == "translation":
+        if isinstance(served, Served) and served.task == "translation":
             for source, target in served.pairs:
                 if target not in targets.setdefault(source, []):
                     targets[source].append(target)
@@ -234,29 +245,5 @@ def _form(body: bytes) -> dict[str, Any]:
             earlier = values[name]
             values[name] = [*earlier, value] if isinstance(earlier, list) else [earlier, value]
         else:
-            values[name] = _FORM_TYPES[name](value, name) if name in _FORM_TYPES else value
+            values[name] = form_value(name, value)
     return values
-
-
-def _number(value: str, name: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        raise Problem(400, f"{name}: expected a number, got {value!r}") from None
-
-
-def _whole(value: str, name: str) -> int:
-    if not value.isdecimal():
-        raise Problem(400, f"{name}: expected a whole number, got {value!r}")
-    return int(value)
-
-
-def _truth(value: str, name: str) -> bool:
-    if value not in ("true", "false"):
-        raise Problem(400, f"{name}: expected true or false, got {value!r}")
-    return value == "true"
-
-
-_FORM_TYPES: dict[str, Callable[[str, str], Any]] = {
-    "alternatives": _whole, "max_memory": _whole, "keep": _number, "shift": _number, "dense": _truth, "kept": _truth,
-}  # fmt: skip

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 class Limits:
     """Limits on one request, and on all requests together.
 
-    body: bytes. text: characters of one text. texts: texts in one request. beams, new_tokens: of the search. queue:
-    texts that wait. requests: requests in progress. seconds: from a request to its answer. body_seconds: until the body
-    has arrived. header_seconds: until the head of a new connection's request has arrived.
+    body, audio_body: bytes, without and with audio. audio_seconds: of one recording. text: characters of one text.
+    texts: texts in one request. beams, new_tokens: of the search. queue: texts that wait. requests: requests in
+    progress. seconds: from a request to its answer. body_seconds: until the body has arrived. header_seconds: until the
+    head of a new connection's request has arrived.
     """
 
     body: int = 2_000_000
+    audio_body: int = 25_000_000
+    audio_seconds: float = 1800.0
     text: int = 50_000
     texts: int = 256
     beams: int = 16

@@ -28,11 +28,12 @@ class Metrics:
         self.batch_seconds = Histogram(
             "l0drop_batch_seconds", "Seconds to decode a batch", ["model"], buckets=SECONDS, **here
         )
-        self.source_tokens = Counter("l0drop_source_tokens", "Source tokens decoded", ["model"], **here)
-        self.kept_tokens = Counter("l0drop_kept_tokens", "Source tokens that the decoder was given", ["model"], **here)
+        self.source_tokens = Counter("l0drop_source_tokens", "Source tokens, or rows of audio", ["model"], **here)
+        self.kept_tokens = Counter("l0drop_kept_tokens", "Those that the decoder was given", ["model"], **here)
         self.kept_share = Histogram(
             "l0drop_kept_share", "Share of source tokens kept, by text", ["model"], buckets=SHARES, **here
         )
+        self.audio_seconds = Counter("l0drop_audio_seconds", "Seconds of audio transcribed", ["model"], **here)
         self.output_tokens = Counter("l0drop_output_tokens", "Output tokens", ["model"], **here)
         self.failed = Counter("l0drop_failed_texts", "Texts whose decoding failed", ["model"], **here)
         self.expired = Counter("l0drop_expired_texts", "Texts whose deadline passed before they were decoded", **here)

@@ -1,13 +1,20 @@
 """The models that are served: names, languages, tasks, and what their dial can do."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import numpy as np
 
 from l0drop.app.serve.requests import Problem
 from l0drop.core.dial import Dial
+from l0drop.data.audio import RATE, Audio
 from l0drop.decoding.languages import is_multilingual, language_ids
 from l0drop.decoding.results import Result
+from l0drop.decoding.speech import SpeechModel
 from l0drop.decoding.text import Source, TextModel
 
 Task = Literal["translation", "summarization"]
@@ -63,31 +70,13 @@ class Served:
 
     def warm_up(self) -> None:
         """Decode once, and find the settings of the dial that the gate supports."""
-        self.model.generate([PROBE], max_new_tokens=2)
-        if self.model.is_gated:
-            tries: dict[str, Any] = {"keep": 0.5, "max_memory": 8, "shift": 0.5}
-            self.dials = frozenset(name for name, value in tries.items() if self._takes({name: value}))
+        self.dials = dials_of(self.model.is_gated, partial(self.model.generate, [PROBE], max_new_tokens=2))
 
-    def _takes(self, dial: Mapping[str, Any]) -> bool:
-        try:
-            self.model.generate([PROBE], max_new_tokens=2, **dial)
-        except ValueError:
-            return False
-        return True
+    def kind(self, source: Source) -> None:
+        """Any two texts can be decoded together."""
 
-    def check_dial(self, dial: Mapping[str, Any]) -> None:
-        """Raise a Problem for a setting that this model cannot follow."""
-        try:
-            Dial(**dial)
-        except (TypeError, ValueError) as error:
-            raise Problem(400, str(error)) from None
-        for name in dial:
-            if name in DIAL and not self.model.is_gated:
-                raise Problem(400, f"{name}: {self.name} has no gates, so nothing can be dropped")
-            if name in DIAL and name not in self.dials:
-                raise Problem(400, f"{name}: the gate of {self.name} is a rule, which this setting cannot change")
-        if dial.get("max_memory") == 1 and self.model.model.config.l0drop.gating == "zero":
-            raise Problem(400, "max_memory: expected at least 2 rows, one for all dropped tokens and one to keep")
+    def length(self, source: Source) -> int:
+        return len(source.ids)
 
     def expected_rows(self, source: Source) -> int:
         """The expected length of its memory."""
@@ -119,36 +108,127 @@ class Served:
         }
 
 
+@dataclass(eq=False)
+class ServedSpeech:
+    """A Whisper under the name that clients use."""
+
+    name: str
+    model: SpeechModel
+    dials: frozenset[str] = frozenset()
+    task: ClassVar[str] = "automatic-speech-recognition"
+    pairs: ClassVar[tuple[tuple[str, str], ...]] = ()
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.model.model.device.type == "cpu"
+
+    @property
+    def is_multilingual(self) -> bool:
+        return bool(getattr(self.model.model.generation_config, "is_multilingual", False))
+
+    def warm_up(self) -> None:
+        """Decode once, and find the settings of the dial that the gate supports."""
+        noise = np.random.default_rng(0).normal(0, 0.01, RATE // 10).astype(np.float32)
+        self.dials = dials_of(self.model.is_gated, partial(self.model.transcribe, [noise], max_new_tokens=2))
+
+    def language(self, language: str | None) -> dict[str, str]:
+        """The setting for a language; only multilingual models have one."""
+        if self.is_multilingual:
+            return {} if language is None else {"language": language}
+        if language not in (None, "en"):
+            raise Problem(400, f"language: {self.name} transcribes English only")
+        return {}
+
+    def kind(self, clip: Audio) -> bool:
+        """Clips of one window are decoded together, and so are longer recordings."""
+        return clip.seconds * RATE > self.model.extractor.n_samples
+
+    def length(self, clip: Audio) -> int:
+        """Encoder rows: short clips are padded to a window."""
+        rows = self.model.model.config.max_source_positions
+        return rows * max(1, math.ceil(clip.seconds * RATE / self.model.extractor.n_samples))
+
+    def expected_rows(self, clip: Audio) -> int:
+        return self.length(clip)
+
+    def facts(self) -> dict[str, Any]:
+        """For clients that choose a model."""
+        return {
+            "task": self.task,
+            "model_type": self.model.model.config.model_type,
+            "gated": self.model.is_gated,
+            "gating": self.model.model.config.l0drop.gating if self.model.is_gated else None,
+            "dial": [*sorted(self.dials), "dense"] if self.model.is_gated else [],
+            "multilingual": self.is_multilingual,
+            "dtype": self.model.dtype,
+        }
+
+
+def dials_of(gated: bool, decode: Callable[..., Any]) -> frozenset[str]:
+    """The settings of the dial that a model's gate supports, tried out; a model without gates decodes once."""
+    decode()
+    found = set()
+    for name, value in {"keep": 0.5, "max_memory": 8, "shift": 0.5}.items() if gated else ():
+        with suppress(ValueError):  # the gate is a rule
+            decode(**{name: value})
+            found.add(name)
+    return frozenset(found)
+
+
+def check_dial(served: Served | ServedSpeech, dial: Mapping[str, Any]) -> None:
+    """Raise a Problem for a setting of the dial that this model cannot follow."""
+    try:
+        Dial(**dial)
+    except (TypeError, ValueError) as error:
+        raise Problem(400, str(error)) from None
+    for name in dial:
+        if name in DIAL and not served.model.is_gated:
+            raise Problem(400, f"{name}: {served.name} has no gates, so nothing can be dropped")
+        if name in DIAL and name not in served.dials:
+            raise Problem(400, f"{name}: the gate of {served.name} is a rule, which this setting cannot change")
+    if dial.get("max_memory") == 1 and served.model.model.config.l0drop.gating == "zero":
+        raise Problem(400, "max_memory: expected at least 2 rows, one for all dropped tokens and one to keep")
+
+
 class Models:
     """The models given at start, by name; the first is the default."""
 
-    def __init__(self, models: Sequence[Served]) -> None:
+    def __init__(self, models: Sequence[Served | ServedSpeech]) -> None:
         if not models:
             raise ValueError("MODEL: give at least one model to serve")
-        self.by_name: dict[str, Served] = {}
+        self.by_name: dict[str, Served | ServedSpeech] = {}
         for served in models:
             if served.name in self.by_name:
                 raise ValueError(f"{served.name}: two models have this name; give them names: NAME=MODEL")
             self.by_name[served.name] = served
 
-    def __iter__(self) -> Iterator[Served]:
+    def __iter__(self) -> Iterator[Served | ServedSpeech]:
         return iter(self.by_name.values())
 
-    @property
-    def default(self) -> Served:
-        return next(iter(self.by_name.values()))
-
-    def named(self, name: str | None) -> Served:
-        if name is None:
-            return self.default
+    def named(self, name: str) -> Served | ServedSpeech:
         if name not in self.by_name:
             raise Problem(404, f"model: there is no model of this name; /v1/models lists {len(self.by_name)}")
         return self.by_name[name]
 
+    def for_text(self, name: str | None) -> Served:
+        """A model that reads text, by name; the first by default."""
+        found = next((one for one in self if isinstance(one, Served)), None) if name is None else self.named(name)
+        if not isinstance(found, Served):
+            raise Problem(404, f"model: {name or 'none of the models'} reads text")
+        return found
+
+    def for_audio(self, name: str | None) -> ServedSpeech:
+        """A model that reads audio, by name; the first by default."""
+        first = next((one for one in self if isinstance(one, ServedSpeech)), None)
+        found = first if name is None else self.named(name)
+        if not isinstance(found, ServedSpeech):
+            raise Problem(404, f"model: {name or 'none of the models'} reads audio")
+        return found
+
     def for_pair(self, source: str, target: str) -> Served:
         """The first model that translates from `source` to `target`."""
         for served in self:
-            if served.translates(source, target):
+            if isinstance(served, Served) and served.translates(source, target):
                 return served
         raise Problem(400, f"{source!r} to {target!r} is not supported; /languages lists the pairs")
 

@@ -65,7 +65,7 @@ class Explain(Dialled, Search):
     def query(self, service: Service, texts: list[str], request: Request, **others: Any) -> Query:
         pair = {"source_lang": self.source_lang, "target_lang": self.target_lang}
         return Query(
-            served=service.models.named(self.model),
+            served=service.models.for_text(self.model),
             texts=texts,
             client=client_of(request),
             generation=self.generation(),

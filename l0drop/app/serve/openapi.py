@@ -10,10 +10,11 @@ from l0drop.app.serve.guard import Access
 from l0drop.app.serve.huggingface import Inputs
 from l0drop.app.serve.libretranslate import Detect, Translate
 from l0drop.app.serve.native import Explain, Generate
+from l0drop.app.serve.openai import MULTIPART, Transcription
 from l0drop.app.serve.requests import FORM, JSON
 from l0drop.app.serve.service import Service
 
-BODIES: tuple[type[BaseModel], ...] = (Generate, Explain, Inputs, Translate, Detect)
+BODIES: tuple[type[BaseModel], ...] = (Generate, Explain, Inputs, Translate, Detect, Transcription)
 ERRORS = {
     400: "a value, a field or the JSON is wrong; `error` names it",
     403: "a wrong key, or a request from another site",
@@ -59,6 +60,7 @@ def description(service: Service, access: Access) -> dict[str, Any]:
         "paths": {
             "/v1/generate": {"post": _post("Decode texts", Generate, _GENERATED)},
             "/v1/explain": {"post": _post("One text with gates and attention", Explain, _EXPLAINED)},
+            "/v1/audio/transcriptions": {"post": _transcription()},
             "/v1/models": {"get": _get("The models, in OpenAI's schema", _MODELS)},
             "/v1/models/{name}": {"get": {**_get("One model", _MODEL), "parameters": [model]}},
             "/models/{name}": {
@@ -105,6 +107,16 @@ def _post(summary: str, body: type[BaseModel], answer: dict[str, Any], *others: 
         "requestBody": {"required": True, "content": content},
         "responses": {"200": _content("the answer", answer), **_errors(tuple(ERRORS))},
     }
+
+
+def _transcription() -> dict[str, Any]:
+    """OpenAI's transcription: a form with a file, answered as JSON or as text."""
+    fields = {"$ref": f"#/components/schemas/{Transcription.__name__}"}
+    file = _object(file={"type": "string", "contentMediaType": "application/octet-stream"})
+    operation = _post("OpenAI's transcription", Transcription, _object(text=_STRING))
+    operation["requestBody"]["content"] = {MULTIPART: {"schema": {"allOf": [fields, file]}}}
+    operation["responses"]["200"]["content"]["text/plain"] = {"schema": _STRING}
+    return operation
 
 
 def _errors(statuses: tuple[int, ...]) -> dict[str, Any]:

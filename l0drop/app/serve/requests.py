@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -117,3 +117,34 @@ def checked(kind: type[Body], value: Any) -> Body:
         raise Problem(400, f"{where}: {message}" if where else message) from None
     except RecursionError:
         raise Problem(400, "JSON: nested too deeply") from None
+
+
+def _number(value: str, name: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise Problem(400, f"{name}: expected a number, got {value!r}") from None
+
+
+def _whole(value: str, name: str) -> int:
+    if not value.isdecimal():
+        raise Problem(400, f"{name}: expected a whole number, got {value!r}")
+    return int(value)
+
+
+def _truth(value: str, name: str) -> bool:
+    if value not in ("true", "false"):
+        raise Problem(400, f"{name}: expected true or false, got {value!r}")
+    return value == "true"
+
+
+_FORM_TYPES: dict[str, Callable[[str, str], Any]] = {
+    **dict.fromkeys(("alternatives", "max_memory", "num_beams"), _whole),
+    **dict.fromkeys(("keep", "shift", "temperature"), _number),
+    **dict.fromkeys(("dense", "kept"), _truth),
+}
+
+
+def form_value(name: str, value: str) -> Any:
+    """A field of a form with the type that its name stands for."""
+    return _FORM_TYPES[name](value, name) if name in _FORM_TYPES else value

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from l0drop.app.serve.metrics import Metrics
-from l0drop.app.serve.models import Served
+from l0drop.app.serve.models import Served, ServedSpeech
 from l0drop.app.serve.requests import Problem
 from l0drop.decoding.results import Explained, Result
-from l0drop.decoding.text import BATCH_TOKENS, MIN_CPU_TOKENS, OutOfMemoryError, Source
+from l0drop.decoding.speech import Transcript
+from l0drop.decoding.text import BATCH_TOKENS, MIN_CPU_TOKENS, OutOfMemoryError
 
 GATHER_SHARE, GATHER_MOST = 0.05, 0.02
 """An idle worker waits for more texts: this share of the last batch's seconds, at most so many seconds."""
@@ -34,8 +35,8 @@ SHORTEST = 16
 class Item:
     """A text in the queue. `run` replaces the decoding of a batch for an item that is decoded alone."""
 
-    served: Served
-    source: Source
+    served: Served | ServedSpeech
+    source: Any
     settings: Mapping[str, Any]
     client: str
     deadline: float
@@ -48,11 +49,11 @@ class Item:
     def together(self) -> Hashable:
         """Items with the same value can be decoded in one batch."""
         search = tuple(sorted((name, repr(value)) for name, value in self.settings.items()))
-        return (self.served.name, search, id(self) if self.run or self.alone else None)
+        return (self.served.name, search, self.served.kind(self.source), id(self) if self.run or self.alone else None)
 
     @property
     def cost(self) -> int:
-        return len(self.source.ids) * int(self.settings.get("num_beams") or 1)
+        return self.served.length(self.source) * int(self.settings.get("num_beams") or 1)
 
     @property
     def length_class(self) -> int:
@@ -214,7 +215,7 @@ class Scheduler:
         if item.length_class != first.length_class and time.monotonic() - item.queued < PATIENCE:
             return False
         least = MIN_CPU_TOKENS if item.served.on_cpu else 1
-        longest = max(least, len(item.source.ids), *(len(other.source.ids) for other in batch))
+        longest = max(least, *(other.served.length(other.source) for other in (*batch, item)))
         return (len(batch) + 1) * longest <= self.batch_tokens
 
     def _observe(self, batch: Sequence[Item], outcomes: Sequence[Any], began: float, seconds: float) -> None:
@@ -225,7 +226,12 @@ class Scheduler:
             metrics.queue_seconds.observe(began - item.queued)
             if isinstance(outcome, BaseException):
                 metrics.failed.labels(name).inc()
-            elif isinstance(outcome, Result):
+            elif isinstance(outcome, Transcript):
+                metrics.audio_seconds.labels(name).inc(outcome.seconds)
+                metrics.source_tokens.labels(name).inc(outcome.covered)
+                metrics.kept_tokens.labels(name).inc(len(outcome.kept))
+                metrics.kept_share.labels(name).observe(1 - outcome.sparsity)
+            elif isinstance(outcome, Result) and isinstance(item.served, Served):
                 item.served.observe(item.source, outcome)
                 metrics.source_tokens.labels(name).inc(outcome.source_tokens)
                 metrics.kept_tokens.labels(name).inc(len(outcome.kept))
@@ -237,7 +243,7 @@ class Scheduler:
         self.metrics.queued.set(self._queue.count)
 
 
-def _decode(batch: Sequence[Item]) -> list[Result | Explained | Exception]:
+def _decode(batch: Sequence[Item]) -> list[Result | Explained | Transcript | Exception]:
     """An outcome per item, in the worker thread. If a batch fails, its halves are tried, so only the cause fails."""
     first = batch[0]
     try:

@@ -43,6 +43,7 @@ def application(
             Route("/openapi.json", _openapi, methods=["GET"]),
             Route("/v1/generate", native.generate, methods=["POST"]),
             Route("/v1/explain", native.explain, methods=["POST"]),
+            Route("/v1/audio/transcriptions", openai.transcribe, methods=["POST"]),
             Route("/v1/models", openai.list_models, methods=["GET"]),
             Route("/v1/models/{name:path}", openai.get_model, methods=["GET"]),
             Route("/models/{name:path}", huggingface.run_task, methods=["POST"]),

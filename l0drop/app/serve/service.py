@@ -11,11 +11,13 @@ from typing import Any, Literal
 
 from l0drop.app.serve.limits import Limits
 from l0drop.app.serve.metrics import Metrics
-from l0drop.app.serve.models import Models, Served
+from l0drop.app.serve.models import Models, Served, ServedSpeech, check_dial
 from l0drop.app.serve.requests import Problem
 from l0drop.app.serve.scheduler import Done, Item, Scheduler
 from l0drop.app.serve.shadow import Shadow
+from l0drop.data.audio import Audio, audio_of_bytes
 from l0drop.decoding.results import Explained, Result
+from l0drop.decoding.speech import Transcript
 from l0drop.decoding.splitting import Piece, encode_pieces, join_results
 from l0drop.decoding.text import Source
 
@@ -135,10 +137,32 @@ class Service:
         (done,) = await self.scheduler.decode([Item(query.served, source, settings, query.client, deadline, run=run)])
         return done.result, done
 
-    def _check(self, query: Query) -> None:
-        """Raise a Problem for a query beyond the limits, or one that the model cannot follow."""
+    async def transcribe(
+        self, served: ServedSpeech, content: bytes, client: str, generation: Mapping[str, Any], dial: Mapping[str, Any]
+    ) -> Transcript:
+        """The transcript of a recording, the same as `SpeechModel.transcribe`."""
+        self._check_ready()
+        check_dial(served, dial)
+        try:
+            settings = served.model.settings({**generation, **dial})
+        except (TypeError, ValueError) as error:
+            raise Problem(400, str(error)) from None
+        clip: Audio = await self._in_thread(audio_of_bytes, content, "file", self.limits.audio_seconds)
+        if clip.is_silent:
+            return Transcript("", seconds=clip.seconds)
+        deadline = time.monotonic() + self.limits.seconds
+        (done,) = await self.scheduler.decode([Item(served, clip, settings, client, deadline)])
+        if self.log_texts:
+            log.info("%s: %.1f s of audio -> %r", served.name, clip.seconds, done.result.text)
+        return done.result
+
+    def _check_ready(self) -> None:
         if not self.ready:
             raise Problem(503, "the models are still being prepared", {"Retry-After": "2"})
+
+    def _check(self, query: Query) -> None:
+        """Raise a Problem for a query beyond the limits, or one that the model cannot follow."""
+        self._check_ready()
         limits = self.limits
         if len(query.texts) > limits.texts:
             raise Problem(413, f"at most {limits.texts} texts per request, got {len(query.texts)}")
@@ -150,7 +174,7 @@ class Service:
         for name, most in (("num_beams", limits.beams), ("max_new_tokens", limits.new_tokens)):
             if (query.generation.get(name) or 0) > most:
                 raise Problem(400, f"{name}: at most {most}, got {query.generation[name]}")
-        query.served.check_dial(query.dial)
+        check_dial(query.served, query.dial)
         self.scheduler.check_room(len(query.texts))
 
     def _settings(self, query: Query) -> dict[str, Any]:

@@ -39,6 +39,7 @@ def locked(sparse: TextModel) -> Iterator[Running]:
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/generate": {"text": "x"},
     "/v1/explain": {"text": "x"},
+    "/v1/audio/transcriptions": {},
     "/models/sparse": {"inputs": "x"},
     "/translate": {"q": "x", "source": "en", "target": "xx"},
     "/detect": {"q": "x"},
@@ -76,7 +77,7 @@ def test_nothing_else_answers_without_a_key(locked: Running, key: str | None) ->
 @pytest.mark.parametrize("key", KEYS)
 def test_every_key_opens_everything(locked: Running, key: str) -> None:
     for path in paths(locked):
-        status = 400 if path == "/detect" else 404 if path in UNKNOWN else 200
+        status = {"/detect": 400, "/v1/audio/transcriptions": 415}.get(path, 404 if path in UNKNOWN else 200)
         assert ask(locked, path, {"Authorization": f"bearer {key}"}).status_code == status, path
 
 
