@@ -19,6 +19,7 @@ from l0drop.app.report import report
 from l0drop.app.serve.command import serve
 from l0drop.app.sweep import sweep
 from l0drop.app.terminal import fail
+from l0drop.app.transcribe import transcribe
 from l0drop.app.translate import translate
 from l0drop.extras import MissingPackageError, needed_for
 
@@ -75,6 +76,7 @@ app.command(cls=Command)(runs.train)
 app.command(cls=Command)(sweep)
 app.command(cls=Command)(translate)
 app.command("summarize", cls=Command, help="An alias of translate.")(translate)
+app.command(cls=Command)(transcribe)
 app.command(cls=Command)(explain)
 app.command(cls=Command)(serve)
 app.command(cls=Command)(evaluate)

@@ -1,5 +1,6 @@
 """Options that several commands share. Short metavars leave room for the help texts at 80 columns."""
 
+import json
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -53,6 +54,10 @@ Prefix = Annotated[
     str | None,
     typer.Option(metavar="TEXT", help="Text put before every source, for models such as T5. Default: the run's."),
 ]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Any other generation setting: no_repeat_ngram_size=3", metavar="NAME=VALUE"),
+]
 Device = Annotated[
     str | None, typer.Option(metavar="NAME", help="Such as cpu or cuda. Default: a GPU if there is one.")
 ]
@@ -68,3 +73,17 @@ DtypeOption = Annotated[
 def given(**options: Any) -> dict[str, Any]:
     """The options that have a value."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def named_settings(pairs: list[str]) -> dict[str, Any]:
+    """Generation settings from NAME=VALUE pairs; a value that is not JSON is a string."""
+    settings = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise ValueError(f"--set: expected NAME=VALUE, got {pair!r}")
+        try:
+            settings[name] = json.loads(value)
+        except (ValueError, RecursionError):
+            settings[name] = {"True": True, "False": False}.get(value, value)
+    return settings

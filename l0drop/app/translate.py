@@ -1,6 +1,5 @@
 """`l0drop translate` and `l0drop summarize`: lines of text in, lines of text out."""
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -8,7 +7,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -21,10 +20,12 @@ from l0drop.app.options import (
     MaxNewTokens,
     ModelName,
     Prefix,
+    Settings,
     Shift,
     SourceLanguage,
     TargetLanguage,
     given,
+    named_settings,
 )
 from l0drop.app.terminal import READING, log, quiet_pipe, say, stopped_by_user, warn
 
@@ -76,10 +77,7 @@ def translate(
         int | None,
         typer.Option("--nbest", metavar="N", help="Outputs per line; more than one needs --json. Default: 1.", min=1),
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any other generation setting: no_repeat_ngram_size=3", metavar="NAME=VALUE"),
-    ] = None,
+    set_: Settings = None,
     keep: Keep = None,
     max_memory: MaxMemory = None,
     shift: Shift = None,
@@ -134,7 +132,7 @@ def translate(
         job = Job(
             TextInput(input_, jsonl, field, errors.value),
             Destination(output, as_json, summary, resume, restart),
-            Decoding(generation | _settings(set_ or []), source_lang, target_lang, prefix, max_source, **sizes),
+            Decoding(generation | named_settings(set_ or []), source_lang, target_lang, prefix, max_source, **sizes),
         )
         quiet_libraries()
         if threads is not None:
@@ -145,20 +143,6 @@ def translate(
             )
         for line in [] if done is None else summary_lines(done):
             say(line)
-
-
-def _settings(pairs: list[str]) -> dict[str, Any]:
-    """Generation settings from NAME=VALUE pairs; a value that is not JSON is a string."""
-    settings = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise ValueError(f"--set: expected NAME=VALUE, got {pair!r}")
-        try:
-            settings[name] = json.loads(value)
-        except (ValueError, RecursionError):
-            settings[name] = {"True": True, "False": False}.get(value, value)
-    return settings
 
 
 def _greet(input_: Path | None, model: "TextModel") -> None:

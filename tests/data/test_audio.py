@@ -114,3 +114,17 @@ def test_features_of_a_long_recording_are_the_extractors() -> None:
     arguments = {"truncation": False, "padding": "longest", "return_tensors": "pt"}
     expected = extractor(sound, sampling_rate=16_000, **arguments).input_features[0]
     torch.testing.assert_close(log_mel(sound, extractor, padded=False), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+def test_three_hours(tmp_path: Path) -> None:
+    file = tmp_path / "long.wav"
+    minute = tone(60.0, rate=8_000)
+    with soundfile.SoundFile(file, "w", 8_000, 1) as opened:
+        for _ in range(180):
+            opened.write(minute)
+    audio = read_audio(file)
+    assert audio.seconds == pytest.approx(10_800, abs=0.01)
+    features = log_mel(audio.samples, WhisperFeatureExtractor(feature_size=80), padded=False)
+    assert features.shape == (80, 1_080_000)
+    assert bool(features.isfinite().all())
