@@ -77,6 +77,8 @@ class Section(BaseModel):
 
 MOST = 10**12
 """The largest whole number in a recipe."""
+FLOAT32 = 3.4e38
+"""The largest number in a recipe; models are trained in float32."""
 
 _TAG = re.compile(r"<\w+>")
 """The tag of a corpus kind, which pydantic puts into the paths of errors."""
@@ -167,6 +169,12 @@ def _not_absurd(value: int) -> int:
     return value
 
 
+def _fits_float32(value: float) -> float:
+    if abs(value) > FLOAT32:
+        raise PydanticCustomError("size", "should be a number that float32 can hold")
+    return value
+
+
 def _token(value: Any) -> Any:
     if (isinstance(value, int) and not isinstance(value, bool) and value >= 0) or (isinstance(value, str) and value):
         return value
@@ -182,7 +190,7 @@ Index = Annotated[int, BeforeValidator(_number), Field(ge=0), AfterValidator(_no
 Layers = Annotated[Count, Field(le=1_000)]
 Beams = Annotated[Count, Field(le=10_000)]
 Width = Annotated[Count, Field(le=1_000_000)]
-Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
+Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False), AfterValidator(_fits_float32)]
 Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
 Rate = Annotated[Number, Field(ge=0, lt=1)]
