@@ -261,3 +261,23 @@ def test_one_row_of_two_can_be_at_the_border() -> None:
     assert kept.tolist() == [[2.0, -2.0, 1.0]]
     alone = Dial(keep=1 / 3).turn(source, mask, "mask", at, None, draw).values
     assert alone.tolist() == [[0.75, -3.25, -0.75]]
+
+
+def test_settings_without_lists_are_one_dial() -> None:
+    for arguments in ({"keep": 0.3}, {"max_memory": 5}, {"shift": 1.5}, {"dense": True}, {}):
+        found = dial_of(**arguments)  # type: ignore[arg-type]
+        assert isinstance(found, Dial)
+        assert vars(found) == vars(Dial(**arguments))  # type: ignore[arg-type]
+    together = dial_of(keep=[0.3, None], dense=True)
+    assert isinstance(together, Dials)
+    assert [(dial.keep, dial.dense) for dial in together.each] == [(0.3, True), (None, True)]
+
+
+def test_rows_always_kept_are_counted_per_sentence() -> None:
+    log_alpha = torch.tensor([[2.0, -2.0, 0.5, 0.0], [2.0, -2.0, 0.5, 0.0]])
+    mask = torch.ones(2, 4, dtype=torch.bool)
+    always = torch.tensor([[False, False, True, False], [False, False, False, False]])
+    source = Gates(at(log_alpha), None, log_alpha)
+    draw = Draw(lambda shifted: shifted, EVERY[:2])
+    kept = Dial(keep=0.5).turn(source, mask, "mask", at, always, draw).values
+    assert kept.tolist() == [[1.0, -3.0, 1.0, -1.0], [1.75, -2.25, 0.25, -0.25]]

@@ -182,3 +182,23 @@ def test_a_gate_has_float32_weights_whatever_the_default_dtype_is() -> None:
         torch.set_default_dtype(torch.float32)
     assert {tensor.dtype for tensor in gate.state_dict().values()} == {torch.float32}
     assert gate.log_alpha(torch.zeros(1, 2, 4, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_a_registered_gate_is_found_and_built_with_the_models_width() -> None:
+    class Wide(Gate):
+        def __init__(self, width: int, epsilon: float) -> None:
+            super().__init__()
+
+    register_gate("test-wide")(Wide)
+    assert gate_class("test-wide") is Wide
+    gate = Wide.build({}, width=7, epsilon=0.2, beta=0.5)
+    assert gate.arguments == {"width": 7, "epsilon": 0.2}
+
+
+def test_the_field_of_wrong_gates_is_named() -> None:
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    values = torch.ones(1, 2)
+    with pytest.raises(ValueError, match=r"^Gates\.open_probability: must lie in \[0, 1\]"):
+        Gates(values, 2 * values).check(mask)
+    with pytest.raises(ValueError, match=r"^Gates\.values: padding must have gate 0"):
+        Gates(values).check(torch.tensor([[True, False]]))

@@ -151,3 +151,11 @@ def test_noise_at_the_ends_gives_finite_gates_and_gradients() -> None:
     wide = hc.sample(log_alpha.double(), torch.full((3,), 0.3), 2 / 3, 0.1)
     narrow = hc.sample(log_alpha, torch.full((3,), 0.3, dtype=torch.float64), 2 / 3, 0.1)
     assert (wide.dtype, narrow.dtype) == (torch.float64, torch.float32)
+
+
+def test_no_gradient_is_stopped_at_the_limit_itself() -> None:
+    log_alpha = torch.tensor([-2.0, 2.0, -2.1, 2.1, -2.1, 2.1], requires_grad=True)
+    given = torch.tensor([1.0, -1.0, 0.5, -0.5, -0.5, 0.5])
+    (hc.bounded(log_alpha, 2.0) * given).sum().backward()
+    assert log_alpha.grad is not None
+    assert log_alpha.grad.tolist() == [1.0, -1.0, 0.0, 0.0, -0.5, 0.5]

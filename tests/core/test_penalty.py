@@ -18,6 +18,7 @@ from l0drop.core.penalty import (
     Sentences,
     SteeredLambda,
     calibrate,
+    penalised,
     penalty,
 )
 
@@ -355,3 +356,15 @@ def test_gates_at_the_threshold_are_closed() -> None:
     assert exactly.before == 0.5
     just_below = calibrate(levels(0.1 + 1e-9, 2.0), 0.5, 0.1, "zero")
     assert just_below.before == 0.0
+
+
+def test_the_penalised_loss_weights_penalties_by_sentences() -> None:
+    loss, mean = torch.tensor(2.0), torch.tensor(3.0)
+    assert float(penalised(loss, mean, 0.5)) == 3.5
+    assert float(penalised(loss, mean, 0.5, sentences=4, of_sentences=8)) == 2.75
+
+
+def test_a_penalty_is_a_mean_unless_a_sum_is_asked_for() -> None:
+    probability, mask = torch.tensor([[0.25, 0.75]]), torch.ones(1, 2, dtype=torch.bool)
+    assert penalty(probability, mask).tolist() == [0.5]
+    assert penalty(probability, mask, "sum").tolist() == [1.0]

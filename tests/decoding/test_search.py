@@ -8,9 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import GenerationConfig, WhisperTimeStampLogitsProcessor
 
 from l0drop.decoding import search as s
 from l0drop.decoding.search import Candidates, Hypotheses, Search
+from tests.models import whispers
 
 V = 11
 
@@ -68,6 +70,25 @@ def test_repeated_ngrams_are_banned(size):
 def test_ngrams_longer_than_the_text_are_not_banned():
     x = scores(2)
     assert s.ban_repeated_ngrams(x, tokens(2, 2), 3) is x
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_timestamp_rules_are_hugging_faces(data):
+    first, given_tokens = whispers.NO_TIMESTAMPS + 1, data.draw(st.integers(1, 3))
+    new = data.draw(st.integers(0, 6))
+    token = st.one_of(st.integers(0, whispers.EOS), st.integers(first, whispers.VOCABULARY - 1))
+    rows = data.draw(st.lists(st.lists(token, min_size=new, max_size=new), min_size=1, max_size=4))
+    latest = data.draw(st.sampled_from([None, 0, 10]))
+    text = torch.tensor([[whispers.START] * given_tokens + row for row in rows])
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    logits = torch.randn(len(rows), whispers.VOCABULARY, generator=generator)
+    config = GenerationConfig(
+        no_timestamps_token_id=whispers.NO_TIMESTAMPS, eos_token_id=whispers.EOS, max_initial_timestamp_index=latest
+    )
+    expected = WhisperTimeStampLogitsProcessor(config, begin_index=given_tokens)(text, logits)
+    rules = s.Timestamps(first, whispers.NO_TIMESTAMPS, whispers.EOS, latest)
+    assert torch.equal(s.follow_timestamps(logits.clone(), text[:, given_tokens:], rules), expected)
 
 
 def test_top_k():
@@ -398,3 +419,152 @@ def test_take_selects_sentences():
     assert isinstance(some, Hypotheses)
     assert torch.equal(some.tokens[0], state.tokens[2])
     assert torch.equal(some.open, state.open[[2, 0]])
+
+
+# --- edges -------------------------------------------------------------------------------------------------------
+
+
+def test_unused_positions_are_filled_as_in_generate():
+    """Beam search writes EOS if the padding token is 0; greedy search and samples always write padding."""
+    for changes, fill in (
+        ({"pad": 0}, 2), ({"pad": 5}, 5), ({"pad": 0, "eos": ()}, 0), ({"pad": 0, "beams": 1}, 0),
+        ({"pad": 0, "sample": True}, 0), ({"pad": 5, "beams": 1}, 5),
+    ):  # fmt: skip
+        begun = s.start(a_search(**changes), 2, "cpu")
+        assert begun.tokens[:, :, 0].eq(1).all()
+        assert begun.tokens[:, :, 1:].eq(fill).all()
+        assert begun.done_tokens.equal(begun.tokens)
+
+
+def test_everything_is_made_on_the_device_of_the_logits():
+    search = a_search(no_repeat_ngram=2, banned=(3,), forced_last=(2,), min_length=2)
+    assert {tensor.device.type for tensor in s.start(search, 2, "meta")} == {"meta"}
+    begun = s.start(search, 2, "meta")
+    after, beam = s.beam_step(torch.empty(2, V, device="meta"), begun, 1, search)
+    assert {tensor.device.type for tensor in (*after, beam)} == {"meta"}
+    s.force(torch.empty(2, V, device="meta"), (2,))
+    sampled = a_search(sample=True, beams=2)
+    after, beam = s.sample_step(torch.empty(2, V, device="meta"), s.start(sampled, 2, "meta"), 1, sampled)
+    assert {tensor.device.type for tensor in (*after, beam)} == {"meta"}
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_scores_are_float32_and_logits_stay_as_they_are(beams):
+    logits = torch.randn(3, V, dtype=torch.float64)
+    search = a_search(beams=beams, banned=(4,))
+    for given_logits in (logits, logits.float()):
+        before = given_logits.clone()
+        found = s.next_scores(given_logits, tokens(3, 4), 4, search)
+        assert found.dtype == torch.float32
+        assert given_logits.equal(before)
+
+
+def test_every_constraint_is_used():
+    seen = torch.tensor([[1, 3, 4, 3]])
+    found = s.constrain(scores(1), seen, a_search(no_repeat_ngram=2))
+    assert found.isneginf().nonzero().tolist() == [[0, 4]]
+    assert s.constrain(scores(1), seen[:, :2], a_search(no_repeat_ngram=2)).isfinite().all()
+    first = a_search(banned_first=(5,))
+    assert s.constrain(scores(1), seen[:, :1], first).isneginf().nonzero().tolist() == [[0, 5]]
+    assert s.constrain(scores(1), seen[:, :2], first).isfinite().all()
+    after_forced = a_search(banned_first=(5,), forced_first=7)
+    assert s.constrain(scores(1), seen[:, :1], after_forced).isfinite().nonzero().tolist() == [[0, 7]]
+    assert s.constrain(scores(1), seen[:, :2], after_forced).isneginf().nonzero().tolist() == [[0, 5]]
+
+
+def test_an_ngram_as_long_as_the_text_may_not_be_repeated():
+    found = s.ban_repeated_ngrams(scores(1), torch.tensor([[4]]), 1)
+    assert found.isneginf().nonzero().tolist() == [[0, 4]]
+    banned = s.ban(scores(1), ())
+    assert banned.isfinite().all()
+
+
+def test_one_best_token_and_a_mass_of_one():
+    x = scores(2)
+    assert s.keep_top_k(x, 1).isfinite().sum(1).tolist() == [1, 1]
+    assert s.keep_top_p(x, 1.0) is x
+    even = torch.zeros(1, 4)  # 0.25 each: the sums are exact
+    kept = s.keep_top_p(even, 0.5)
+    assert kept.isfinite().sum() == 2
+    assert kept.isneginf().sum() == 2
+
+
+def test_scores_that_are_not_numbers_are_counted_and_explained():
+    search = a_search(beams=2)
+    begun = s.start(search, 2, "cpu")
+    wrong = begun._replace(scores=torch.tensor([[torch.nan, torch.inf], [-torch.inf, torch.nan]]))
+    assert int(s.broken(wrong, torch.tensor([True, True]))) == 3
+    assert int(s.broken(wrong, torch.tensor([False, True]))) == 1
+    assert int(s.broken(begun, torch.tensor([True, True]))) == 0
+    for value in (torch.nan, torch.inf):
+        logits = torch.zeros(2, V, dtype=torch.float16)
+        logits[1, 3] = value
+        message = (
+            "^scores: the decoder gives NaN or infinite scores for output token 4, in float16; its weights are "
+            "damaged, or its values too large for this dtype: try float32$"
+        )
+        with pytest.raises(ValueError, match=message):
+            s.refuse_broken(logits, 4, search)
+    fine = torch.zeros(2, V)
+    rest = "allow no output token 4, or make its score infinite; choose other values$"
+    with pytest.raises(ValueError, match=f"^the settings: {rest}"):
+        s.refuse_broken(fine, 4, search)
+    with pytest.raises(ValueError, match=f"^bad_words_ids, min_length: {rest}"):
+        s.refuse_broken(fine, 4, a_search(banned=(3,), min_length=2))
+
+
+def test_samples_of_several_sentences_follow_the_generator_and_stop_counting():
+    search = a_search(sample=True, beams=2, no_repeat_ngram=1, max_length=6)
+    tables = scores(2, 3)
+
+    def draw(seed):
+        hypotheses, generator = s.start(search, 2, "cpu"), torch.Generator().manual_seed(seed)
+        for length in range(1, 6):
+            logits = tables if length == 1 else tables.repeat_interleave(2, 0)
+            hypotheses, beam = s.sample_step(logits, hypotheses, length, search, generator)
+            assert beam.tolist() == [[0, 1], [0, 1]]
+        return hypotheses
+
+    torch.manual_seed(0)
+    one = draw(5)
+    torch.manual_seed(1)
+    same = draw(5)
+    assert one.tokens.equal(same.tokens)
+    assert one.scores.equal(same.scores)
+    for seed in range(30):
+        found = draw(seed)
+        for row in found.tokens.flatten(0, 1).tolist():
+            written = row[1 : row.index(2)] if 2 in row[1:] else row[1:]
+            assert len({1, *written}) == len(written) + 1, "no token is repeated"
+        assert found.done.all()
+        assert (found.scores <= 0).all(), "a finished sample gains nothing"
+
+
+def test_a_full_sentence_takes_no_worse_or_better_hypothesis_with_early_stopping():
+    search = a_search(beams=2, early_stopping=True)
+    begun = s.start(search, 2, "cpu")
+    full = begun._replace(
+        done=torch.tensor([[True, True], [True, False]]), done_scores=torch.tensor([[-1.0, -2.0], [-1.0, s.NEVER]])
+    )
+    candidates = Candidates(
+        torch.tensor([[-0.1, -0.2]] * 2), torch.zeros(2, 2, dtype=torch.long), torch.full((2, 2), 2)
+    )
+    ended = torch.ones(2, 2, dtype=torch.bool)
+    found = s.finish(full, candidates, s.extended(full, candidates, 1), ended, 1, search)
+    assert found.done_scores[0].tolist() == [-1.0, -2.0]
+    torch.testing.assert_close(found.done_scores[1], torch.tensor([-0.1, -0.2]))
+    closed = s.still_open(found._replace(scores=torch.zeros(2, 2), done=full.done), 3, search)
+    assert closed.open.tolist() == [False, True]
+
+
+@pytest.mark.parametrize("penalty", [-1.0, 0.0])
+def test_without_a_positive_penalty_gnmt_divides_by_the_next_length(penalty):
+    """A negative penalty favours short outputs: the next step is the best that can come."""
+    search = a_search(beams=2, returned=1, penalty_style="gnmt", length_penalty=penalty, max_length=20)
+    finished = -1.0001 / s.length_penalty(4 + 1, search)
+    for score, is_open in ((-1.0, True), (-1.0002, False)):
+        hypotheses = s.start(search, 1, "cpu")._replace(
+            scores=torch.tensor([[score, s.NEVER]]), done=torch.tensor([[True, False]]),
+            done_scores=torch.tensor([[finished, s.NEVER]]),
+        )  # fmt: skip
+        assert s.still_open(hypotheses, 5, search).open.tolist() == [is_open]

@@ -1,6 +1,7 @@
 """From generation_config's names to a `Search`: where each value comes from, and which values are refused."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from transformers import GenerationConfig
 
 from l0drop.decoding.search import Search
-from l0drop.decoding.settings import check_names, resolve
+from l0drop.decoding.settings import check_names, check_stored_settings, resolve
 
 TOKENS = {"decoder_start_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
@@ -252,3 +253,13 @@ def test_unknown_names_are_refused_with_the_most_similar_one() -> None:
     check_names({"keep": 1, "num_beams": 2}, GenerationConfig(), ["keep"])
     with pytest.raises(ValueError, match="^commit_has: not a generation setting$"):
         check_names({"commit_has": 1}, GenerationConfig())  # _commit_hash is private
+
+
+def test_a_stored_file_is_checked_by_its_path(tmp_path: Path) -> None:
+    file = tmp_path / "generation_config.json"
+    check_stored_settings(file)
+    file.write_text('{"num_beams": 2, "max_length": null, "suppress_tokens": [99999]}')
+    check_stored_settings(file)
+    file.write_text('{"num_beams": "2"}')
+    with pytest.raises(ValueError, match=f"^{re.escape(str(file))}: num_beams: expected a whole number"):
+        check_stored_settings(file)

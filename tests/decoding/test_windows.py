@@ -2,14 +2,9 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from transformers import GenerationConfig
-from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
 
 from l0drop import Engine, L0DropConfig, sparsify
 from l0drop.core.memory import GATINGS
-from l0drop.decoding.search import Timestamps, follow_timestamps
 from tests.models import whispers
 
 PROMPT = torch.tensor([whispers.PREVIOUS, 11, 12, 13])
@@ -123,25 +118,6 @@ def test_repetitive_and_unlikely_windows_are_tried_again() -> None:
     assert again.sequences[1 - worse, : len(better)].tolist() == better
     expected = model.generate(features, language="en", temperature=(0.0,), logprob_threshold=-9.0)
     assert torch.equal(expected, greedy.sequences)
-
-
-@pytest.mark.parametrize("size", [whispers.VOCABULARY])
-@given(data=st.data())
-@settings(max_examples=60, deadline=None)
-def test_timestamp_rules_are_hugging_faces(data: st.DataObject, size: int) -> None:
-    first, given_tokens = whispers.NO_TIMESTAMPS + 1, data.draw(st.integers(1, 3))
-    new = data.draw(st.integers(0, 6))
-    token = st.one_of(st.integers(0, whispers.EOS), st.integers(first, size - 1))
-    rows = data.draw(st.lists(st.lists(token, min_size=new, max_size=new), min_size=1, max_size=4))
-    latest = data.draw(st.sampled_from([None, 0, 10]))
-    tokens = torch.tensor([[whispers.START] * given_tokens + row for row in rows])
-    scores = torch.randn(len(rows), size, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99))))
-    config = GenerationConfig(
-        no_timestamps_token_id=whispers.NO_TIMESTAMPS, eos_token_id=whispers.EOS, max_initial_timestamp_index=latest
-    )
-    expected = WhisperTimeStampLogitsProcessor(config, begin_index=given_tokens)(tokens, scores)
-    rules = Timestamps(first, whispers.NO_TIMESTAMPS, whispers.EOS, latest)
-    assert torch.equal(follow_timestamps(scores.clone(), tokens[:, given_tokens:], rules), expected)
 
 
 @torch.no_grad()
