@@ -7,6 +7,7 @@ import gzip
 import json
 import lzma
 import math
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def check(case: Any, stage: Stage) -> None:
         ran, out = command("translate", "model", *options, stdin=content), Path()
     else:
         out = Path("out/output")
-        if case["interrupted"] is not None and case["interrupted"] < len(lines):
+        if not case["replace"] and case["interrupted"] is not None and case["interrupted"] < len(lines):
             _interrupt(lines, case["interrupted"], path, pack, out, options)
             path.write_bytes(pack(content))
             options.append("--resume")
@@ -111,8 +112,7 @@ def _text(line: bytes, form: str) -> str:
 def _interrupt(lines: list[bytes], at: int, path: Path, pack: Any, out: Path, options: list[str]) -> None:
     """Stop at line `at`, which is not valid in this version of the input."""
     path.write_bytes(pack(b"\n".join([*lines[:at], b"\xff", *lines[at + 1 :]])))
-    strict = [word for word in options if word not in ("--errors", "replace")]
-    ran = command("translate", "model", "-i", str(path), "-o", str(out), *strict)
+    ran = command("translate", "model", "-i", str(path), "-o", str(out), *options)
     require(ran.code == 2, "an invalid line was accepted")
     require(not out.exists(), "an output that is not complete has its final name")
 
@@ -125,7 +125,7 @@ def _compare(written: bytes, texts: list[str], case: Any, stage: Stage) -> None:
     names = {"--beams": "num_beams", "--keep": "keep"}
     settings = {names[one[0]]: json.loads(one[1]) for one in case["options"] if one[0] in names}
     dense = {"dense": True} if ["--dense"] in case["options"] else {}
-    prefix = next((one[1] for one in case["options"] if one[0] == "--prefix"), None)
+    prefixed = {"prefix": "the "} if ["--prefix", "the "] in case["options"] else {}
     cut = any(one[0] == "--max-source" for one in case["options"])
     for line, text in zip(lines, texts, strict=True):
         found = json.loads(line) if case["json"] else {"text": line}
@@ -133,6 +133,7 @@ def _compare(written: bytes, texts: list[str], case: Any, stage: Stage) -> None:
         if not text.strip():
             require(not found["text"], "the output of a blank line is not blank")
         elif not cut:
-            expected = stage.model.generate([text], **settings, **dense, **({"prefix": prefix} if prefix else {}))[0]
+            with warnings.catch_warnings(action="ignore"):  # the text is cut
+                expected = stage.model.generate([text], **settings, **dense, **prefixed)[0]
             same = found["text"] == expected.text.replace("\n", " ") or found["text"].split() == expected.text.split()
             require(same, f"the command gives {found['text']!r}, the model {expected.text!r}")
