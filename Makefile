@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-slow test-gpu fuzz check docs format clean
+.PHONY: setup demo test test-slow test-gpu fuzz mutate check docs format clean
 
 setup: $(STAMP)
 
@@ -40,6 +40,11 @@ SECONDS ?= 600
 fuzz: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) \
 		$(addprefix --target ,$(TARGET))
+
+# Mutants of the core, the search and its settings, in about half an hour.
+mutate: setup
+	OMP_NUM_THREADS=1 $(BIN)/mutmut run --max-children $(WORKERS)
+	$(BIN)/python scripts/mutants.py
 
 check: setup
 	$(BIN)/ruff check .
