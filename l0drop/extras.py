@@ -9,6 +9,7 @@ EXTRAS = {
     "datasets": "hub",
     "entmax": "entmax",
     "filelock": "train",
+    "jiwer": "audio",
     "matplotlib": "study",
     "pydantic": "train",
     "python_multipart": "serve",
