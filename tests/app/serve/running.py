@@ -1,11 +1,16 @@
-"""A service on a free port of this machine, in a thread of the test process."""
+"""A service on a free port of this machine, in a thread of the test process or in a process of its own."""
 
 import asyncio
+import os
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -38,6 +43,32 @@ class Running:
 
     def metric(self, name: str, **labels: str) -> float:
         return self.service.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+@contextmanager
+def process(folder: Path, log: Path, *options: str, threads: int = 1) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """`l0drop serve` in a process of its own, with one model named sparse; its address, once it is ready."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-c", "from l0drop.app.cli import main; main()", "serve", f"sparse={folder}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    with log.open("wb") as file:
+        started = subprocess.Popen([*command, "--port", str(port), *options], stdout=file, stderr=file, env=environment)
+    url, until = f"http://127.0.0.1:{port}", time.monotonic() + 60
+    try:
+        while True:
+            assert started.poll() is None, log.read_text()
+            assert time.monotonic() < until, "the service did not become ready"
+            try:
+                if httpx.get(url + "/readyz").status_code == 200:
+                    break
+            except httpx.TransportError:
+                time.sleep(0.1)
+        yield url, started
+    finally:
+        started.kill()
+        started.wait()
 
 
 @contextmanager

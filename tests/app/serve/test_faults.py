@@ -3,11 +3,8 @@
 import gzip
 import json
 import logging
-import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +17,7 @@ import pytest
 from l0drop.app.serve.limits import Limits
 from l0drop.app.serve.models import Served
 from l0drop.decoding.text import OutOfMemoryError, TextModel
-from tests.app.serve.running import Running, running
+from tests.app.serve.running import Running, process, running
 
 TEXT = "the dog sees a cat ."
 SEARCH = {"num_beams": 2, "max_new_tokens": 8}
@@ -347,32 +344,15 @@ def test_only_the_guilty_text_fails(
 
 
 def test_sigterm_finishes_what_was_accepted(sparse_folder: Path, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-c", "from l0drop.app.cli import main; main()", "serve", f"sparse={sparse_folder}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen([*command, "--port", str(port)], stdout=log, stderr=log, env=environment)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
-            try:
-                if httpx.get(url + "/readyz").status_code == 200:
-                    break
-            except httpx.TransportError:
-                time.sleep(0.1)
-        body = {"text": [TEXT] * 30, "num_beams": 8, "alone": True}
-        with ThreadPoolExecutor(4) as pool:
-            asked = [pool.submit(httpx.post, url + "/v1/generate", json=body, timeout=60) for _ in range(4)]
-            while b"l0drop_requests_in_progress 5.0" not in httpx.get(url + "/metrics").content:  # with this one
-                assert time.monotonic() < until
-            process.send_signal(signal.SIGTERM)
-            answers = [one.result() for one in asked]
+    body = {"text": [TEXT] * 30, "num_beams": 8, "alone": True}
+    with process(sparse_folder, tmp_path / "log") as (url, service), ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(httpx.post, url + "/v1/generate", json=body, timeout=60) for _ in range(4)]
+        until = time.monotonic() + 30
+        while b"l0drop_requests_in_progress 5.0" not in httpx.get(url + "/metrics").content:  # with this one
+            assert time.monotonic() < until
+        service.send_signal(signal.SIGTERM)
+        answers = [one.result() for one in asked]
         assert [answer.status_code for answer in answers] == [200] * 4
         assert all(len(answer.json()["results"]) == 30 for answer in answers)
-        assert process.wait(20) in (0, -signal.SIGTERM)
-    finally:
-        process.kill()
+        assert service.wait(20) in (0, -signal.SIGTERM)
     assert TEXT not in (tmp_path / "log").read_text(), "no texts in the log"
