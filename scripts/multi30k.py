@@ -12,44 +12,95 @@ from the run of their seed, sequence-level from the first seed's outputs on the 
 are given, the first is used for all gated systems. The others apply to the first target only, and their systems are
 named after them. The variants of --also, which change the recipe, apply to the first target only too.
 
-With --tables FILE, print the tables of a results.json and exit.
+--systems selects single systems by name without the seed, and the runs that they need. --gather collects the finished
+runs and trains nothing. --tables FILE prints the tables of a results.json and exits.
 """
 
 import argparse
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
-from l0drop.recipe import Recipe, load_recipe
+from l0drop.recipe import Recipe
 from l0drop.runs.run import RunFolder
 from l0drop.runs.study import StudyResults
-from l0drop.runs.table import in_markdown
+from l0drop.runs.table import Table
 from l0drop.study.dial import dial_curve
-from l0drop.study.distillation import NO_TEACHER, WAYS, Distillation, folder_name, way_named
-from l0drop.study.seeds import gather, text_in, train_all
+from l0drop.study.distillation import folder_name
+from l0drop.study.study import Options, Study, SystemRecipe, at_target, continued
 from l0drop.study.sweep import UNGATED
 from result_tables.quality import elastic_table, seeds_table, single_table
+from study_command import carry_out, options_of, parser_of
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 GATINGS = ("zero", "mask", "weight")
 TARGETS = (0.5, 0.3, 0.7)
 KEEPS = (0.3, 0.5, 0.7, 1.0)
-MARGIN = 0.5
-"""The largest acceptable loss in BLEU."""
-WHAT = "Multi30k English-German, test 2016 (flickr), cased BLEU"
+ELASTIC = "elastic"
+
+
+class Multi30k(Study):
+    """Gatings at several sparsities. The first target is also trained in other ways.
+
+    other_ways: of distillation. dense: also distil continued baselines. long: also train for this number of steps.
+    also: overrides of `zero`, by the name of the variant. elastic: the number of seeds of the elastic model.
+    """
+
+    what = "Multi30k English-German, test 2016 (flickr), cased BLEU"
+    base_recipe, sparse_recipe = RECIPES / "multi30k-base.yaml", RECIPES / "multi30k-target50.yaml"
+    endings = ("en", "de")
+    margin = 0.5
+
+    def __init__(
+        self,
+        options: Options,
+        gatings: Sequence[str] = GATINGS,
+        targets: Sequence[float] = TARGETS,
+        other_ways: Sequence[str] = (),
+        dense: bool = False,
+        long: int | None = None,
+        also: Mapping[str, Sequence[str]] | None = None,
+        elastic: int = 1,
+    ) -> None:
+        super().__init__(options)
+        self.gatings, self.targets, self.other_ways = gatings, targets, other_ways
+        self.dense, self.long, self.also, self.elastic = dense, long, also or {}, elastic
+
+    def systems(self) -> list[SystemRecipe]:
+        first = self.targets[0]
+        name, longer = f"zero-{first:g}", f"train.steps={self.long}"
+        systems = [continued("on-long", longer)] if self.long else []
+        for target in self.targets:
+            systems += [at_target(f"{gating}-{target:g}", target, f"l0drop.gating={gating}") for gating in self.gatings]
+        systems += [at_target(f"{name}-{folder_name(way)}", first, distil=way) for way in self.other_ways]
+        systems += [at_target(f"{name}-{variant}", first, *values) for variant, values in self.also.items()]
+        if self.dense:
+            systems.append(SystemRecipe("on-taught", UNGATED))
+        if self.long:
+            systems.append(at_target(f"{name}-long", first, longer))
+        if self.long and self.dense:
+            systems.append(SystemRecipe("on-taught-long", (*UNGATED, longer)))
+        return [*systems, SystemRecipe(ELASTIC, ("train.elastic=true",), seeds=self.elastic)]
+
+    def train(self, recipes: Sequence[Recipe]) -> None:
+        """Train, then score the elastic models at several settings of the dial."""
+        super().train(recipes)
+        for seed in self.seeds[: self.elastic] if self.trains(ELASTIC) else ():
+            folder = RunFolder(self.run_of(ELASTIC, seed))
+            if not folder.dial.exists():
+                dial_curve(folder.path, KEEPS, lambda text: None).write(folder.dial)
+
+    @staticmethod
+    def tables(found: StudyResults) -> list[Table]:
+        """Every system with its difference to the continued baseline, then the dial."""
+        compared = any(system.against_on is not None for system in found.systems.values())
+        tables = [seeds_table(found) if compared else single_table(found)]
+        return [*tables, elastic_table(found)] if ELASTIC in found.systems else tables
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--runs", type=Path, default=Path("runs/multi30k"))
-    parser.add_argument("--seeds", type=int, default=5)
+    parser = parser_of(Multi30k, __doc__, Path("runs/multi30k"), ways="+")
     parser.add_argument("--gatings", nargs="+", default=GATINGS)
     parser.add_argument("--targets", nargs="+", type=float, default=TARGETS)
-    parser.add_argument(
-        "--distil", nargs="+", type=way_named, choices=WAYS, default=["both"], help="how gated models are distilled"
-    )
     parser.add_argument(
         "--distil-dense", action="store_true", help="also train continued baselines that are distilled the same way"
     )
@@ -57,84 +108,37 @@ def main() -> None:
         "--long", type=int, metavar="STEPS", help="also train continued baselines and `zero` for this number of steps"
     )
     parser.add_argument(
-        "--also", nargs="+", default=[], metavar="NAME:a.b=value,...", help="also train `zero` with these changes"
-    )
+        "--also", nargs="+", type=variant, default=[], metavar="NAME:a.b=value,...",
+        help="also train `zero` with these changes",
+    )  # fmt: skip
     parser.add_argument("--elastic", type=int, default=1, help="number of seeds that also train an elastic model")
-    parser.add_argument("--parallel", type=int, default=1, help="runs at a time")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads per run")
-    parser.add_argument("--set", action="append", default=[], help="a.b=value, for every run")
-    parser.add_argument("--baseline", action="append", default=[], help="a.b=value, for baselines only")
-    parser.add_argument("--fine-tune", action="append", default=[], help="a.b=value, for runs that start from one")
-    parser.add_argument("--tables", type=Path, metavar="FILE", help="print the tables of a results.json")
-    arguments = parser.parse_args()
-    if arguments.tables is not None:
-        print(tables(StudyResults.read(arguments.tables)))
-        return
-    if arguments.data is None:
-        parser.error("--data: name the folder that holds the text")
-    if arguments.distil_dense and arguments.distil[0] == "no":
-        parser.error("--distil-dense: needs a way to distil, but --distil is no")
-    console = Console(stderr=True)
-    common = [*text_in(arguments.data, "en", "de"), *arguments.set]
-    seeds = range(1, arguments.seeds + 1)
-    baselines = [
-        load_recipe(
-            RECIPES / "multi30k-base.yaml", [*common, *arguments.baseline, f"seed={seed}", f"name=base-s{seed}"]
+
+    def study(arguments: argparse.Namespace) -> Multi30k:
+        chosen, *others = arguments.distil
+        if arguments.distil_dense and chosen == "no":
+            parser.error("--distil-dense: needs a way to distil, but --distil is no")
+        return Multi30k(
+            options_of(arguments),
+            gatings=arguments.gatings,
+            targets=arguments.targets,
+            other_ways=others,
+            dense=arguments.distil_dense,
+            long=arguments.long,
+            also=dict(arguments.also),
+            elastic=arguments.elastic,
         )
-        for seed in seeds
-    ]
 
-    text = baselines[0].data.train
-    distillation = Distillation(Path(text.source), Path(text.target), arguments.runs)
-
-    def tuned(name: str, seed: int, way: str, *overrides: str) -> Recipe:
-        start = [*common, f"seed={seed}", f"model.init={arguments.runs / f'base-s{seed}'}"]
-        start += [*distillation.overrides(way, arguments.runs / f"on-s{seed}"), *arguments.fine_tune]
-        return load_recipe(RECIPES / "multi30k-target50.yaml", [*start, *overrides, f"name={name}-s{seed}"])
-
-    continued = [tuned("on", seed, "no", *UNGATED, NO_TEACHER) for seed in seeds]
-    chosen, *others = arguments.distil
-    half = arguments.targets[0]
-    systems: dict[str, tuple[str, ...]] = {}
-    for target in arguments.targets:
-        for gating in arguments.gatings:
-            systems[f"{gating}-{target:g}"] = (chosen, f"l0drop.gating={gating}", f"l0drop.target_sparsity={target}")
-    systems |= {f"zero-{half:g}-{folder_name(way)}": (way, f"l0drop.target_sparsity={half}") for way in others}
-    for way in arguments.also:
-        name, _, values = way.partition(":")
-        if not name or not values:
-            parser.error(f"--also: {way}: expected a name and its changes, such as slow-gate:train.gate_scale=10")
-        systems[f"zero-{half:g}-{name}"] = (chosen, f"l0drop.target_sparsity={half}", *values.split(","))
-    if arguments.distil_dense:
-        systems["on-taught"] = (chosen, *UNGATED)
-    if arguments.long:
-        longer = f"train.steps={arguments.long}"
-        continued += [tuned("on-long", seed, "no", *UNGATED, NO_TEACHER, longer) for seed in seeds]
-        systems[f"zero-{half:g}-long"] = (chosen, f"l0drop.target_sparsity={half}", longer)
-        if arguments.distil_dense:
-            systems["on-taught-long"] = (chosen, *UNGATED, longer)
-    after = [tuned(name, seed, *values) for name, values in systems.items() for seed in seeds]
-    elastic = [tuned("elastic", seed, chosen, "train.elastic=true") for seed in seeds[: arguments.elastic]]
-    every = [*baselines, *continued, *after, *elastic]
-    translate = partial(distillation.write, arguments.runs / "on-s1", arguments.distil, arguments.parallel)
-    train_all(every, arguments.runs, arguments.parallel, arguments.threads, console, {("on-s1",): translate})
-    for recipe in elastic:
-        run = RunFolder(arguments.runs / recipe.name)
-        if not run.dial.exists():
-            dial_curve(run.path, KEEPS, lambda text: None).write(run.dial)
-    names, statistics = [recipe.name for recipe in every], arguments.runs / "statistics.json.gz"
-    found = gather(arguments.runs, names, WHAT, MARGIN, statistics_file=statistics)
-    found.write(arguments.runs / "results.json")
-    console.print(tables(found), highlight=False, markup=False)
+    carry_out(Multi30k, parser, study)
 
 
-def tables(found: StudyResults) -> str:
-    """Markdown: every system with its difference to the continued baseline, then the dial."""
-    compared = any(system.against_on is not None for system in found.systems.values())
-    parts = [seeds_table(found) if compared else single_table(found)]
-    if "elastic" in found.systems:
-        parts.append(elastic_table(found))
-    return "\n\n".join(map(in_markdown, parts))
+def variant(text: str) -> tuple[str, list[str]]:
+    """The name of a variant and its overrides."""
+    name, _, values = text.partition(":")
+    if not name or not values:
+        raise argparse.ArgumentTypeError(
+            f"{text}: expected a name and its changes, such as slow-gate:train.gate_scale=10"
+        )
+    return name, values.split(",")
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def main() -> None:
         write_whole(arguments.output / f"{RANDOM}.json", compared)
 
 
-class Study(NamedTuple):
+class ToyStudy(NamedTuple):
     """commands: make the runs; later ones need earlier ones. results: collects their scores."""
 
     commands: Callable[[Path], list[list[str]]]
@@ -131,10 +131,10 @@ def elastic(runs: Path) -> dict[str, Any]:
 
 
 STUDIES = {
-    "targets": Study(sweep_commands, sweeps),
-    "ways": Study(way_commands, ways),
-    "rules": Study(rule_commands, rules),
-    "elastic": Study(elastic_commands, elastic),
+    "targets": ToyStudy(sweep_commands, sweeps),
+    "ways": ToyStudy(way_commands, ways),
+    "rules": ToyStudy(rule_commands, rules),
+    "elastic": ToyStudy(elastic_commands, elastic),
 }
 
 

@@ -1,6 +1,7 @@
 """Studies: train several models, evaluate them, compare them, and analyse what they drop.
 
 sweep.py                one baseline fine-tuned at several sparsities, and continued without a gate
+study.py                a task's recipes and systems, planned, trained and gathered
 seeds.py                systems with several seeds, trained and compared
 parallel.py             several runs at a time, each in its own process
 distillation.py         training text and overrides for token-level and sequence-level distillation

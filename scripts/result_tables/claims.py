@@ -13,7 +13,7 @@ from result_tables.files import read
 from result_tables.labels import CONTINUED, SAME_WAY, STUDIES
 from result_tables.quality import layers_of
 from result_tables.speed import ratio
-from result_tables.studies import Study
+from result_tables.studies import PublishedStudy
 
 ONE_SEED = "not contradicted (one seed)"
 NOT_RUN = ("WMT14 En-De", "WMT18 Zh-En", "CNN/Daily Mail", "WikiSum")
@@ -35,7 +35,7 @@ def claims_table() -> Table:
 def cheap() -> list[Claim]:
     paper = read("paper")["cheap"]
     said = f"About {paper['sparsity']:.0%} of the encodings can be dropped for at most {paper['bleu_lost']} BLEU"
-    multi30k, europarl = Study.read("multi30k-translated"), Study.read("europarl")
+    multi30k, europarl = PublishedStudy.read("multi30k-translated"), PublishedStudy.read("europarl")
     best, found = multi30k.against("zero-0.47"), europarl.against("zero-0.46")
     captions = (
         f"{multi30k.dropped('zero-0.47'):.1%} dropped: {best.difference:+.2f} to the continued baseline (bound "
@@ -54,7 +54,7 @@ def cheap() -> list[Claim]:
 
 
 def content_words() -> list[Claim]:
-    study, points = Study.read("europarl-6000"), files.sweep_analysis("europarl-analysis").points
+    study, points = PublishedStudy.read("europarl-6000"), files.sweep_analysis("europarl-analysis").points
     systems = ("zero-0.3", "zero-0.47", "zero-0.7")
     scores = [study.score(system, seed=1) for system in systems]
     groups = [point.groups.groups for point in points if point.groups is not None]
@@ -120,7 +120,7 @@ def attention() -> list[Claim]:
 
 def gates() -> list[Claim]:
     between = {"zero": 0.0, "any": 0.0}
-    for study in map(Study.read, STUDIES):
+    for study in map(PublishedStudy.read, STUDIES):
         for name, system in study.systems.items():
             found = [
                 (run.test.gates.gates_between or 0.0) if run.test and run.test.gates else 0.0 for run in system.runs
@@ -137,7 +137,7 @@ def gates() -> list[Claim]:
 
 
 def ways() -> list[Claim]:
-    study, paper = Study.read("europarl-small"), read("paper")["scratch"]
+    study, paper = PublishedStudy.read("europarl-small"), read("paper")["scratch"]
     evidence = (
         f"{study.score('scratch'):.2f} from scratch and {study.score('zero-0.47'):.2f} fine-tuned, both at "
         f"{study.dropped('scratch'):.0%}. λ is steered, not ramped; only the fine-tuned model is distilled"
@@ -150,7 +150,7 @@ def ways() -> list[Claim]:
 
 
 def rules() -> list[Claim]:
-    study, paper = Study.read("europarl-variants"), read("paper")["rules"]
+    study, paper = PublishedStudy.read("europarl-variants"), read("paper")["rules"]
     less = {rule: study.against(rule, f"learned-as-{rule}").difference for rule in ("pos", "freq", "group", "inv_freq")}
     chance = [study.against(f"random-as-{rule}", f"learned-as-{rule}").difference for rule in less]
     close = (
@@ -199,7 +199,7 @@ def speed() -> list[Claim]:
 
 
 def layers() -> list[Claim]:
-    study, paper = Study.read("europarl-variants"), read("paper")["layers"]
+    study, paper = PublishedStudy.read("europarl-variants"), read("paper")["layers"]
     first, second, *_, last = (one.sparsity for one in layers_of("europarl-layers")["layers-zero"])
     lost = study.against("layers-zero", "zero-0.46").difference
     evidence = (

@@ -6,7 +6,7 @@ from result_tables import files
 from result_tables.files import TOYS, read
 from result_tables.labels import CONTINUED, SAME_WAY
 from result_tables.speed import ratio
-from result_tables.studies import Study
+from result_tables.studies import PublishedStudy
 
 
 def all_numbers() -> dict[str, str]:
@@ -26,7 +26,7 @@ def of_the_paper() -> dict[str, str]:
 
 
 def of_quality() -> dict[str, str]:
-    multi30k, europarl, earlier = map(Study.read, ("multi30k-translated", "europarl", "europarl-four-pairs"))
+    multi30k, europarl, earlier = map(PublishedStudy.read, ("multi30k-translated", "europarl", "europarl-four-pairs"))
     rivals = {(row.run, row.beams): row.score.value for row in files.rivals("europarl-rivals").rows}
     dense, beam_2, sparse = (rivals[run] for run in (("on-s1", 4), ("on-s1", 2), ("zero-0.46-s1", 4)))
     return {

@@ -16,7 +16,7 @@ from l0drop.study.sweep import RULES
 from result_tables import files
 from result_tables.files import TOYS, read
 from result_tables.labels import CONTINUED, SAME_WAY, START, STUDIES, SYSTEMS, label
-from result_tables.studies import Study, count, distilled
+from result_tables.studies import PublishedStudy, count, distilled
 
 MAIN = {
     "[Multi30k](results/multi30k.md), distilled (both)": ("multi30k-translated", "zero-0.47"),
@@ -49,7 +49,7 @@ def tasks_table() -> Table:
     """One line per task: the sparse models against both dense references."""
     rows = []
     for task, (name, system) in MAIN.items():
-        study = Study.read(name)
+        study = PublishedStudy.read(name)
         rows.append(
             [
                 task,
@@ -70,7 +70,7 @@ def tasks_table() -> Table:
     return Table([*head, "seeds / independent baselines"], rows)
 
 
-def _valid_and_test(study: Study, system: str, other: str) -> str:
+def _valid_and_test(study: PublishedStudy, system: str, other: str) -> str:
     few = len(study.differences(system, other))
     seeds = "" if few == len(study.runs(system)) else f" ({count(few, 'seed')})"
     return ", ".join(f"{split} {study.difference(system, other, split):+.2f}" for split in ("valid", "test")) + seeds
@@ -81,7 +81,7 @@ def same_way_table(tasks: Sequence[str]) -> Table:
     rows = []
     for task in tasks:
         name, system = next(found for found in MAIN.values() if found[0] == task)
-        study = Study.read(name)
+        study = PublishedStudy.read(name)
         for split in ("valid", "test"):
             each = study.differences(system, SAME_WAY, split)
             seeds = ", ".join(f"{one:+.2f}" for one in each)
@@ -101,7 +101,7 @@ def repetition_table(found: Mapping[str, Any]) -> Table:
 
 def seeds_table(found: StudyResults, labels: Mapping[str, str] = SYSTEMS) -> Table:
     """Every system of at least two seeds with its difference to the continued baseline."""
-    study = Study(found)
+    study = PublishedStudy(found)
     rows = []
     for name, system in study.systems.items():
         runs = system.runs
@@ -135,7 +135,7 @@ def single_table(found: StudyResults, labels: Mapping[str, str] = SYSTEMS) -> Ta
 
     The interval is over sentences. It is empty where outputs were not compared.
     """
-    study = Study(found)
+    study = PublishedStudy(found)
     rows = []
     for name, system in study.systems.items():
         if len(system.runs) != 1:
@@ -179,7 +179,7 @@ def rules_table(found: StudyResults) -> Table:
 
 def elastic_table(found: StudyResults) -> Table:
     """One elastic model at several settings of the dial next to models trained for each setting."""
-    study = Study(found)
+    study = PublishedStudy(found)
     rows = []
     for run in study.runs("elastic"):
         for row in run.dial or ():
@@ -198,7 +198,7 @@ def targets_table() -> Table:
     for name, title in STUDIES.items():
         missed: list[tuple[float, str]] = []
         asked = set()
-        for system, content in Study.read(name).systems.items():
+        for system, content in PublishedStudy.read(name).systems.items():
             if (target := (content.recipe.get("l0drop") or {}).get("target_sparsity")) is None:
                 continue
             asked.add(f"{100 * target:g}")
@@ -214,7 +214,7 @@ def baselines_table(studies: Mapping[str, StudyResults]) -> Table:
     """Where sparse and dense models end, by the length of the baseline's training."""
     rows = []
     for name, sparse in BASELINES.items():
-        study = Study(studies[name])
+        study = PublishedStudy(studies[name])
         seeds = study.scores(sparse)  # the other seeds have nothing to be compared with
         starts = [score for seed, score in study.scores(START).items() if seed in seeds]
         dense = [score for seed, score in study.scores(CONTINUED).items() if seed in seeds]

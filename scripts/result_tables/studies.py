@@ -15,7 +15,7 @@ from result_tables.labels import CONTINUED, START
 COUNTS = ("no", "one", "two", "three", "four", "five")
 
 
-class Study:
+class PublishedStudy:
     """The results that `l0drop.study.seeds.gather` makes."""
 
     def __init__(self, found: StudyResults) -> None:

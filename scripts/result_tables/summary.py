@@ -7,7 +7,7 @@ from l0drop.runs.table import Table
 from result_tables import files
 from result_tables.labels import SAME_WAY
 from result_tables.speed import ratio
-from result_tables.studies import Study, count
+from result_tables.studies import PublishedStudy, count
 
 TRAINED = {
     "Multi30k, captions": ("multi30k-translated", "zero-0.47", "decode-multi30k"),
@@ -22,7 +22,7 @@ NOTE = "† "
 def quality_table() -> Table:
     rows, notes = [], []
     for task, (name, system, timing) in TRAINED.items():
-        study, timed = Study.read(name), files.decoding(timing)
+        study, timed = PublishedStudy.read(name), files.decoding(timing)
         differences = study.differences(system, SAME_WAY)
         assert timed.workload.shape is not None
         row = [task, f"{timed.workload.shape.source:,} tokens", f"{study.dropped(system):.1%}"]

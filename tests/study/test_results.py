@@ -120,7 +120,7 @@ def test_the_baselines_of_an_older_file_are_counted_for_the_verdict(baselines, s
     against = {"difference": 0.1, "interval": [-0.3, 0.4], "lower": -0.25, "margin": 0.5, "seeds": 5, "units": 9}
     starts = runs(None, **{f"s{seed}": 20.0 for seed in range(1, baselines + 1)})
     systems = {"base": {"runs": starts}, "zero": {"runs": [], "against_on": {**against, "unit": "sentence"}}}
-    assert studies.Study(study(systems)).bound("zero").startswith(f"-0.25, {said}")
+    assert studies.PublishedStudy(study(systems)).bound("zero").startswith(f"-0.25, {said}")
 
 
 def test_systems_of_several_seeds_are_compared_with_the_continued_baseline():
@@ -158,7 +158,7 @@ def test_differences_are_of_the_seeds_that_both_systems_have():
         "zero": {"runs": runs(0.5, s1=20.0, s2=21.0, s3=30.0)},
         "on-taught": {"runs": runs(None, s2=22.0, s1=20.5)},
     }
-    assert studies.Study(study(systems)).differences("zero", "on-taught") == [-0.5, -1.0]
+    assert studies.PublishedStudy(study(systems)).differences("zero", "on-taught") == [-0.5, -1.0]
 
 
 @pytest.mark.parametrize(

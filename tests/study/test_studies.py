@@ -1,15 +1,19 @@
-"""The recipes of the study scripts. Training is tested elsewhere."""
+"""The systems that the study scripts declare. Training is tested elsewhere."""
 
-from argparse import Namespace
+import sys
 from pathlib import Path
 
 import pytest
 from transformers import MarianConfig, MarianMTModel
 
 import europarl
+import multi30k
 from l0drop.runs.run import RunMetrics
 from l0drop.runs.study import StudyResults
+from l0drop.study import study as studies
+from l0drop.study.study import Options
 from l0drop.training.assemble import load_dense
+from study_command import in_text
 from tests.runs.partial import filled
 from tests.training import tiny
 
@@ -22,69 +26,78 @@ def data(tmp_path):
     return tmp_path
 
 
-def study(data, **changes):
-    values = {"seeds": 3, "baselines": None, "distil": "both", "parallel": 1, "threads": 1, "analyzed": 4}
-    values |= {"set": [], "baseline": [], "fine_tune": [], "runs": Path("runs"), "data": data, "systems": None}
-    return europarl.Study(Namespace(**{**values, **changes}))
+def study(data, *parts, runs="runs", **changes):
+    return europarl.Europarl(Options(data, Path(runs), parts=parts, **{"seeds": 3, **changes}))
 
 
-def named(recipes):
-    return {recipe.name: recipe for recipe in recipes}
+def planned(study):
+    return {recipe.name: recipe for recipe in study.plan()}
 
 
-def test_seeds_share_baselines_if_there_are_fewer_of_them(data):
-    parts = {"seeds"}
-    for count, starts in ((None, [1, 2, 3]), (1, [1, 1, 1]), (2, [1, 2, 1])):
-        made = study(data, baselines=count)
-        assert [*named(made.baselines(parts))] == [f"base-s{n}" for n in sorted({*starts})]
-        continued = made.continued(parts)
-        assert [recipe.model.init for recipe in continued] == [f"runs/base-s{n}" for n in starts]
-        assert all(recipe.train.teacher is None and recipe.l0drop is None for recipe in continued)
+def counted(recipes):
+    """How many seeds each system has."""
+    systems = [name.rpartition("-s")[0] for name in recipes]
+    return {system: systems.count(system) for system in systems}
+
+
+def test_the_declared_systems_of_europarl(data, tmp_path):
+    of_parts = {
+        "seeds": {"base": 3, "on": 3, "zero-0.46": 3, "on-taught": 2, "zero-0.3": 3},
+        "rules": dict.fromkeys(("pos", "freq", "inv_freq", "group"), 1),
+        "rivals": {"cut": 1},
+        "sweep": dict.fromkeys(("zero-0.4", "zero-0.6", "zero-0.7", "mask-0.46"), 1),
+        "layers": {"layers-zero": 1, "layers-mask": 1},
+        "tried": dict.fromkeys(
+            ("zero-no", "zero-distributions", "zero-text", "zero-mixed", "on-falling", "zero-falling", "on-long",
+             "zero-long"), 1,
+        ),
+        "scratch": {"scratch": 1},
+        "curve": {"small-vocabulary": 1, "half": 1},
+    }  # fmt: skip
+    every = {name: count for systems in of_parts.values() for name, count in systems.items()}
+    runs = tmp_path / "runs"
+    assert list(counted(planned(study(data, *europarl.Europarl.parts, runs=runs))).items()) == list(every.items())
+    always = {"base": 1, "on": 1, "zero-0.46": 1}
+    assert counted(planned(study(data))) == always
+    assert counted(planned(study(data, "sweep"))) == always | {"zero-0.3": 1} | of_parts["sweep"]
+    for part in ("rules", "rivals", "layers", "tried", "scratch", "curve"):
+        assert counted(planned(study(data, part, runs=runs))) == always | of_parts[part]
+
+
+def test_recipes_of_europarl(data):
+    made = planned(study(data, "seeds", "sweep", "layers", "tried"))
+    assert (made["mask-0.46-s1"].l0drop.gating, made["mask-0.46-s1"].l0drop.target_sparsity) == ("mask", 0.46)
+    assert made["zero-0.7-s1"].l0drop.target_sparsity == 0.7
+    assert made["layers-mask-s1"].l0drop.layerwise is True
+    assert made["zero-falling-s1"].train.learning_rate == made["on-falling-s1"].train.learning_rate == 8e-4
+    assert made["zero-long-s1"].train.steps == made["on-long-s1"].train.steps == 2 * made["on-s1"].train.steps
+    assert made["on-long-s1"].train.teacher is None
+    assert made["zero-long-s1"].train.teacher.model == "runs/on-s1"
 
 
 def test_gated_models_are_distilled_as_the_option_says(data):
-    made = named(study(data).fine_tuned({"seeds", "tried"}))
+    made = planned(study(data, "seeds", "tried"))
     both = made["zero-0.46-s2"]
     assert both.train.teacher.model == "runs/on-s2"
     assert both.data.train.target == "runs/train.translated"
     assert both.l0drop.target_sparsity == 0.46
-    assert {name for name in made if name.startswith("zero-") and name[5].isalpha()} == {
-        "zero-no-s1", "zero-distributions-s1", "zero-text-s1", "zero-mixed-s1", "zero-falling-s1", "zero-long-s1",
-    }  # fmt: skip
     assert made["zero-no-s1"].train.teacher is None
+    assert made["zero-text-s1"].data.train.target == "runs/train.translated"
     assert made["on-taught-s1"].l0drop is None
     assert made["on-taught-s1"].data.train.target == "runs/train.translated"
-    assert "on-taught-s1" not in named(study(data, distil="no").fine_tuned({"seeds"}))
+    assert "on-taught-s1" not in planned(study(data, "seeds", distil="no"))
 
 
-def test_values_of_the_command_line_come_last(data):
-    other = str(data / "valid.en")
-    made = study(data, fine_tune=["train.teacher.model=init"], set=[f"data.train.source={other}"])
-    (recipe,) = made.fine_tuned(set())
-    assert recipe.train.teacher.model == "init"
-    assert recipe.data.train.source == other
-    assert made.distillation.source == Path(other), "the text that is translated is the text that is read"
-    (continued,) = made.continued(set())
-    assert continued.train.teacher is None
+def test_selected_systems_bring_the_runs_that_they_need(data, tmp_path):
+    def names(*systems, **changes):
+        parts = ("seeds", "layers", "curve", "rivals")
+        return {*planned(study(data, *parts, runs=tmp_path / "runs", seeds=2, systems=systems, **changes))}
 
-
-def test_selected_systems_bring_the_runs_that_they_need(data):
-    def planned(*systems, **changes):
-        parts = {"seeds", "layers", "curve", "rivals"}
-        return {recipe.name for recipe in study(data, seeds=2, systems=[*systems], **changes).plan(parts)}
-
-    assert planned("half") == {"half-s1"}
-    assert planned("base") == {"base-s1", "base-s2"}
-    assert planned("zero-0.3") == {f"{name}-s{n}" for name in ("base", "on", "zero-0.3") for n in (1, 2)}
-    assert planned("layers-mask") == {"base-s1", "on-s1", "layers-mask-s1"}
-    assert planned("layers-mask", distil="sequence") == {"base-s1", "on-s1", "layers-mask-s1"}, "on-s1 translates"
-    assert planned("cut", distil="no") == {"base-s1", "cut-s1"}, "it is cut from the baseline"
-    assert planned("half", "on") == {"half-s1", "base-s1", "base-s2", "on-s1", "on-s2"}
-    assert planned("layers-mask") < planned()
-    with pytest.raises(
-        SystemExit, match="--systems: pos, zero-0.31: unknown in these parts, which have base, on, zero-"
-    ):
-        planned("zero-0.31", "on", "pos")
+    assert names("half") == {"half-s1"}
+    assert names("zero-0.3") == {f"{name}-s{n}" for name in ("base", "on", "zero-0.3") for n in (1, 2)}
+    assert names("layers-mask") == {"base-s1", "on-s1", "layers-mask-s1"}
+    assert names("cut", distil="no") == {"base-s1", "cut-s1"}, "it is cut from the baseline"
+    assert names("half", "on") == {"half-s1", "base-s1", "base-s2", "on-s1", "on-s2"}
 
 
 def finished_at(sparsity: float) -> RunMetrics:
@@ -103,32 +116,42 @@ def finished_at(sparsity: float) -> RunMetrics:
     ],
 )  # fmt: skip
 def test_only_selected_systems_are_translated_scored_and_analysed(systems, after, more, data, tmp_path, monkeypatch):
-    made = study(data, seeds=1, systems=systems, runs=tmp_path / "runs")
+    parts = {*europarl.Europarl.parts} - {"tried"}
+    made = study(data, *parts, seeds=1, systems=systems, runs=tmp_path / "runs")
     for name in ("base", "on", "zero-0.46", "cut", "pos"):  # finished runs alone trigger nothing
         (tmp_path / "runs" / f"{name}-s1").mkdir(parents=True)
         finished_at(0.5).write(tmp_path / "runs" / f"{name}-s1" / "metrics.json")
-    found = []
-    monkeypatch.setattr(europarl, "train_all", lambda *arguments: found.extend(arguments[-2:]))
-    made.train({*europarl.PARTS} - {"tried", "sweep"})
+    found, last = [], []
+    monkeypatch.setattr(studies, "train_all", lambda *arguments: found.extend(arguments[-2:]))
+    for step in ("time_rivals", "analyze"):
+        monkeypatch.setattr(made, step, lambda step=step: last.append(step))
+    made.train(made.plan())
     assert ({*found[0]}, {*found[1]}) == (after, more)
     assert ("learned-as-pos-s1" in made.recipes) == ("pos-s1" in more)
+    assert last == ([] if systems else ["time_rivals", "analyze"])
 
 
 def test_from_scratch_takes_the_steps_of_baseline_and_fine_tuning(data):
-    steps = {"baseline": ["train.steps=70"], "fine_tune": ["train.steps=30"]}
-    made = named(study(data, **steps).from_scratch({"scratch"}))
+    made = planned(study(data, "scratch", baseline=["train.steps=70"], fine_tune=["train.steps=30"]))
     assert made["scratch-s1"].train.steps == 100
+    assert made["scratch-s1"].l0drop.target_sparsity == 0.46
+
+
+def test_half_of_the_text_is_the_first_half(data, tmp_path):
+    half = planned(study(data, "curve", runs=tmp_path / "runs"))["half-s1"].data.train
+    for file, whole in ((half.source, "train.en"), (half.target, "train.de")):
+        assert Path(file).read_text() == "".join((data / whole).read_text().splitlines(keepends=True)[:2])
 
 
 def test_the_cut_rival_has_one_layer_of_the_baselines_decoder(data, tmp_path):
-    made = study(data, runs=tmp_path)
+    made = study(data, "rivals", runs=tmp_path)
     sizes = {"d_model": 8, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "encoder_layers": 3, "decoder_layers": 3}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
     base = MarianMTModel(MarianConfig(vocab_size=12, pad_token_id=0, max_position_embeddings=16, **sizes, **heads))
     base.save_pretrained(tmp_path / "base-s1" / "model")
     for name in ("tokenizer", "tokenizer_target"):
         (tmp_path / "base-s1" / name).mkdir()
-    (rival,) = (recipe for recipe in made.fine_tuned({"rivals"}) if recipe.name == "cut-s1")
+    rival = planned(made)["cut-s1"]
     assert not Path(rival.model.init).exists()
     made.cut()
     for name in ("tokenizer", "tokenizer_target"):
@@ -153,13 +176,14 @@ def test_the_cut_rival_has_one_vocabulary_if_the_baseline_has_one(data, tmp_path
 
 
 def test_gates_at_the_rate_of_a_rule_follow_once_the_rule_is_trained(data, tmp_path):
-    made = study(data, runs=tmp_path)
-    (tmp_path / "pos-s1").mkdir()
-    finished_at(0.56342).write(tmp_path / "pos-s1" / "metrics.json")
-    learned, chance = made.at_the_rate_of("pos")
-    assert learned.l0drop.target_sparsity == 0.563
-    assert (chance.l0drop.gate, chance.l0drop.gate_args) == ("random", {"rate": 0.563})
-    assert {"learned-as-pos-s1", "random-as-pos-s1"} == set(made.recipes)
+    made = study(data, "rules", runs=tmp_path / "runs")
+    (tmp_path / "runs" / "pos-s1").mkdir(parents=True)
+    finished_at(0.56342).write(tmp_path / "runs" / "pos-s1" / "metrics.json")
+    before = {*planned(made)}
+    assert {*made.recipes} - before == {"learned-as-pos-s1", "random-as-pos-s1"}
+    learned, chance = (made.recipes[f"{how}-as-pos-s1"].l0drop for how in ("learned", "random"))
+    assert learned.target_sparsity == 0.563
+    assert (chance.gate, chance.gate_args) == ("random", {"rate": 0.563})
 
 
 def test_rules_are_listed_with_gates_at_their_rates():
@@ -176,7 +200,7 @@ def test_rules_are_listed_with_gates_at_their_rates():
         "random-as-pos": system(15.0, 0.48),
         "freq": system(19.0, 0.4),
     }
-    single, rules = europarl.tables(filled(StudyResults, {"systems": systems})).split("\n\n")
+    single, rules = in_text(europarl.Europarl.tables(filled(StudyResults, {"systems": systems}))).split("\n\n")
     assert "| rule `freq` | 40.0% | 19.00 | 19.00 | -2.00 | -2.00 |" in single
     assert rules.splitlines()[2:] == [
         "| `pos` | 48.1%, 49.0%, 48.0% | 19.50, 20.00, 15.00 | -0.50 [-0.50, +0.25] | -5.00 |"
@@ -184,9 +208,68 @@ def test_rules_are_listed_with_gates_at_their_rates():
 
 
 def test_the_study_trains_the_gates_that_systems_are_compared_with(data):
-    made = study(data)
-    names = {*named(made.fine_tuned({"rules", "layers"}))}
-    for system, other in europarl.COMPARED.items():
+    names = {*planned(study(data, "rules", "layers"))}
+    for system, other in europarl.Europarl.compared.items():
         if not system.startswith("random-as-"):
             assert f"{system}-s1" in names
         assert f"{other}-s1" in names or other.startswith("learned-as-")
+
+
+def test_the_declared_systems_of_multi30k(data):
+    def systems(**choices):
+        return planned(multi30k.Multi30k(Options(data, Path("runs"), seeds=2), **choices))
+
+    gated = {f"{gating}-{target}": 2 for target in (0.5, 0.3, 0.7) for gating in ("zero", "mask", "weight")}
+    assert counted(systems()) == {"base": 2, "on": 2, **gated, "elastic": 1}
+    few = {"gatings": ["zero"], "targets": [0.47], "elastic": 0}
+    made = systems(**few, other_ways=["no", "sequence"], dense=True, long=7, also={"slow": ["train.gate_scale=10"]})
+    assert list(counted(made)) == [
+        "base", "on", "on-long", "zero-0.47", "zero-0.47-no", "zero-0.47-text", "zero-0.47-slow", "on-taught",
+        "zero-0.47-long", "on-taught-long",
+    ]  # fmt: skip
+    assert all(made[f"{name}-s2"].train.steps == 7 for name in ("on-long", "zero-0.47-long", "on-taught-long"))
+    assert made["zero-0.47-slow-s1"].train.gate_scale == 10
+    assert made["zero-0.47-no-s1"].train.teacher is None
+    assert made["zero-0.47-text-s1"].data.train.target == "runs/train.translated"
+    assert made["on-taught-s1"].l0drop is None
+    assert made["on-taught-s1"].train.teacher.model == "runs/on-s1"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--also", "slow"], "slow: expected a name and its changes"),
+        (["--distil", "no", "both", "--distil-dense"], "--distil-dense: needs a way to distil"),
+        (["--systems", "zero-0.31"], "--systems: zero-0.31: unknown in these parts, which have base, on, zero-"),
+    ],
+)
+def test_wrong_options_are_named(options, message, data, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["multi30k.py", "--data", str(data), *options])
+    with pytest.raises(SystemExit) as error:
+        multi30k.main()
+    assert message in capsys.readouterr().err + str(error.value)
+
+
+def test_without_data_the_option_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["europarl.py"])
+    with pytest.raises(SystemExit):
+        europarl.main()
+    assert "--data: name the folder that holds the text" in capsys.readouterr().err
+
+
+def test_the_command_line_trains_and_prints_the_tables(data, tmp_path, monkeypatch, capsys):
+    trained, results = [], tmp_path / "results.json"
+    one = {"runs": [{"seed": 1, "valid": {"score": {"value": 20.5}}, "test": {"score": {"value": 20.5}}}]}
+    found = filled(StudyResults, {"systems": {"on": one}})
+    monkeypatch.setattr(studies, "train_all", lambda recipes, *_: trained.extend(recipe.name for recipe in recipes))
+    monkeypatch.setattr(studies, "gather", lambda *_: found)
+    command = ["europarl.py", "--data", str(data), "--runs", str(tmp_path), "--parts", "--distil", "text"]
+    for options, names in (([], ["base-s1", "on-s1", "zero-0.46-s1"]), (["--gather"], [])):
+        monkeypatch.setattr(sys, "argv", [*command, *options])
+        europarl.main()
+        assert trained == names
+        trained.clear()
+        assert "20.50" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["europarl.py", "--tables", str(results)])
+    europarl.main()
+    assert "20.50" in capsys.readouterr().out
