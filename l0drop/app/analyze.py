@@ -9,7 +9,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from l0drop.app.command import with_options
-from l0drop.app.options import Threads
+from l0drop.app.options import Threads, use_threads
 from l0drop.app.terminal import console, log, stopped_by_user
 
 if TYPE_CHECKING:
@@ -70,14 +70,11 @@ def analyze(
     An analysis replaces the earlier one and its figures. With --only, other parts stay if models, text and settings are
     the same.
     """
-    import torch
-
     from l0drop.models.quiet import quiet_libraries
     from l0drop.study.analysis.job import AnalysisJob
     from l0drop.study.analysis.subject import Reading
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     if output is not None and len(folders) > 1:
         raise ValueError(f"--output: one folder for {len(folders)} analyses; give them one at a time")
     quiet_libraries()

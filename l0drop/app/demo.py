@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from l0drop.app.options import use_threads
 from l0drop.app.pieces import Piece, is_styled, mark_dropped
 from l0drop.app.terminal import console, log, say
 
@@ -54,8 +55,6 @@ def demo(
 
 
 def _demo(tasks: list[str], folder: Path, gating: str, target: float | None, seed: int, threads: int) -> None:
-    import torch
-
     from l0drop.app.demo_page import write_page
     from l0drop.app.demo_run import TASKS, Settings, run_task
     from l0drop.runs.demo import Demo
@@ -63,7 +62,7 @@ def _demo(tasks: list[str], folder: Path, gating: str, target: float | None, see
     from l0drop.runs.run import RunFolder
     from l0drop.runs.table import for_terminal
 
-    torch.set_num_threads(threads)
+    use_threads(threads)
     log.print(plan({name: (TASKS[name].about, TASKS[name].minutes) for name in tasks}), highlight=False)
     settings = Settings(gating, target, seed)
     found = {name: run_task(folder / name, name, settings, log) for name in tasks}

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from l0drop.app.command import with_options
-from l0drop.app.options import Dtype, Threads
+from l0drop.app.options import Dtype, Threads, use_threads
 from l0drop.app.terminal import console, log, stopped_by_user
 
 if TYPE_CHECKING:
@@ -137,15 +137,12 @@ def evaluate(
     threads: Threads = None,
 ) -> None:
     """Score a model's outputs, and say whether they are as good as a baseline's."""
-    import torch
-
     from l0drop.models.quiet import quiet_libraries
     from l0drop.report.evaluation import sweep_table
     from l0drop.runs.table import for_terminal
     from l0drop.study.evaluation_job import EvaluationJob
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     quiet_libraries()
     judging = {"metric": metric and metric.value, "tokenize": tokenize and tokenize.value, "margin": margin,
                "languages": _languages(languages), "controls": controls, "resamples": resamples}  # fmt: skip

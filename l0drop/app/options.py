@@ -87,3 +87,11 @@ def named_settings(pairs: list[str]) -> dict[str, Any]:
         except (ValueError, RecursionError):
             settings[name] = {"True": True, "False": False}.get(value, value)
     return settings
+
+
+def use_threads(count: int | None) -> None:
+    """Compute with this many CPU threads; None keeps torch's number."""
+    if count is not None:
+        import torch
+
+        torch.set_num_threads(count)

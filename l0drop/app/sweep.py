@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from l0drop.app.numbers import listed
-from l0drop.app.options import Overrides, RecipeFile, Runs, Threads
+from l0drop.app.options import Overrides, RecipeFile, Runs, Threads, use_threads
 from l0drop.app.terminal import console, log, say, stopped_by_user
 
 
@@ -45,8 +45,6 @@ def sweep(
     from l0drop.recipe import load_recipe
 
     loaded = load_recipe(recipe, set_ or [])
-    import torch
-
     from l0drop.report.sweep import summary_table
     from l0drop.runs.sweep import SweepFolder
     from l0drop.runs.table import for_terminal
@@ -58,8 +56,7 @@ def sweep(
     points += [rule_point(rule) for rule in rules.split(",")] if rules is not None else []
     if not points:
         raise ValueError("--lambda, --target or --rules: give at least one of them, such as --target 0.2,0.4,0.6")
-    if threads is not None:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     summary = run_sweep(
         loaded, points, runs, fine_tune=fine_tune or [], parallel=parallel, threads=threads, console=log
     )

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from l0drop.app.options import Device, DtypeOption, MaxMemory, ModelName, Settings, Shift, given, named_settings
+from l0drop.app.options import (
+    Device,
+    DtypeOption,
+    MaxMemory,
+    ModelName,
+    Settings,
+    Shift,
+    given,
+    named_settings,
+    use_threads,
+)
 from l0drop.app.terminal import log, quiet_pipe, say, stopped_by_user, warn
 
 if TYPE_CHECKING:
@@ -86,8 +96,6 @@ def transcribe(
     """
     written = "the lines written so far are complete" if output is None else "to continue, add --resume to the command"
     with stopped_by_user(written), quiet_pipe():
-        import torch
-
         from l0drop.decoding.destination import Destination
         from l0drop.decoding.recordings import Recordings, transcribe_files
         from l0drop.decoding.speech import load_speech
@@ -109,8 +117,7 @@ def transcribe(
             **sizes,
         )  # fmt: skip
         quiet_libraries()
-        if threads is not None:
-            torch.set_num_threads(threads)
+        use_threads(threads)
         with _bar(len(files)) as progress:
             done = transcribe_files(
                 job, partial(load_speech, model, device, dtype), loaded=_greet, warn=warn, progress=progress

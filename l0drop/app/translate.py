@@ -26,6 +26,7 @@ from l0drop.app.options import (
     TargetLanguage,
     given,
     named_settings,
+    use_threads,
 )
 from l0drop.app.terminal import READING, log, quiet_pipe, say, stopped_by_user, warn
 
@@ -115,8 +116,6 @@ def translate(
     """Translate or summarize lines of text: one output line per input line, in order. Blank lines stay blank."""
     written = "the lines written so far are complete" if output is None else "to continue, add --resume to the command"
     with stopped_by_user(written), quiet_pipe(), _reported_once():
-        import torch
-
         from l0drop.decoding.bulk import Decoding
         from l0drop.decoding.destination import Destination
         from l0drop.decoding.job import Job, run
@@ -135,8 +134,7 @@ def translate(
             Decoding(generation | named_settings(set_ or []), source_lang, target_lang, prefix, max_source, **sizes),
         )
         quiet_libraries()
-        if threads is not None:
-            torch.set_num_threads(threads)
+        use_threads(threads)
         with _bar(job.input.size) as progress:
             done = run(
                 job, partial(load, model, device, dtype), loaded=partial(_greet, input_), warn=warn, progress=progress

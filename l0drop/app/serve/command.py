@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from l0drop.app.options import Device, Dtype, DtypeOption
+from l0drop.app.options import Device, Dtype, DtypeOption, use_threads
 from l0drop.app.terminal import say, warn
 
 if TYPE_CHECKING:
@@ -68,7 +68,6 @@ def serve(
     ] = None,
 ) -> None:
     """Answer clients of LibreTranslate, Hugging Face and OpenAI over HTTP, and show a page with the dropped tokens."""
-    import torch
     import uvicorn
 
     from l0drop.app.serve.guard import LOCAL, Access
@@ -79,8 +78,7 @@ def serve(
     from l0drop.models.quiet import quiet_libraries
 
     quiet_libraries()
-    if threads is not None:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     limits = Limits(text=max_text, texts=max_texts, queue=queue, seconds=timeout)
     secrets = _keys(keys)
     if host not in LOCAL and not secrets:
