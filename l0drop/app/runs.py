@@ -1,15 +1,16 @@
 """`l0drop prepare` and `l0drop train`: a recipe in, a run folder out."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rich.table import Table
-
-from l0drop.app.options import Overrides, RecipeFile, Runs, Threads
+from l0drop.app.options import Overrides, RecipeFile, Runs, Threads, use_threads
 from l0drop.app.terminal import log, say, stopped_by_user
 
 if TYPE_CHECKING:
+    from l0drop.data.corpus import TokenizedCorpus
     from l0drop.runs.run import Scored
+    from l0drop.runs.table import Table
 
 
 def prepare(recipe: RecipeFile, set_: Overrides = None, runs: Runs = Path("runs")) -> None:
@@ -17,10 +18,11 @@ def prepare(recipe: RecipeFile, set_: Overrides = None, runs: Runs = Path("runs"
     from l0drop.recipe import load_recipe
 
     loaded = load_recipe(recipe, set_ or [])
+    from l0drop.runs.table import for_terminal
     from l0drop.training.run import prepare as prepare_run
 
     folder, _, corpora = prepare_run(loaded, runs, log)
-    log.print(corpus_table(corpora))
+    log.print(for_terminal(corpus_table(corpora)))
     say(f"ready in {folder}")
 
 
@@ -30,12 +32,9 @@ def train(recipe: RecipeFile, set_: Overrides = None, runs: Runs = Path("runs"),
     from l0drop.recipe import load_recipe
 
     loaded = load_recipe(recipe, set_ or [])
-    import torch
-
     from l0drop.training.run import train as train_run
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     metrics = train_run(loaded, runs, log)
     scored = {"valid": metrics.valid, "test": metrics.test}
     known = {split: found for split, found in scored.items() if found is not None}
@@ -58,13 +57,11 @@ def _print_scores(split: str, found: "Scored") -> None:
     say(f"  {found.score.signature}", style="dim")
 
 
-def corpus_table(corpora: dict[str, Any]) -> Table:
+def corpus_table(corpora: "Mapping[str, TokenizedCorpus]") -> "Table":
     """The number of lines read, skipped and cut in each corpus."""
-    table = Table()
-    table.add_column("")
-    for name in corpora:
-        table.add_column(name, justify="right")
-    rows = {
+    from l0drop.runs.table import Table
+
+    fields = {
         "lines": "lines",
         "pairs": "pairs",
         "blank lines, skipped": "blank",
@@ -74,6 +71,8 @@ def corpus_table(corpora: dict[str, Any]) -> Table:
         "source tokens": "source_tokens",
         "target tokens": "target_tokens",
     }
-    for row, field in rows.items():
-        table.add_row(row, *(f"{getattr(corpus.summary, field):,}" for corpus in corpora.values()))
-    return table
+    rows = [
+        [label, *(f"{getattr(corpus.summary, field):,}" for corpus in corpora.values())]
+        for label, field in fields.items()
+    ]
+    return Table(["", *corpora], rows)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from l0drop.bench.workloads import Shape
+from l0drop.runs.benchmark import ModelSizes, Shape
 
 PAYS = 1.05
 """The smallest speed-up that counts as a gain."""
@@ -37,18 +37,8 @@ ByName = Mapping[str, float]
 """Seconds or counts, by the names of costs."""
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes of a model and a search that determine the counts.
-
-    memory: numbers in a memory row's keys. activations: numbers in the widest layer's output for a source token.
-    zero_row: whether the short memory has a zero row for the dropped encodings.
-    """
-
-    beams: int
-    memory: int
-    activations: int
-    zero_row: bool = True
+class Sizes(ModelSizes):
+    """Counts the costs of a batch."""
 
     def decode(self, batch: int, rows: int, target: int) -> dict[str, float]:
         """Counts of the costs in `DECODE`. At the first token all beams are one."""

@@ -4,26 +4,36 @@ Machines are shared and noisy, so the systems take turns round by round, CPU tim
 and ratios are taken within a round. A separate process gives each system its own peak of resident memory and a clean
 allocator.
 
-    Workload ─▶ one process per system: load, warm up ─▶ rounds, in turns ─▶ the same tokens? ─▶ a dict for JSON
+    Workload ─▶ one process per system: load, warm up ─▶ rounds, in turns ─▶ the same tokens? ─▶ DecodeBenchmark
 """
 
 import copy
 import functools
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import transformers
 
-from l0drop.bench.peers import SYSTEMS, Tokens, build_system, ctranslate2_library, rescore, ungated
+from l0drop.bench.peers import SYSTEMS, Tokens, build_peer, ctranslate2_library, rescore, ungated
 from l0drop.bench.remote import Remote, running
-from l0drop.bench.timing import Progress, Timing, ratio
+from l0drop.bench.timing import Say, Stopwatch, in_turns, ratio
 from l0drop.bench.workloads import Text, Workload
+from l0drop.runs.benchmark import (
+    DecodeBenchmark,
+    GateCounts,
+    Latency,
+    MemoryUse,
+    Percentiles,
+    Ratio,
+    Seconds,
+    TimedSystem,
+    Timing,
+    TokenAgreement,
+)
 from l0drop.runs.provenance import provenance
 
 PHASES = ("encode", "decode", "end_to_end")
@@ -69,9 +79,9 @@ class Worker:
         torch.set_num_threads(threads)
         transformers.logging.disable_progress_bar()
         model, self.batches = workload.load()
-        self.system = build_system(name, model, threads, **workload.generation)
+        self.peer = build_peer(name, model, threads, **workload.generation)
         self.name, self.threads = name, threads
-        self.model = model if self.system.gated else None
+        self.model = model if self.peer.gated else None
         self.tokens: list[Tokens] = []
         self.cross_cache: int | None = None
         del model
@@ -82,55 +92,54 @@ class Worker:
         """Decode once, uncounted; if brief, two tokens."""
         if not brief:
             self.round()
-        self.cross_cache = self.system.cross_bytes(self.batches[0])
+        self.cross_cache = self.peer.cross_bytes(self.batches[0])
 
-    def round(self) -> dict[str, tuple[float, float]]:
+    def round(self) -> dict[str, Seconds]:
         """Decode all batches; returns CPU and wall seconds per phase."""
-        encode, rest = _Stopwatch(), _Stopwatch()
+        encode, rest = Stopwatch(), Stopwatch()
         self.tokens = []
         for batch in self.batches:
             with encode:
-                memory = self.system.encode(batch)
+                memory = self.peer.encode(batch)
             with rest:
-                tokens = self.system.decode(memory) if self.system.apart else self.system.generate(batch)
+                tokens = self.peer.decode(memory) if self.peer.apart else self.peer.generate(batch)
             del memory
             self.tokens.append(tokens)
-        if self.system.apart:
-            total = (encode.cpu + rest.cpu, encode.wall + rest.wall)
-            return {"encode": encode.seconds, "decode": rest.seconds, "end_to_end": total}
-        less = (rest.cpu - encode.cpu, rest.wall - encode.wall)
-        return {"encode": encode.seconds, "decode": less, "end_to_end": rest.seconds}
+        encoding, other = encode.seconds, rest.seconds
+        if self.peer.apart:
+            return {"encode": encoding, "decode": other, "end_to_end": encoding + other}
+        return {"encode": encoding, "decode": other - encoding, "end_to_end": other}
 
-    def latencies(self) -> list[tuple[float, float]]:
+    def latencies(self) -> list[Seconds]:
         """CPU and wall seconds for each sentence, decoded alone."""
         seconds = []
         for batch in self.batches:
             for row in range(len(batch)):
-                alone, clock = batch[row], _Stopwatch()
-                with clock:
-                    self.system.generate(alone)
-                seconds.append(clock.seconds)
+                alone, watch = batch[row], Stopwatch()
+                with watch:
+                    self.peer.generate(alone)
+                seconds.append(watch.seconds)
         return seconds
 
-    def outcome(self) -> dict[str, Any]:
-        """Produced tokens and memory, after the rounds."""
+    def outcome(self) -> tuple[int, MemoryUse]:
+        """The number of produced tokens, and memory, after the rounds."""
         peak = _resident("VmHWM")
         beyond = None if peak is None or self.loaded is None else peak - self.loaded
-        memory = {"weights": self.system.weight_bytes(), "beyond_loaded": beyond, "cross_cache": self.cross_cache}
-        return {"tokens": sum(len(row) for batch in self.tokens for row in batch), "memory": memory}
+        memory = MemoryUse(self.peer.weight_bytes(), beyond, self.cross_cache)
+        return sum(len(row) for batch in self.tokens for row in batch), memory
 
-    def gating(self) -> dict[str, Any]:
+    def gating(self) -> GateCounts:
         """Sparsity, and the longest source and memory."""
         assert self.model is not None
         with torch.no_grad():
             memories = [self.model.get_encoder()(**batch.encoder_inputs) for batch in self.batches]
         dropped, real = (sum(int(getattr(memory, name).sum()) for memory in memories) for name in ("dropped", "real"))
-        return {
-            "sparsity": dropped / real,
-            "source_tokens": real,
-            "longest_source": max(batch.input_ids.shape[1] for batch in self.batches),
-            "longest_memory": max(memory.last_hidden_state.shape[1] for memory in memories),
-        }
+        return GateCounts(
+            sparsity=dropped / real,
+            source_tokens=real,
+            longest_source=max(batch.input_ids.shape[1] for batch in self.batches),
+            longest_memory=max(memory.last_hidden_state.shape[1] for memory in memories),
+        )
 
     def hypotheses(self) -> list[Tokens]:
         """The outputs of the last round, batch by batch."""
@@ -139,33 +148,15 @@ class Worker:
     def ungated_hypotheses(self) -> list[Tokens]:
         """The outputs of this system without gates."""
         assert self.model is not None
-        system = build_system(self.name, ungated(self.model), self.threads, **self.system.generation)
-        return [system.generate(batch) for batch in self.batches]
+        peer = build_peer(self.name, ungated(self.model), self.threads, **self.peer.generation)
+        return [peer.generate(batch) for batch in self.batches]
 
     def scores(self, outputs: list[tuple[int, int, list[int]]], gated: bool) -> list[float]:
         """Scores of outputs (batch, sentence, tokens) by the dense model in float64."""
         assert self.model is not None
         model = copy.deepcopy(self.model if gated else ungated(self.model)).double()
-        penalty = self.system.generation["length_penalty"]
+        penalty = self.peer.generation["length_penalty"]
         return [rescore(model, self.batches[batch][row], tokens, penalty) for batch, row, tokens in outputs]
-
-
-class _Stopwatch:
-    """Sums CPU and wall seconds over the blocks it encloses."""
-
-    def __init__(self) -> None:
-        self.cpu = self.wall = 0.0
-
-    def __enter__(self) -> None:
-        self._start = time.process_time(), time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self.cpu += time.process_time() - self._start[0]
-        self.wall += time.perf_counter() - self._start[1]
-
-    @property
-    def seconds(self) -> tuple[float, float]:
-        return self.cpu, self.wall
 
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -193,8 +184,8 @@ def decode_benchmark(
     rounds: int = 5,
     slow_rounds: int = 1,
     threads: int = 1,
-    progress: Progress = print,
-) -> dict[str, Any]:
+    progress: Say = print,
+) -> DecodeBenchmark:
     """Time the systems on a workload and compare their tokens. Hugging Face's generate runs only `slow_rounds`.
 
     With text, also measure the latency: each sentence decoded alone.
@@ -211,55 +202,44 @@ def decode_benchmark(
             progress(f"{name}: warming up")
             remote.ask("warm_up", name in SLOW)
         timings = {name: {phase: Timing() for phase in PHASES} for name in systems}
-        latencies: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in systems}
+        latencies: dict[str, list[list[Seconds]]] = {name: [] for name in systems}
         for name, number in in_turns(wanted):
             seconds = remotes[name].ask("round")
             for phase, timing in timings[name].items():
-                timing.cpu.append(seconds[phase][0])
-                timing.wall.append(seconds[phase][1])
+                timing.append(seconds[phase])
             if isinstance(workload, Text):
                 latencies[name].append(remotes[name].ask("latencies"))
-            progress(f"round {number + 1} of {wanted[name]}, {name}: {seconds['end_to_end'][0]:.2f} CPU s")
+            progress(f"round {number + 1} of {wanted[name]}, {name}: {seconds['end_to_end'].cpu:.2f} CPU s")
         outcomes = {name: remote.ask("outcome") for name, remote in remotes.items()}
         progress("comparing tokens")
         sentences, agreement = _agreement(remotes)
         gated = next((name for name in _QUICK_JUDGES if name in remotes), None)
         gating = None if gated is None else remotes[gated].ask("gating")
-    return {
-        **workload.describe(),
-        "sentences": sentences,
-        "gates": gating,
-        "generation": workload.generation,
-        "systems": {
-            name: {
-                "rounds": wanted[name],
-                "warm_up": "two tokens" if name in SLOW else "one round",
-                "seconds": {phase: asdict(timing) for phase, timing in timings[name].items()},
-                "median": {
-                    phase: {"cpu": timing.cpu_median, "wall": timing.wall_median}
-                    for phase, timing in timings[name].items()
-                },
-                "times_engine_short": _times(timings, name),
-                **outcomes[name],
-                **_speed(timings[name], sentences, latencies[name]),
-            }
-            for name in systems
+    return DecodeBenchmark(
+        workload=workload.describe(),
+        sentences=sentences,
+        gates=gating,
+        generation=workload.generation,
+        systems={
+            name: TimedSystem(
+                rounds=wanted[name],
+                warm_up="two tokens" if name in SLOW else "one round",
+                seconds=timings[name],
+                median={phase: timing.median for phase, timing in timings[name].items()},
+                times_engine_short=_times(timings, name),
+                tokens=tokens,
+                memory=memory,
+                sentences_per_second=sentences / timings[name]["end_to_end"].median.wall,
+                latency_ms=_latency(latencies[name]) if latencies[name] else None,
+            )
+            for name, (tokens, memory) in outcomes.items()
         },
-        "ratios": _ratios(timings),
-        "agreement": agreement,
-        "notes": NOTES,
-        "ctranslate2": version("ctranslate2") if any(name.startswith("ct2") for name in systems) else None,
-        **asdict(provenance()),
-        "threads": threads,
-    }
-
-
-def in_turns(wanted: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Systems with round numbers. Every second round runs backwards, so that no system always follows another."""
-    for number in range(max(wanted.values())):
-        for name in list(wanted)[:: -1 if number % 2 else 1]:
-            if number < wanted[name]:
-                yield name, number
+        ratios=_ratios(timings),
+        agreement=agreement,
+        notes=NOTES,
+        ctranslate2=version("ctranslate2") if any(name.startswith("ct2") for name in systems) else None,
+        made_by=replace(provenance(), threads=threads),
+    )
 
 
 def _times(timings: dict[str, dict[str, Timing]], name: str) -> dict[str, float] | None:
@@ -269,30 +249,20 @@ def _times(timings: dict[str, dict[str, Timing]], name: str) -> dict[str, float]
     return {phase: ratio(by_phase[phase], name, "engine-short") for phase in PHASES}
 
 
-def _ratios(timings: dict[str, dict[str, Timing]]) -> list[dict[str, Any]]:
+def _ratios(timings: dict[str, dict[str, Timing]]) -> list[Ratio]:
     """The ratios of `COMPARED` for which both systems ran."""
     return [
-        {
-            "phase": phase,
-            "system": one,
-            "by": other,
-            "times": ratio({name: timings[name][phase] for name in (one, other)}, one, other),
-        }
+        Ratio(phase, one, other, ratio({name: timings[name][phase] for name in (one, other)}, one, other))
         for phase, one, other in COMPARED
         if one in timings and other in timings
     ]
 
 
-def _speed(timing: dict[str, Timing], sentences: int, latencies: list[list[tuple[float, float]]]) -> dict[str, Any]:
-    """Sentences per second of wall time, and percentiles over sentences of the median latency."""
-    speed: dict[str, Any] = {"sentences_per_second": sentences / timing["end_to_end"].wall_median}
-    if latencies:
-        alone = 1000 * np.median(latencies, axis=0)
-        speed["latency_ms"] = {
-            clock: {f"p{p}": float(np.percentile(alone[:, column], p)) for p in (50, 99)}
-            for column, clock in enumerate(("cpu", "wall"))
-        }
-    return speed
+def _latency(rounds: list[list[Seconds]]) -> Latency:
+    """Percentiles over sentences of a sentence's median over the rounds."""
+    clocks = ([[one.cpu for one in found] for found in rounds], [[one.wall for one in found] for found in rounds])
+    medians = (1000 * np.median(seconds, axis=0) for seconds in clocks)
+    return Latency(*(Percentiles(*(float(np.percentile(alone, p)) for p in (50, 99))) for alone in medians))
 
 
 # --- agreement of tokens -------------------------------------------------------------------------------------------
@@ -301,13 +271,13 @@ _JUDGES = ("hf-dense", "engine-dense", "hf-short", "engine-short")
 _QUICK_JUDGES = ("engine-dense", "engine-short", "hf-dense", "hf-short")
 
 
-def _agreement(remotes: Mapping[str, Remote]) -> tuple[int, dict[str, Any]]:
+def _agreement(remotes: Mapping[str, Remote]) -> tuple[int, dict[str, TokenAgreement | None]]:
     """The number of sentences, and each system's agreement with a reference, ties counted separately.
 
     None for the reference itself, and for all systems if no gated system ran.
     """
     hypotheses = {name: remote.ask("hypotheses") for name, remote in remotes.items()}
-    found: dict[str, Any] = dict.fromkeys(remotes)
+    found: dict[str, TokenAgreement | None] = dict.fromkeys(remotes)
     sentences = sum(map(len, next(iter(hypotheses.values()))))
     judge, quick = (next((name for name in names if name in remotes), None) for names in (_JUDGES, _QUICK_JUDGES))
     if judge is None or quick is None:
@@ -315,13 +285,16 @@ def _agreement(remotes: Mapping[str, Remote]) -> tuple[int, dict[str, Any]]:
     peers = [name for name in remotes if name.startswith("ct2")]
     for name in remotes.keys() - {judge, *peers}:
         score = functools.partial(_scores, remotes[judge], True)
-        found[name] = {"reference": judge, "must_agree": "int8" not in name}
-        found[name].update(compare(hypotheses[name], hypotheses[judge], score))
+        found[name] = compare(
+            hypotheses[name], hypotheses[judge], score, reference=judge, must_agree="int8" not in name
+        )
     without_gates = remotes[quick].ask("ungated_hypotheses") if peers else []
     for name in peers:
         score = functools.partial(_scores, remotes[quick], False)
-        found[name] = {"reference": f"{quick}, without gates", "must_agree": name == "ct2-float32"}
-        found[name].update(compare(hypotheses[name], without_gates, score))
+        reference = f"{quick}, without gates"
+        found[name] = compare(
+            hypotheses[name], without_gates, score, reference=reference, must_agree=name == "ct2-float32"
+        )
     return sentences, found
 
 
@@ -332,16 +305,25 @@ def _scores(judge: Remote, gated: bool, outputs: list[Output]) -> list[float]:
     return judge.ask("scores", outputs, gated) if outputs else []
 
 
-def compare(one: list[Tokens], other: list[Tokens], score: Callable[[list[Output]], list[float]]) -> dict[str, Any]:
-    """The number of sentences with the same tokens, tied scores, or different outputs."""
+def compare(
+    one: list[Tokens],
+    other: list[Tokens],
+    score: Callable[[list[Output]], list[float]],
+    *,
+    reference: str,
+    must_agree: bool,
+) -> TokenAgreement:
+    """Count the sentences of `one` with the tokens of `other`, the reference; `score` decides whether others tie."""
     sentences = [(batch, row) for batch, rows in enumerate(other) for row in range(len(rows))]
     differing = [(batch, row) for batch, row in sentences if one[batch][row] != other[batch][row]]
     both = (score([(batch, row, system[batch][row]) for batch, row in differing]) for system in (one, other))
     gaps = [abs(a - b) for a, b in zip(*both, strict=True)]
     tied = sum(gap < TIE for gap in gaps)
-    return {
-        "same": len(sentences) - len(differing),
-        "tied": tied,
-        "different": len(differing) - tied,
-        "largest_score_gap": max(gaps, default=0.0),
-    }
+    return TokenAgreement(
+        reference,
+        must_agree,
+        same=len(sentences) - len(differing),
+        tied=tied,
+        different=len(differing) - tied,
+        largest_score_gap=max(gaps, default=0.0),
+    )

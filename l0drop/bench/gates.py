@@ -3,7 +3,6 @@
 import copy
 import typing
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -11,14 +10,15 @@ import transformers as hf
 from torch import Tensor
 
 from l0drop.bench.random_models import Share, sharpen, transformer_base
-from l0drop.bench.timing import Progress, interleaved, ratio
+from l0drop.bench.timing import Say, interleaved, ratio
 from l0drop.core.memory import Gating
 from l0drop.models.config import L0DropConfig
 from l0drop.models.sparsify import sparsify
+from l0drop.runs.benchmark import Drift, DriftRow, EvenBatch, GateCost, LayerwiseRow, LayerwiseSpeed
 from l0drop.runs.provenance import provenance
 
 
-def gate_cost(rounds: int = 10, sentences: int = 16, length: int = 32, progress: Progress = print) -> dict[str, Any]:
+def gate_cost(rounds: int = 10, sentences: int = 16, length: int = 32, progress: Say = print) -> GateCost:
     """CPU time of a training step with the gate / without it: Transformer base, the median of the ratios."""
     base = transformer_base().train()
     plain = transformer_base().train()
@@ -42,13 +42,13 @@ def gate_cost(rounds: int = 10, sentences: int = 16, length: int = 32, progress:
 
     progress(f"{rounds} rounds of a training step with and without the gate, {sentences} × {length} tokens")
     timings = interleaved({"with": lambda: step(gated, "with"), "without": lambda: step(plain, "without")}, rounds)
-    return {
-        "what": "one training step, Transformer base, fp32",
-        "shape": {"sentences": sentences, "length": length},
-        "ratio_cpu": ratio(timings, "with", "without"),
-        "seconds": {name: asdict(timing) for name, timing in timings.items()},
-        **asdict(provenance()),
-    }
+    return GateCost(
+        "one training step, Transformer base, fp32",
+        EvenBatch(sentences, length),
+        ratio(timings, "with", "without"),
+        timings,
+        provenance(),
+    )
 
 
 def layerwise_encoder(
@@ -56,8 +56,8 @@ def layerwise_encoder(
     rounds: int = 7,
     sentences: int = 8,
     length: int = 256,
-    progress: Progress = print,
-) -> dict[str, Any]:
+    progress: Say = print,
+) -> LayerwiseSpeed:
     """Encoder time of the layer-wise variant with gating `mask`, rows removed and rows masked.
 
     `keep`: shares of rows kept after the first layer.
@@ -77,23 +77,19 @@ def layerwise_encoder(
         progress(f"{rounds} rounds, {share:.0%} of the rows kept after the first of six layers")
         timings = interleaved({"removed": lambda: encode(False), "masked": lambda: encode(True)}, rounds)
         rows.append(
-            {
-                "kept": share,
-                "cpu_seconds_removed": timings["removed"].cpu_median,
-                "cpu_seconds_masked": timings["masked"].cpu_median,
-                "ratio_cpu": ratio(timings, "removed", "masked"),
-            }
+            LayerwiseRow(
+                kept=share,
+                cpu_seconds_removed=timings["removed"].median.cpu,
+                cpu_seconds_masked=timings["masked"].median.cpu,
+                ratio_cpu=ratio(timings, "removed", "masked"),
+            )
         )
-    return {
-        "what": "encoder of the layer-wise variant, Transformer base, fp32",
-        "shape": {"sentences": sentences, "length": length},
-        "rows": rows,
-        **asdict(provenance()),
-    }
+    what = "encoder of the layer-wise variant, Transformer base, fp32"
+    return LayerwiseSpeed(what, EvenBatch(sentences, length), rows, provenance())
 
 
 @torch.no_grad()
-def drift(sentences: int = 8, length: int = 96, keep: float = 0.5, progress: Progress = print) -> dict[str, Any]:
+def drift(sentences: int = 8, length: int = 96, keep: float = 0.5, progress: Say = print) -> Drift:
     """How far low precision moves the logits: short from dense, and dense from float32.
 
     Distances are means of absolute differences / the mean absolute logit in float32.
@@ -116,9 +112,8 @@ def drift(sentences: int = 8, length: int = 96, keep: float = 0.5, progress: Pro
     for family, build in builders.items():
         torch.manual_seed(0)
         base = build().eval()
-        if (
-            family != "T5"
-        ):  # it does not scale attention by the square root of the width, so its attention is peaked already
+        # T5 does not scale attention by the square root of the width, so its attention is peaked already
+        if family != "T5":
             sharpen(base)
         for gating in typing.get_args(Gating):
             for attention in ("sdpa", "eager"):
@@ -131,17 +126,17 @@ def drift(sentences: int = 8, length: int = 96, keep: float = 0.5, progress: Pro
                     reference = dense if reference is None else reference
                     scale = reference.abs().mean()
                     rows.append(
-                        {
-                            "family": family,
-                            "gating": gating,
-                            "attention": attention,
-                            "dtype": str(dtype).removeprefix("torch."),
-                            "short_against_dense": float((short - dense).abs().mean() / scale),
-                            "dense_against_float32": float((dense - reference).abs().mean() / scale),
-                        }
+                        DriftRow(
+                            family,
+                            gating,
+                            attention,
+                            dtype=str(dtype).removeprefix("torch."),
+                            short_against_dense=float((short - dense).abs().mean() / scale),
+                            dense_against_float32=float((dense - reference).abs().mean() / scale),
+                        )
                     )
             progress(f"{family}, gating {gating}")
-    return {"what": "drift of logits in low precision", "kept": keep, "rows": rows, **asdict(provenance())}
+    return Drift("drift of logits in low precision", keep, rows, provenance())
 
 
 def _logits(model: Any, batch: dict[str, Tensor], dense: bool) -> Tensor:

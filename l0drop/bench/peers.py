@@ -61,7 +61,7 @@ class Batch:
         return inputs if self.hints is None else {**inputs, "hints": self.hints}
 
 
-class System:
+class Peer:
     """One way to decode a model. `generation`: settings of generation_config, such as num_beams and max_new_tokens."""
 
     gated = True
@@ -92,7 +92,7 @@ class System:
         return sum({p.data_ptr(): p.nbytes for p in self.model.parameters()}.values())
 
 
-class EngineSystem(System):
+class EnginePeer(Peer):
     """Our engine."""
 
     def __init__(self, model: L0DropModel, dense: bool, int8: bool = False, **generation: Any) -> None:
@@ -113,7 +113,7 @@ class EngineSystem(System):
         return None if self.engine.through_generate else self.engine.memory_bytes
 
 
-class HuggingFaceSystem(System):
+class HuggingFacePeer(Peer):
     """Hugging Face's generate, which repeats the memory for every beam."""
 
     def __init__(self, model: L0DropModel, dense: bool, **generation: Any) -> None:
@@ -143,7 +143,7 @@ _BRIEF = {
 }  # the size of cross-attention's cache does not depend on the output length
 
 
-class CTranslate2System(System):
+class CTranslate2Peer(Peer):
     """CTranslate2 on the base model's weights, with a vocabulary in which a token's name is its id."""
 
     gated = False
@@ -209,16 +209,16 @@ class CTranslate2System(System):
         return generation
 
 
-def build_system(name: str, model: L0DropModel, threads: int = 1, **generation: Any) -> System:
+def build_peer(name: str, model: L0DropModel, threads: int = 1, **generation: Any) -> Peer:
     """The system of that name (see `SYSTEMS`) on a model whose generation_config is `plain_generation`'s."""
     if name not in SYSTEMS:
         raise ValueError(f"systems: expected some of {', '.join(SYSTEMS)}, got {name!r}")
     kind, *_, which = name.split("-")
     if kind == "ct2":
-        return CTranslate2System(model, which, threads, **generation)
+        return CTranslate2Peer(model, which, threads, **generation)
     if kind == "hf":
-        return HuggingFaceSystem(model, which == "dense", **generation)
-    return EngineSystem(model, which == "dense", "int8" in name, **generation)
+        return HuggingFacePeer(model, which == "dense", **generation)
+    return EnginePeer(model, which == "dense", "int8" in name, **generation)
 
 
 def plain_generation(model: PreTrainedModel) -> None:

@@ -4,28 +4,26 @@ Encoding and decoding are timed at a few shapes; a sum of costs, each with a mea
 the times; the rest is arithmetic. Machines are shared and noisy, so all shapes take turns round by round, CPU time
 counts, and the shapes of the check, which the fit does not see, run in the same rounds.
 
-    points ─▶ rounds, in turns ─▶ medians ─▶ least squares, no cost below 0 ─▶ any shape ─▶ a dict for JSON
+    points ─▶ rounds, in turns ─▶ medians ─▶ least squares, no cost below 0 ─▶ any shape ─▶ SpeedPrediction
 
 Shapes: B sentences, N source tokens, K memory rows, T tokens to produce, D model width.
 """
 
 import functools
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
 from l0drop.bench.cost_model import DECODE, ENCODE, PAYS, Prediction, Sizes, fit, total
-from l0drop.bench.decoding import in_turns
 from l0drop.bench.peers import Batch, plain_generation
 from l0drop.bench.random_models import Share
-from l0drop.bench.timing import Progress
-from l0drop.bench.workloads import LENGTH_PENALTY, RandomModel, Shape, Text
+from l0drop.bench.timing import Say, Stopwatch, in_turns
+from l0drop.bench.workloads import LENGTH_PENALTY, RandomModel, Text
 from l0drop.core.memory import Memory, has_shared_row
 from l0drop.data.text import file_stamp
 from l0drop.decoding.engine import Encoded, Engine
@@ -34,6 +32,8 @@ from l0drop.models.families import positions_of
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.quiet import quiet_libraries
 from l0drop.models.sparsify import sparsify
+from l0drop.runs.benchmark import CheckedShape, MeasuredPoint, PredictedRow, Shape, SpeedPrediction, SpeedUpCheck
+from l0drop.runs.evaluation import FileStamp
 from l0drop.runs.provenance import provenance
 
 SOURCES = (16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -57,7 +57,6 @@ NOTES = {
 }
 
 Times = list[float]
-Result = TypeVar("Result")
 
 
 def points(longest: int, positions: int | None) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]]]:
@@ -125,7 +124,7 @@ Job = tuple[Any, ...]
 """decode, encode, dense or short, followed by the shape."""
 
 
-def _timed(jobs: Mapping[Job, Callable[[], object]], rounds: int, progress: Progress) -> dict[Job, Times]:
+def _timed(jobs: Mapping[Job, Callable[[], object]], rounds: int, progress: Say) -> dict[Job, Times]:
     """CPU seconds of each job, by round; the jobs take turns."""
     seconds: dict[Job, Times] = {job: [] for job in jobs}
     names = {str(job): job for job in jobs}
@@ -134,15 +133,10 @@ def _timed(jobs: Mapping[Job, Callable[[], object]], rounds: int, progress: Prog
         if number == begun:
             begun += 1
             progress(f"round {begun} of {rounds}")
-        seconds[names[name]].append(_cpu_seconds(jobs[names[name]])[0])
+        with (watch := Stopwatch()):
+            jobs[names[name]]()
+        seconds[names[name]].append(watch.seconds.cpu)
     return seconds
-
-
-def _cpu_seconds(job: Callable[[], Result]) -> tuple[float, Result]:
-    """The CPU seconds of a call, and its result."""
-    start = time.process_time()
-    result = job()
-    return time.process_time() - start, result
 
 
 # --- the command -------------------------------------------------------------------------------------------------
@@ -194,15 +188,6 @@ class Question:
         model, batches = Text(self.model, self.file).load()
         mean = round(sum(int(batch.attention_mask.sum()) for batch in batches) / sum(map(len, batches)))
         return Setting(model, _sparsity(model, batches, self.sparsity), longest, self.source or mean)
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "what": "predicted CPU seconds of our engine, float32, outputs of one length",
-            "model": "Transformer base, random weights" if self.model is None else self.model,
-            "input": None if self.file is None else file_stamp(self.file),
-            "beams": self.beams,
-            "target": self.target,
-        }
 
 
 @dataclass(frozen=True)
@@ -260,7 +245,7 @@ def _verdict(best: float) -> str:
     return "No" if best < PAYS else "Hardly" if best < WORTHWHILE else "Yes"
 
 
-def predict(question: Question, rounds: int = 3, check: bool = False, progress: Progress = print) -> dict[str, Any]:
+def predict(question: Question, rounds: int = 3, check: bool = False, progress: Say = print) -> SpeedPrediction:
     """Measure a few shapes and predict the speed-up of the short memory at others; `check` measures some of those."""
     quiet_libraries()
     setting = question.load()
@@ -281,9 +266,9 @@ def predict(question: Question, rounds: int = 3, check: bool = False, progress: 
     encoding: dict[Shape, Times] = {shape: [] for shape in checks}
     for shape in checks:
         for kind in ("dense", "short"):
-            encode = functools.partial(bench.encode, shape.batch, shape.source, shape.dropped, kind == "dense")
-            seconds, encoded = _cpu_seconds(encode)
-            encoding[shape].append(seconds)
+            with (watch := Stopwatch()):
+                encoded = bench.encode(shape.batch, shape.source, shape.dropped, kind == "dense")
+            encoding[shape].append(watch.seconds.cpu)
             jobs[kind, shape] = functools.partial(bench.decode, encoded, target)
     times = _timed(jobs, rounds, progress)
     decode_costs, decode_measured = _fitted(times, "decode", ("batch", "rows", "target"), bench.sizes.decode)
@@ -291,70 +276,66 @@ def predict(question: Question, rounds: int = 3, check: bool = False, progress: 
     prediction = Prediction(bench.sizes, decode_costs, encode_costs)
     sources = sorted({source for source in (*SOURCES, longest, setting.source) if source and source <= longest})
     shapes = [Shape(batch, source, target, sparsity) for batch in BATCHES for source in sources]
-    return {
-        **question.describe(),
-        "answer": answer(prediction, sparsity, target, longest, setting.source),
-        "sparsity": sparsity,
-        "source": setting.source,
-        "longest_source": longest,
-        "linears": bench.engine.linears,
-        "rounds": rounds,
-        "points": {"decode": decode_measured, "encode": encode_measured},
-        "sizes": asdict(bench.sizes),
-        "costs": {"decode": decode_costs, "encode": encode_costs},
-        "meaning": {"decode": DECODE, "encode": ENCODE},
-        "table": [
-            {
-                "batch": shape.batch,
-                "source": shape.source,
-                "seconds": prediction.seconds(shape),
-                "speed_up": prediction.speed_up(shape),
-            }
+    return SpeedPrediction(
+        what="predicted CPU seconds of our engine, float32, outputs of one length",
+        model="Transformer base, random weights" if question.model is None else question.model,
+        input=None if question.file is None else FileStamp(**file_stamp(question.file)),
+        beams=question.beams,
+        target=target,
+        answer=answer(prediction, sparsity, target, longest, setting.source),
+        sparsity=sparsity,
+        source=setting.source,
+        longest_source=longest,
+        linears=bench.engine.linears,
+        rounds=rounds,
+        points={"decode": decode_measured, "encode": encode_measured},
+        sizes=bench.sizes,
+        costs={"decode": decode_costs, "encode": encode_costs},
+        meaning={"decode": DECODE, "encode": ENCODE},
+        table=[
+            PredictedRow(shape.batch, shape.source, prediction.seconds(shape), prediction.speed_up(shape))
             for shape in shapes
         ],
-        "pays_from": {str(batch): prediction.pays_from(batch, target, sparsity, longest) for batch in BATCHES},
-        "check": [
+        pays_from={str(batch): prediction.pays_from(batch, target, sparsity, longest) for batch in BATCHES},
+        check=[
             _compared(prediction, shape, encoding[shape], times["dense", shape], times["short", shape])
             for shape in checks
         ],
-        "notes": NOTES,
-        **asdict(provenance()),
-    }
+        notes=NOTES,
+        made_by=provenance(),
+    )
 
 
 def _fitted(
     times: Mapping[Job, Times], phase: str, names: Sequence[str], counts: Callable[..., dict[str, float]]
-) -> tuple[dict[str, float], list[dict[str, Any]]]:
+) -> tuple[dict[str, float], list[MeasuredPoint]]:
     """The costs of a phase, and its points with measured and fitted times."""
     measured = {job[1:]: seconds for job, seconds in times.items() if job[0] == phase}
     occurs = [counts(*shape) for shape in measured]
     medians = [statistics.median(seconds) for seconds in measured.values()]
     costs = fit(occurs, medians)
     described = [
-        {
-            **dict(zip(names, shape, strict=True)),
-            "seconds": seconds,
-            "median": median,
-            "fitted": total(costs, count),
-        }
+        MeasuredPoint(
+            **dict(zip(names, shape, strict=True)), seconds=seconds, median=median, fitted=total(costs, count)
+        )
         for (shape, seconds), median, count in zip(measured.items(), medians, occurs, strict=True)
     ]
     return costs, described
 
 
-def _compared(prediction: Prediction, shape: Shape, encode: Times, dense: Times, short: Times) -> dict[str, Any]:
+def _compared(prediction: Prediction, shape: Shape, encode: Times, dense: Times, short: Times) -> CheckedShape:
     """Measured and predicted times of a shape that was not fitted."""
     predicted = prediction.seconds(shape)
     seconds = {"encode": encode, "dense": dense, "short": short}
     measured = {phase: statistics.median(times) for phase, times in seconds.items()}
-    return {
-        "shape": asdict(shape),
-        "predicted": predicted,
-        "measured": measured,
-        "seconds": seconds,
-        "error": {phase: predicted[phase] / measured[phase] - 1 for phase in predicted},
-        "speed_up": {
-            "predicted": prediction.speed_up(shape)["decode"],
-            "measured": statistics.median(a / b for a, b in zip(dense, short, strict=True)),
-        },
-    }
+    return CheckedShape(
+        shape,
+        predicted,
+        measured,
+        seconds,
+        error={phase: predicted[phase] / measured[phase] - 1 for phase in predicted},
+        speed_up=SpeedUpCheck(
+            predicted=prediction.speed_up(shape)["decode"],
+            measured=statistics.median(a / b for a, b in zip(dense, short, strict=True)),
+        ),
+    )

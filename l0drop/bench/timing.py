@@ -6,26 +6,37 @@ and results are medians and ratios within one run.
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 
-Progress = Callable[[str], None]
+from l0drop.runs.benchmark import Seconds, Timing
+
+Say = Callable[[str], None]
+"""Called with a line about the progress."""
 
 
-@dataclass
-class Timing:
-    """Seconds per round of one system."""
+class Stopwatch:
+    """Sums CPU and wall time over the blocks it encloses."""
 
-    cpu: list[float] = field(default_factory=list)
-    wall: list[float] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.seconds = Seconds(0.0, 0.0)
 
-    @property
-    def cpu_median(self) -> float:
-        return statistics.median(self.cpu)
+    def __enter__(self) -> None:
+        self._start = _now()
 
-    @property
-    def wall_median(self) -> float:
-        return statistics.median(self.wall)
+    def __exit__(self, *_: object) -> None:
+        self.seconds += _now() - self._start
+
+
+def _now() -> Seconds:
+    return Seconds(time.process_time(), time.perf_counter())
+
+
+def in_turns(wanted: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """Systems with round numbers. Every second round runs backwards, so that no system always follows another."""
+    for number in range(max(wanted.values())):
+        for name in list(wanted)[:: -1 if number % 2 else 1]:
+            if number < wanted[name]:
+                yield name, number
 
 
 def interleaved(
@@ -35,21 +46,16 @@ def interleaved(
 
     `warm_up` runs before the first round; the default is one uncounted round.
     """
+    for call in (warm_up,) if warm_up is not None else reversed(list(systems.values())):
+        call()
     timings = {name: Timing() for name in systems}
-    if warm_up is not None:
-        warm_up()
-    for round_ in range(warm_up is not None, rounds + 1):
-        order = list(systems) if round_ % 2 else list(systems)[::-1]
-        for name in order:
-            cpu, wall = time.process_time(), time.perf_counter()
+    for name, _ in in_turns(dict.fromkeys(systems, rounds)):
+        with (watch := Stopwatch()):
             systems[name]()
-            cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-            if round_:
-                timings[name].cpu.append(cpu)
-                timings[name].wall.append(wall)
+        timings[name].append(watch.seconds)
     return timings
 
 
-def ratio(timings: dict[str, Timing], one: str, other: str) -> float:
+def ratio(timings: Mapping[str, Timing], one: str, other: str) -> float:
     """CPU time of `one` / CPU time of `other`: the median over the rounds that both ran."""
     return statistics.median(a / b for a, b in zip(timings[one].cpu, timings[other].cpu, strict=False))

@@ -10,9 +10,7 @@ import gc
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,18 +21,19 @@ import torch
 import transformers as hf
 
 from l0drop.bench.random_models import transformer_base
+from l0drop.bench.timing import Say
 from l0drop.data.batches import Step, TokenBatches, collate
 from l0drop.data.corpus import TokenizedCorpus
+from l0drop.models.attention_kernels import without_cudnn_attention
 from l0drop.models.config import L0DropConfig
 from l0drop.models.quiet import quiet_libraries
 from l0drop.models.sparsify import sparsify
 from l0drop.recipe import Recipe, parse_recipe
+from l0drop.runs.benchmark import LossCurves, TrainingRound, TrainingSpeed
 from l0drop.runs.provenance import provenance
 from l0drop.training.fast import MULTIPLE
 from l0drop.training.ragged import any_shape
 from l0drop.training.trainer import L0DropTrainer
-
-Progress = Callable[[str], None]
 
 EOS, PAD, SEED, SMOOTHING = 2, 0, 1, 0.1
 SPARSE = {"gating": "zero", "target_sparsity": 0.5}
@@ -83,44 +82,44 @@ class Benchmark:
         self.matrix_rate = matrix_rate(device)
         self._collated: dict[int, dict[str, torch.Tensor]] = {}
 
-    def run(self, progress: Progress = print) -> dict[str, Any]:
+    def run(self, progress: Say = print) -> TrainingSpeed:
         """The speed of every system, the cost of the gate, and loss curves of the fast and the plain path."""
         size = self.size
-        rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in (THEIRS, THEIRS_OFF, OURS, OURS_GATED)}
+        rounds: dict[str, list[TrainingRound]] = {name: [] for name in (THEIRS, THEIRS_OFF, OURS, OURS_GATED)}
 
-        def logged(name: str, result: dict[str, Any]) -> dict[str, Any]:
-            speed = f"{result['milliseconds_per_step']:.1f} ms/step, {result['tokens_per_second']:,.0f} tokens/s"
-            progress(f"{name}: {speed}, MFU {result['mfu']:.1%}, {result['mfu_of_positions']:.1%} of positions")
+        def logged(name: str, result: TrainingRound) -> TrainingRound:
+            speed = f"{result.milliseconds_per_step:.1f} ms/step, {result.tokens_per_second:,.0f} tokens/s"
+            progress(f"{name}: {speed}, MFU {result.mfu:.1%}, {result.mfu_of_positions:.1%} of positions")
             return result
 
         for _ in range(size.rounds):
-            with _without_cudnn_attention():
+            with without_cudnn_attention():
                 rounds[THEIRS_OFF].append(logged(THEIRS_OFF, self.theirs(size.before, size.steps)))
             for name in (OURS, OURS_GATED):
                 rounds[name].append(logged(name, self.ours(gated=name == OURS_GATED)))
         rounds[THEIRS].append(logged(THEIRS, self.theirs(size.slow_before, size.slow_steps)))
-        speeds = {name: statistics.median(r["tokens_per_second"] for r in results) for name, results in rounds.items()}
+        speeds = {name: statistics.median(r.tokens_per_second for r in results) for name, results in rounds.items()}
         progress("loss curves")
-        return {
-            "what": "training, Transformer base" if not size.model else f"training, {size.model}",
-            "precision": size.precision,
-            "batch_tokens": size.batch_tokens,
-            "label_smoothing": SMOOTHING,
-            "matrix_tflops": self.matrix_rate / 1e12,
-            "tokens_per_second": speeds,
-            "times_theirs": speeds[OURS] / speeds[THEIRS],
-            "times_theirs_with_cudnn_attention_off": speeds[OURS] / speeds[THEIRS_OFF],
-            "mfu": statistics.median(r["mfu"] for r in rounds[OURS]),
-            "mfu_of_positions": statistics.median(r["mfu_of_positions"] for r in rounds[OURS]),
-            "gate_overhead": speeds[OURS] / speeds[OURS_GATED] - 1,
-            "rounds": rounds,
-            "curves": self.curves(),
-            **asdict(provenance(self.device)),
-        }
+        return TrainingSpeed(
+            what="training, Transformer base" if not size.model else f"training, {size.model}",
+            precision=size.precision,
+            batch_tokens=size.batch_tokens,
+            label_smoothing=SMOOTHING,
+            matrix_tflops=self.matrix_rate / 1e12,
+            tokens_per_second=speeds,
+            times_theirs=speeds[OURS] / speeds[THEIRS],
+            times_theirs_with_cudnn_attention_off=speeds[OURS] / speeds[THEIRS_OFF],
+            mfu=statistics.median(r.mfu for r in rounds[OURS]),
+            mfu_of_positions=statistics.median(r.mfu_of_positions for r in rounds[OURS]),
+            gate_overhead=speeds[OURS] / speeds[OURS_GATED] - 1,
+            rounds=rounds,
+            curves=self.curves(),
+            made_by=provenance(self.device),
+        )
 
     # --- systems -------------------------------------------------------------------------------------------------
 
-    def theirs(self, before: int, steps: int) -> dict[str, Any]:
+    def theirs(self, before: int, steps: int) -> TrainingRound:
         """Hugging Face's Trainer with its defaults, except for precision and label smoothing.
 
         Its batches are prepared in advance and come in order.
@@ -131,7 +130,7 @@ class Benchmark:
             if index not in self._collated:
                 self._collated[index] = self._batch(self.plan[index], model)
         batches = [self._collated[index] for index in wanted]
-        clock = TimedSteps(before, steps)
+        timed = TimedSteps(before, steps)
         with tempfile.TemporaryDirectory() as folder:
             arguments = hf.TrainingArguments(
                 folder,
@@ -147,41 +146,42 @@ class Benchmark:
                 use_cpu=self.device == "cpu",
             )
             trainer = hf.Trainer(
-                model, arguments, data_collator=_only, train_dataset=batches, callbacks=[clock]
+                model, arguments, data_collator=_only, train_dataset=batches, callbacks=[timed]
             )  # fmt: skip
             trainer.remove_callback(hf.PrinterCallback)
             trainer.train()
         del trainer, model
-        return self._result(clock, padded=False)
+        return self._result(timed, padded=False)
 
-    def ours(self, *, gated: bool = False) -> dict[str, Any]:
+    def ours(self, *, gated: bool = False) -> TrainingRound:
         """Our trainer, as a recipe runs it."""
-        clock = TimedSteps(self.start, self.size.steps)
-        self._train(clock, gated=gated)
-        return self._result(clock, padded=True)
+        timed = TimedSteps(self.start, self.size.steps)
+        self._train(timed, gated=gated)
+        return self._result(timed, padded=True)
 
-    def curves(self) -> dict[str, Any]:
+    def curves(self) -> LossCurves:
         """Cross-entropy of a gated model by step: on the fast path, and on the plain path with two dropout seeds.
 
         Over the second half of the steps, `difference` is the mean of |fast - plain|, and `noise` the mean distance of
         the two plain runs.
         """
+        log_every = max(1, self.size.curve_steps // 30)
         plain = {"fast": False, "compile": False}
         runs = {"fast": (SEED, {}), "plain": (SEED, plain), "plain, other dropout": (SEED + 1, plain)}
         found: dict[str, list[float]] = {}
         for name, (seed, settings) in runs.items():
             curve = Curve(seed, self.size.curve_steps)
             with any_shape(self.device):
-                self._train(curve, gated=True, log_every=max(1, self.size.curve_steps // 30), **settings)
+                self._train(curve, gated=True, log_every=log_every, **settings)
             found[name] = curve.values
         half = len(found["plain"]) // 2
         late = {name: np.array(values[half:]) for name, values in found.items()}
-        return {
-            "log_every": max(1, self.size.curve_steps // 30),
-            "cross_entropy": found,
-            "difference": float(np.abs(late["fast"] - late["plain"]).mean()),
-            "noise": float(np.abs(late["plain, other dropout"] - late["plain"]).mean()),
-        }
+        return LossCurves(
+            log_every,
+            found,
+            difference=float(np.abs(late["fast"] - late["plain"]).mean()),
+            noise=float(np.abs(late["plain, other dropout"] - late["plain"]).mean()),
+        )
 
     def _train(self, callback: hf.TrainerCallback, *, gated: bool, **settings: Any) -> None:
         model: Any = copy.deepcopy(self.base)
@@ -226,29 +226,29 @@ class Benchmark:
         shifted = model.prepare_decoder_input_ids_from_labels(batch["labels"])
         return {**{n: batch[n] for n in ("input_ids", "attention_mask", "labels")}, "decoder_input_ids": shifted}
 
-    def _result(self, clock: "TimedSteps", *, padded: bool) -> dict[str, Any]:
+    def _result(self, timed: "TimedSteps", *, padded: bool) -> TrainingRound:
         """Speed and FLOPs of the timed steps. padded: batches are padded to the lengths in the plan."""
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         tokens = flops = of_positions = 0
-        for step in self.plan[self.start : self.start + clock.steps]:
+        for step in self.plan[self.start : self.start + timed.steps]:
             lengths = [side[step.mine[0]] for side in (self.corpus.source_lengths, self.corpus.target_lengths)]  # type: ignore[index]
             tokens += step.source_tokens + step.target_tokens
             flops += training_flops(self.base.config, *lengths)
             positions = (np.full_like(side, step.length if padded else side.max()) for side in lengths)
             of_positions += training_flops(self.base.config, *positions)
-        return {
-            "tokens_per_second": tokens / clock.seconds,
-            "tokens_per_step": tokens / clock.steps,
-            "milliseconds_per_step": 1e3 * clock.seconds / clock.steps,
-            "mfu": flops / clock.seconds / self.matrix_rate,
-            "mfu_of_positions": of_positions / clock.seconds / self.matrix_rate,
-            "steps": clock.steps,
-            "seconds_before": clock.seconds_before,
-            "peak_memory_gib": clock.peak_memory / 2**30,
-        }
+        return TrainingRound(
+            tokens_per_second=tokens / timed.seconds,
+            tokens_per_step=tokens / timed.steps,
+            milliseconds_per_step=1e3 * timed.seconds / timed.steps,
+            mfu=flops / timed.seconds / self.matrix_rate,
+            mfu_of_positions=of_positions / timed.seconds / self.matrix_rate,
+            steps=timed.steps,
+            seconds_before=timed.seconds_before,
+            peak_memory_gib=timed.peak_memory / 2**30,
+        )
 
 
 class TimedSteps(hf.TrainerCallback):
@@ -344,13 +344,3 @@ def matrix_rate(device: str, rounds: int = 20) -> float:
 
 def _only(batches: list[Any]) -> Any:
     return batches[0]
-
-
-@contextmanager
-def _without_cudnn_attention() -> Iterator[None]:
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)

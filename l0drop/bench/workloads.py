@@ -1,7 +1,7 @@
 """Workloads of the decoding benchmark: a batch of a given shape on random weights, or lines of text on a model."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,25 +18,10 @@ from l0drop.decoding.text import load
 from l0drop.models.config import L0DropConfig
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.sparsify import sparsify
+from l0drop.runs.benchmark import Shape, WorkloadRecord
+from l0drop.runs.evaluation import FileStamp
 
 LENGTH_PENALTY = 0.6
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sentences in a batch, source tokens of each, target tokens to produce, and the share of encodings dropped."""
-
-    batch: int
-    source: int
-    target: int
-    dropped: float
-
-    def __post_init__(self) -> None:
-        for name in ("batch", "source", "target"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        if not 0 <= self.dropped < 1:
-            raise ValueError(f"dropped: expected a share in [0, 1), got {self.dropped}")
 
 
 SHAPES = {
@@ -57,7 +42,7 @@ class Workload(Protocol):
     def generation(self) -> dict[str, Any]:
         """Settings of the search, by generation_config's names."""
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> WorkloadRecord:
         """Everything needed to build the same workload again."""
 
 
@@ -100,13 +85,9 @@ class RandomModel:
         length = {"min_new_tokens": self.shape.target, "max_new_tokens": self.shape.target}
         return {"num_beams": self.beams, "length_penalty": LENGTH_PENALTY, "early_stopping": self.beams > 1, **length}
 
-    def describe(self) -> dict[str, Any]:
-        return {
-            "what": "one batch on a Transformer base with random weights, float32, outputs of one length",
-            "shape": asdict(self.shape),
-            "changes": dict(self.changes),
-            "gating": "zero",
-        }
+    def describe(self) -> WorkloadRecord:
+        what = "one batch on a Transformer base with random weights, float32, outputs of one length"
+        return WorkloadRecord(what, self.shape, dict(self.changes), "zero")
 
 
 @dataclass(frozen=True)
@@ -158,13 +139,9 @@ class Text:
             "max_new_tokens": self.max_new_tokens,
         }
 
-    def describe(self) -> dict[str, Any]:
-        return {
-            "what": "lines of text, float32, outputs of natural length",
-            "model": self.model,
-            "input": file_stamp(self.file),
-            "batch": self.batch,
-        }
+    def describe(self) -> WorkloadRecord:
+        what = "lines of text, float32, outputs of natural length"
+        return WorkloadRecord(what, model=self.model, input=FileStamp(**file_stamp(self.file)), batch=self.batch)
 
 
 def chosen_workloads(

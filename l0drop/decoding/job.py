@@ -7,13 +7,11 @@ done.totals.lines, done.totals.sparsity
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
-
-import torch
 
 from l0drop.core.values import count
 from l0drop.data.whole import write_whole
@@ -22,6 +20,7 @@ from l0drop.decoding.destination import Destination
 from l0drop.decoding.folder import fingerprint
 from l0drop.decoding.lines import TextInput
 from l0drop.decoding.text import TextModel
+from l0drop.models.attention_kernels import without_cudnn_attention
 from l0drop.runs.provenance import provenance
 
 
@@ -99,7 +98,7 @@ def run(
     job.output.refuse(job.input.file)
     processes = processes or Processes()
     if not processes.is_first:
-        with _without_cudnn_attention():
+        with without_cudnn_attention():
             decode_lines(load(), job.decoding, None, None, line=job.line, processes=processes)
         return None
     with ExitStack() as stack:
@@ -110,7 +109,7 @@ def run(
         # a new measurement might choose another kind, and kinds round differently
         model.engine.linears = job.output.earlier_facts.get("linears", model.engine.linears)
         facts = job.facts(model)
-        stack.enter_context(_without_cudnn_attention())
+        stack.enter_context(without_cudnn_attention())
         began = time.perf_counter()
         output = stack.enter_context(job.output.opened(facts))
         before = LineTotals(**output.position.totals)
@@ -131,14 +130,3 @@ def run(
         }
         write_whole(summary, json.dumps(values, indent=1) + "\n")
     return Done(totals, before, seconds, model.is_gated)
-
-
-@contextmanager
-def _without_cudnn_attention() -> Iterator[None]:
-    """Without cuDNN's attention, which makes a new plan for every shape, thus for every batch."""
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)

@@ -19,6 +19,11 @@ class Timing:
     cpu: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
 
+    def append(self, seconds: "Seconds") -> None:
+        """Add a round."""
+        self.cpu.append(seconds.cpu)
+        self.wall.append(seconds.wall)
+
     @property
     def median(self) -> "Seconds":
         return Seconds(statistics.median(self.cpu), statistics.median(self.wall))
@@ -26,8 +31,16 @@ class Timing:
 
 @dataclass(frozen=True)
 class Seconds:
+    """CPU time and wall time."""
+
     cpu: float
     wall: float
+
+    def __add__(self, other: "Seconds") -> "Seconds":
+        return Seconds(self.cpu + other.cpu, self.wall + other.wall)
+
+    def __sub__(self, other: "Seconds") -> "Seconds":
+        return Seconds(self.cpu - other.cpu, self.wall - other.wall)
 
 
 @dataclass(frozen=True)
@@ -116,18 +129,21 @@ class Ratio:
 
 @dataclass(frozen=True)
 class TokenAgreement:
-    """Sentences with the same tokens as the reference, with a tie in score, and with other tokens."""
+    """Sentences with the same tokens as the reference, with a tie in score, and with other tokens.
+
+    largest_score_gap: over the sentences whose tokens differ.
+    """
 
     reference: str
     must_agree: bool
     same: int
     tied: int
     different: int
-    largest_difference: float | None = optional()
+    largest_score_gap: float | None = optional()
 
 
 @dataclass(frozen=True)
-class Gating:
+class GateCounts:
     """What the gates dropped, and the longest source and memory."""
 
     sparsity: float
@@ -144,7 +160,7 @@ class DecodeBenchmark(JsonFile):
 
     workload: WorkloadRecord = flat()
     sentences: int
-    gates: Gating | None
+    gates: GateCounts | None
     generation: Settings
     systems: dict[str, TimedSystem]
     ratios: list[Ratio] = field(default_factory=list)
@@ -173,3 +189,213 @@ def read_decode_benchmark(path: Path) -> DecodeBenchmark | None:
     content = read_any(path, DecodeBenchmark.COMMAND)
     is_decoding = not isinstance(content, dict) or {"systems", "generation"} <= content.keys()
     return DecodeBenchmark.read(path) if is_decoding else None
+
+
+# --- the cost of gates -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EvenBatch:
+    """A batch whose sentences all have the same length."""
+
+    sentences: int
+    length: int
+
+
+@dataclass(frozen=True)
+class GateCost(JsonFile):
+    """A training step with and without the gate. ratio_cpu: CPU time with / without, the median over the rounds."""
+
+    COMMAND = "l0drop bench train"
+
+    what: str
+    shape: EvenBatch
+    ratio_cpu: float
+    seconds: dict[str, Timing]
+    made_by: Provenance | None = flat()
+
+
+@dataclass(frozen=True)
+class LayerwiseRow:
+    """An encoder at one share of rows kept. ratio_cpu: CPU time with rows removed / masked."""
+
+    kept: float
+    cpu_seconds_removed: float
+    cpu_seconds_masked: float
+    ratio_cpu: float
+
+
+@dataclass(frozen=True)
+class LayerwiseSpeed(JsonFile):
+    """An encoder with gates between its layers, dropped rows removed and masked."""
+
+    COMMAND = "l0drop bench layerwise"
+
+    what: str
+    shape: EvenBatch
+    rows: list[LayerwiseRow]
+    made_by: Provenance | None = flat()
+
+
+@dataclass(frozen=True)
+class DriftRow:
+    """Mean absolute differences of logits / the mean absolute logit in float32."""
+
+    family: str
+    gating: str
+    attention: str
+    dtype: str
+    short_against_dense: float
+    dense_against_float32: float
+
+
+@dataclass(frozen=True)
+class Drift(JsonFile):
+    """How far low precision moves the logits. kept: the share of encodings kept."""
+
+    COMMAND = "l0drop bench drift"
+
+    what: str
+    kept: float
+    rows: list[DriftRow]
+    made_by: Provenance | None = flat()
+
+
+# --- training ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrainingRound:
+    """The timed steps of one system. mfu: share of a large matrix product's FLOP/s; of_positions: with padding."""
+
+    tokens_per_second: float
+    tokens_per_step: float
+    milliseconds_per_step: float
+    mfu: float
+    mfu_of_positions: float
+    steps: int
+    seconds_before: float
+    peak_memory_gib: float
+
+
+@dataclass(frozen=True)
+class LossCurves:
+    """Cross-entropy by step. Over the second half: difference: |fast - plain|; noise: between two plain runs."""
+
+    log_every: int
+    cross_entropy: dict[str, list[float]]
+    difference: float
+    noise: float
+
+
+@dataclass(frozen=True)
+class TrainingSpeed(JsonFile):
+    """Our trainer and Hugging Face's, by system. tokens_per_second, mfu: medians over the rounds; mfu is of ours."""
+
+    COMMAND = "l0drop bench train --device cuda"
+
+    what: str
+    precision: str
+    batch_tokens: int
+    label_smoothing: float
+    matrix_tflops: float
+    tokens_per_second: dict[str, float]
+    times_theirs: float
+    times_theirs_with_cudnn_attention_off: float
+    mfu: float
+    mfu_of_positions: float
+    gate_overhead: float
+    rounds: dict[str, list[TrainingRound]]
+    curves: LossCurves
+    made_by: Provenance | None = flat()
+
+
+# --- prediction --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """The sizes of a model and a search that determine the cost of a batch.
+
+    memory: numbers in a memory row's keys. activations: numbers in the widest layer's output for a source token.
+    zero_row: whether the short memory has a zero row for the dropped encodings.
+    """
+
+    beams: int
+    memory: int
+    activations: int
+    zero_row: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredPoint:
+    """CPU seconds of a batch by round, their median, and the fitted time; decoding has rows and target."""
+
+    batch: int
+    rows: int | None = optional()
+    target: int | None = optional()
+    source: int | None = optional()
+    seconds: list[float]
+    median: float
+    fitted: float
+
+
+@dataclass(frozen=True)
+class PredictedRow:
+    """A batch size and a source length. seconds: encode, dense, short. speed_up: decode, both."""
+
+    batch: int
+    source: int
+    seconds: dict[str, float]
+    speed_up: dict[str, float]
+
+
+@dataclass(frozen=True)
+class SpeedUpCheck:
+    """The speed-up of decoding on the short memory over the dense one."""
+
+    predicted: float
+    measured: float
+
+
+@dataclass(frozen=True)
+class CheckedShape:
+    """Predicted and measured seconds of a shape that was not fitted, by phase: encode, dense, short."""
+
+    shape: Shape
+    predicted: dict[str, float]
+    measured: dict[str, float]
+    seconds: dict[str, list[float]]
+    error: dict[str, float]
+    speed_up: SpeedUpCheck
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedPrediction(JsonFile):
+    """The predicted speed-up of a short memory. source: the length that the answer is for; None is any length.
+
+    costs, meaning, points: by phase, decode and encode. pays_from: by batch size, then by phase (decode, both).
+    """
+
+    COMMAND = "l0drop bench predict"
+
+    what: str
+    model: str
+    input: FileStamp | None
+    beams: int
+    target: int
+    answer: str = ""
+    sparsity: float
+    source: int | None = None
+    longest_source: int
+    linears: str
+    rounds: int
+    points: dict[str, list[MeasuredPoint]]
+    sizes: ModelSizes
+    costs: dict[str, dict[str, float]]
+    meaning: dict[str, dict[str, str]]
+    table: list[PredictedRow]
+    pays_from: dict[str, dict[str, int | None]]
+    check: list[CheckedShape]
+    notes: dict[str, str]
+    made_by: Provenance | None = flat()

@@ -9,6 +9,9 @@ from rich.text import Text
 
 from l0drop.runs import escape
 
+_COLOURS = {"good": "green", "bad": "red"}
+"""In the terminal, by CSS class."""
+
 
 @dataclass(frozen=True)
 class Table:
@@ -73,9 +76,11 @@ def in_markdown(table: Table) -> str:
 
 def for_terminal(table: Table, title: str | None = None, compact: bool = False) -> RichTable:
     """A table in which long names wrap and are never cut; compact: without vertical lines, and no name wraps."""
-    shown = RichTable(title=title, caption=table.note or None, title_justify="left", caption_justify="left")
+    shown = RichTable(title_justify="left", caption_justify="left")
+    shown.title = Text(title, "table.title") if title else None
+    shown.caption = Text(table.note, "table.caption") if table.note else None
     if compact:
-        shown.box, shown.pad_edge = box.SIMPLE_HEAD, False
+        shown.box, shown.pad_edge, shown.padding = box.SIMPLE_HEAD, False, (0, 1, 0, 0)
     for number, name in enumerate(table.head):
         words = not number or name in table.prose
         no_wrap = compact and not number
@@ -83,5 +88,6 @@ def for_terminal(table: Table, title: str | None = None, compact: bool = False) 
     for number, (first, *rest) in enumerate(table.rows):
         is_bold = number == table.marked or number in table.titles
         indented = f"  {first}" if table.titles and number not in table.titles else first
-        shown.add_row(Text(indented), *(Text(cell) for cell in rest), style="bold" if is_bold else None)
+        cells = (Text(cell, _COLOURS.get(table.styles.get(cell, ""), "")) for cell in rest)
+        shown.add_row(Text(indented), *cells, style="bold" if is_bold else None)
     return shown

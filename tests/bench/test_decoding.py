@@ -9,10 +9,14 @@ import pytest
 from rich.console import Console
 
 from l0drop.app import cli
-from l0drop.app.bench import _brief, _decode_table, _speed_up_table
-from l0drop.bench.decoding import COMPARED, PHASES, compare, decode_benchmark, in_turns
+from l0drop.bench.decoding import COMPARED, PHASES, compare, decode_benchmark
 from l0drop.bench.peers import SYSTEMS
-from l0drop.bench.workloads import SHAPES, RandomModel, Shape, Text
+from l0drop.bench.timing import in_turns
+from l0drop.bench.workloads import SHAPES, RandomModel, Text
+from l0drop.report.benchmark import brief, decode_table, speed_up_table
+from l0drop.runs.benchmark import DecodeBenchmark, DecodeBenchmarks, GateCounts, Seconds, Shape, TokenAgreement
+from l0drop.runs.json_file import as_json
+from l0drop.runs.table import for_terminal
 from tests.decoding import folders
 
 TINY = {
@@ -29,27 +33,31 @@ def result():
 
 
 def test_systems_agree(result):
-    assert result["sentences"] == 5
-    agreement = dict(result["agreement"])
+    assert result.sentences == 5
+    agreement = dict(result.agreement)
     assert agreement.pop("hf-dense") is None, "the reference"
     for name in ("engine-short", "engine-dense", "hf-short", "ct2-float32"):
         found = agreement[name]
-        assert (found["must_agree"], found["same"] + found["tied"], found["different"]) == (True, 5, 0), name
-    assert agreement["ct2-float32"]["reference"] == "engine-dense, without gates"
-    assert not any(agreement[name]["must_agree"] for name in SYSTEMS if "int8" in name)
+        assert (found.must_agree, found.same + found.tied, found.different) == (True, 5, 0), name
+    assert agreement["ct2-float32"].reference == "engine-dense, without gates"
+    assert not any(agreement[name].must_agree for name in SYSTEMS if "int8" in name)
 
 
 def test_pairs_are_compared_within_rounds(result):
-    pairs = [(row["phase"], row["system"], row["by"]) for row in result["ratios"]]
+    pairs = [(row.phase, row.system, row.by) for row in result.ratios]
     assert pairs == list(COMPARED)
-    for row in result["ratios"]:
-        one, other = (result["systems"][row[key]]["seconds"][row["phase"]]["cpu"] for key in ("system", "by"))
-        assert row["times"] == pytest.approx(statistics.median(a / b for a, b in zip(one, other, strict=False)))
+    for row in result.ratios:
+        one, other = (result.systems[name].seconds[row.phase].cpu for name in (row.system, row.by))
+        assert row.times == pytest.approx(statistics.median(a / b for a, b in zip(one, other, strict=False)))
 
 
-def test_the_result_is_complete_json(result):
-    assert json.loads(json.dumps(result)) == result
-    assert result.keys() >= {"commit", "torch", "transformers", "device", "threads", "ctranslate2", "notes", "shape"}
+def test_the_result_is_complete_json(result, tmp_path):
+    result.write(tmp_path / "bench.json")
+    assert DecodeBenchmark.read(tmp_path / "bench.json") == result
+    result = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
+    made_by = {"l0drop", "commit", "python", "torch", "transformers", "device", "threads"}
+    found = {"sentences", "gates", "generation", "systems", "ratios", "agreement", "notes", "ctranslate2"}
+    assert result.keys() == {"version", "what", "shape", "changes", "gating"} | found | made_by
     assert list(result["systems"]) == list(SYSTEMS)
     for name, system in result["systems"].items():
         rounds = 2 if name.startswith("hf") else 3
@@ -68,20 +76,17 @@ def test_the_result_is_complete_json(result):
 
 
 def test_sparsity_and_memory_match_the_shape(result):
-    assert result["gates"] == {
-        "sparsity": pytest.approx(0.6),
-        "source_tokens": 200,
-        "longest_source": 40,
-        "longest_memory": 16 + 1,
-    }
-    memory = {name: system["memory"] for name, system in result["systems"].items()}
+    assert result.gates == GateCounts(
+        sparsity=pytest.approx(0.6), source_tokens=200, longest_source=40, longest_memory=16 + 1
+    )
+    memory = {name: system.memory for name, system in result.systems.items()}
     row = 2 * 2 * 32 * 4
-    assert memory["hf-dense"]["cross_cache"] == 5 * 4 * 40 * row
-    assert memory["engine-short"]["cross_cache"] == 5 * 17 * row
-    assert memory["ct2-float32"]["cross_cache"] is None
-    assert all(memory[name]["weights"] > 0 for name in SYSTEMS)
+    assert memory["hf-dense"].cross_cache == 5 * 4 * 40 * row
+    assert memory["engine-short"].cross_cache == 5 * 17 * row
+    assert memory["ct2-float32"].cross_cache is None
+    assert all(memory[name].weights > 0 for name in SYSTEMS)
     if sys.platform == "linux":
-        assert all(memory[name]["beyond_loaded"] > 0 for name in SYSTEMS)
+        assert all(memory[name].beyond_loaded > 0 for name in SYSTEMS)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -96,11 +101,11 @@ def test_the_fixed_gate_keeps_the_share_of_each_shape(name):
 def test_peaks_include_the_cross_attention_cache():
     """Here Hugging Face's dense keys and values are by far the largest allocation."""
     workload = RandomModel(Shape(8, 1500, 2, 0.9), changes={**TINY, "d_model": 64, "max_position_embeddings": 1600})
-    systems = decode_benchmark(workload, ("engine-short", "hf-dense"), rounds=1, progress=lambda _: None)["systems"]
-    held = systems["hf-dense"]["memory"]["cross_cache"]
+    systems = decode_benchmark(workload, ("engine-short", "hf-dense"), rounds=1, progress=lambda _: None).systems
+    held = systems["hf-dense"].memory.cross_cache
     assert held == 8 * 4 * 1500 * 2 * 2 * 64 * 4
     if sys.platform == "linux":
-        peaks = {name: system["memory"]["beyond_loaded"] for name, system in systems.items()}
+        peaks = {name: system.memory.beyond_loaded for name, system in systems.items()}
         assert peaks["hf-dense"] > held
         assert peaks["hf-dense"] > peaks["engine-short"]
 
@@ -109,8 +114,14 @@ def test_ties_are_counted_separately_from_differences():
     reference = [[[1, 2], [3, 4]], [[5, 6], [7]]]
     other = [[[1, 2], [3, 9]], [[5, 8], [7]]]
     scores = {(3, 4): -1.0, (3, 9): -1.00005, (5, 6): -1.0, (5, 8): -1.2}
-    found = compare(other, reference, lambda outputs: [scores[tuple(tokens)] for _, _, tokens in outputs])
-    assert found == {"same": 2, "tied": 1, "different": 1, "largest_score_gap": pytest.approx(0.2)}
+
+    def score(outputs):
+        return [scores[tuple(tokens)] for _, _, tokens in outputs]
+
+    found = compare(other, reference, score, reference="hf-dense", must_agree=True)
+    gap = pytest.approx(0.2)
+    assert found == TokenAgreement("hf-dense", True, same=2, tied=1, different=1, largest_score_gap=gap)
+    assert as_json(found)["largest_score_gap"] == gap
 
 
 def test_systems_take_turns():
@@ -147,8 +158,8 @@ def test_a_model_without_a_gate_drops_nothing(baseline, text):
     workload = Text(str(baseline), text, sentences=4, max_new_tokens=8)
     systems = ("engine-short", "ct2-float32")
     result = decode_benchmark(workload, systems, rounds=1, progress=lambda _: None)
-    assert result["gates"]["sparsity"] == 0
-    assert result["agreement"]["ct2-float32"]["different"] == 0
+    assert result.gates.sparsity == 0
+    assert result.agreement["ct2-float32"].different == 0
 
 
 def test_the_command_decodes_text(model_folder, text, tmp_path, monkeypatch, capsys):
@@ -215,24 +226,61 @@ def l0drop(monkeypatch, capsys, *arguments: object) -> tuple[int, str]:
     return int(ended.value.code or 0), " ".join((captured.out + captured.err).split())
 
 
+def test_the_command_decodes_several_shapes(tmp_path, monkeypatch, capsys):
+    def tiny(workload, *arguments, **settings):
+        return decode_benchmark(replace(workload, changes=TINY), *arguments, **settings)
+
+    monkeypatch.setattr("l0drop.bench.decoding.decode_benchmark", tiny)
+    options = "--shape mt,cnndm --batch 2 --source 12 --target 2 --rounds 1 --systems engine-short,engine-dense"
+    output = tmp_path / "shapes.json"
+    code, said = l0drop(monkeypatch, capsys, "bench", "decode", *options.split(), "--json", output)
+    assert code == 0, said
+    assert "cnndm: Dropping 50.0% of the encodings" in said
+    content = json.loads(output.read_text(encoding="utf-8"))
+    assert content.keys() >= {"shapes", "device", "threads", "torch", "commit", "version"}
+    found = DecodeBenchmarks.read(output)
+    assert list(found.shapes) == ["mt", "cnndm"]
+    assert found.made_by == found.shapes["mt"].made_by
+
+
+def rendered(titled) -> str:
+    title, table = titled
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(for_terminal(table, title, compact=True))
+    return captured.get()
+
+
 def test_tables_keep_every_name_at_80_columns(result):
-    large = json.loads(json.dumps(result))
-    for system in large["systems"].values():
-        system["sentences_per_second"] = 11_750.0
-        system["median"] = {phase: {"cpu": 1234.5, "wall": 1234.5} for phase in PHASES}
-        system["memory"]["beyond_loaded"] = 12_345 << 20
+    slow = dict.fromkeys(PHASES, Seconds(1234.5, 1234.5))
+    systems = {
+        name: replace(
+            system,
+            sentences_per_second=11_750.0,
+            median=slow,
+            memory=replace(system.memory, beyond_loaded=12_345 << 20),
+        )
+        for name, system in result.systems.items()
+    }
+    large = replace(result, systems=systems)
     shapes = {"wikisum": large, "cnndm": large, "mt": large}
-    for table in (_decode_table(large), _speed_up_table({"text": large}), _speed_up_table(shapes)):
-        console = Console(width=80)
-        with console.capture() as captured:
-            console.print(table)
-        shown = captured.get()
-        assert "…" not in shown
+    for titled in (decode_table(large), speed_up_table({"text": large}), speed_up_table(shapes)):
+        shown = rendered(titled)
+        assert "\u2026" not in shown
         assert "e+" not in shown
         assert max(map(len, shown.splitlines())) <= 80
         assert all(name in shown for name in SYSTEMS if "hf-short" not in name)
 
 
+def test_unexpected_differences_are_marked(result):
+    wrong = replace(result.agreement["engine-short"], same=4, tied=0, different=1)
+    _, table = decode_table(replace(result, agreement={**result.agreement, "engine-short": wrong}))
+    marked = [row[0] for row in table.rows if row[-1] in table.styles]
+    assert (marked, table.styles) == (["engine-short"], {"4/5 !": "bad"})
+    assert "!: tokens differ" in table.note
+    assert "!: tokens differ" not in decode_table(result)[1].note
+
+
 def test_numbers_are_plain():
     numbers = {11_750.0: "11,750", 123.4: "123", 12.345: "12.3", 1.2345: "1.23", 0.1234: "0.12", 0.01234: "0.0123"}
-    assert {number: _brief(number) for number in numbers} == numbers
+    assert {number: brief(number) for number in numbers} == numbers

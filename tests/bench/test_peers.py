@@ -10,7 +10,7 @@ import transformers as hf
 
 from l0drop import L0DropConfig, sparsify
 from l0drop.bench import peers
-from l0drop.bench.peers import Batch, build_system, convert, cut, plain_generation, rescore, ungated
+from l0drop.bench.peers import Batch, build_peer, convert, cut, plain_generation, rescore, ungated
 from tests.models import zoo
 
 NATURAL = {"num_beams": 4, "max_new_tokens": 12, "length_penalty": 0.6, "early_stopping": True}
@@ -40,7 +40,7 @@ def gated():
 @pytest.mark.parametrize("family", CONVERTED)
 def test_ctranslate2_finds_the_tokens_of_generate(family, search):
     base = zoo.build(family)
-    system = build_system("ct2-float32", sparsify(base), **SEARCHES[search])
+    system = build_peer("ct2-float32", sparsify(base), **SEARCHES[search])
     for seed in range(3):
         assert system.generate(batch_of(seed)) == generated(base, batch_of(seed), SEARCHES[search])
 
@@ -48,7 +48,7 @@ def test_ctranslate2_finds_the_tokens_of_generate(family, search):
 @pytest.mark.parametrize("family", CONVERTED)
 def test_the_encoder_of_ctranslate2_gives_the_same_encodings(family):
     base, batch = zoo.build(family), batch_of()
-    system = build_system("ct2-float32", sparsify(base), **GREEDY)
+    system = build_peer("ct2-float32", sparsify(base), **GREEDY)
     real = batch.attention_mask.bool()
     ours = base.get_encoder()(**batch.encoder_inputs).last_hidden_state
     theirs = torch.from_numpy(np.array(system.encode(batch)))
@@ -63,7 +63,7 @@ def test_ctranslate2_takes_vocabularies_of_different_sizes():
     for parameter in base.parameters():
         if parameter.dim() == 2 and parameter.requires_grad:
             parameter.data.normal_(0, 0.4)
-    system = build_system("ct2-float32", sparsify(base), **NATURAL)
+    system = build_peer("ct2-float32", sparsify(base), **NATURAL)
     assert system.generate(batch_of()) == generated(base, batch_of(), NATURAL)
 
 
@@ -77,7 +77,7 @@ def test_every_system_avoids_bad_words():
     expected = generated(base, batch, NATURAL)
     assert expected != before
     for name in ("engine-dense", "hf-dense", "ct2-float32"):
-        tokens = build_system(name, model, **NATURAL).generate(batch)
+        tokens = build_peer(name, model, **NATURAL).generate(batch)
         assert tokens == expected, name
 
 
@@ -85,11 +85,11 @@ def test_every_system_avoids_bad_words():
 def test_all_systems_agree(gated, search):
     batch, generation = batch_of(), SEARCHES[search]
     tokens = {
-        name: build_system(name, gated, **generation).generate(batch) for name in peers.SYSTEMS if "int8" not in name
+        name: build_peer(name, gated, **generation).generate(batch) for name in peers.SYSTEMS if "int8" not in name
     }
     for name in ("engine-short", "engine-dense", "hf-short"):
         assert tokens[name] == tokens["hf-dense"], name
-    without_gates = build_system("engine-dense", ungated(gated), **generation).generate(batch)
+    without_gates = build_peer("engine-dense", ungated(gated), **generation).generate(batch)
     assert tokens["ct2-float32"] == without_gates
     assert tokens["hf-dense"] != without_gates, "half of the gates are closed, so the outputs must differ"
 
@@ -97,25 +97,23 @@ def test_all_systems_agree(gated, search):
 def test_ungated_is_the_base_model(gated):
     base = zoo.build("marian")
     for name in ("engine-short", "hf-short"):
-        assert build_system(name, ungated(gated), **NATURAL).generate(batch_of()) == generated(
-            base, batch_of(), NATURAL
-        )
+        assert build_peer(name, ungated(gated), **NATURAL).generate(batch_of()) == generated(base, batch_of(), NATURAL)
 
 
 def test_outputs_do_not_depend_on_the_batch(gated):
     batch = batch_of()
     for name in ("engine-short", "hf-short", "ct2-float32"):
-        system = build_system(name, gated, **NATURAL)
+        system = build_peer(name, gated, **NATURAL)
         together = system.generate(batch)
         assert [system.generate(batch[row])[0] for row in range(len(batch))] == together
 
 
 def test_int8_weights_are_smaller(gated):
-    sizes = {name: build_system(name, gated, **NATURAL).weight_bytes() for name in peers.SYSTEMS}
+    sizes = {name: build_peer(name, gated, **NATURAL).weight_bytes() for name in peers.SYSTEMS}
     shared = sum(p.nbytes for p in gated.parameters())
     assert sizes["engine-short"] == shared, "tied weights are one parameter, counted once"
     assert sizes["ct2-int8"] < 0.5 * sizes["ct2-float32"]
-    rounded = build_system("engine-int8-short", gated, **NATURAL)
+    rounded = build_peer("engine-int8-short", gated, **NATURAL)
     rounded.generate(batch_of())
     assert shared < rounded.weight_bytes() < 1.8 * shared, "8-bit copies, at most for two engines"
 
@@ -125,7 +123,7 @@ def test_the_cross_attention_cache_is_as_small_as_the_memory(gated):
     batch = batch_of()
     sentences, source = batch.input_ids.shape
     sizes = {
-        name: build_system(name, gated, **NATURAL).cross_bytes(batch)
+        name: build_peer(name, gated, **NATURAL).cross_bytes(batch)
         for name in ("engine-short", "engine-dense", "hf-short", "hf-dense")
     }
     row = 2 * gated.config.decoder_layers * gated.config.d_model * 4  # keys and values of one position, float32
@@ -160,21 +158,21 @@ def test_converting_does_not_change_the_model(tmp_path):
 def test_the_error_without_ctranslate2_says_how_to_install_it(gated, monkeypatch):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     with pytest.raises(ValueError, match=r"ctranslate2: not installed; pip install 'l0drop\[bench\]'"):
-        build_system("ct2-float32", gated, **NATURAL)
+        build_peer("ct2-float32", gated, **NATURAL)
 
 
 def test_unsupported_settings_of_ctranslate2_raise(gated):
     with pytest.raises(ValueError, match=r"ct2: supports marian, .*, not m2m_100"):
-        build_system("ct2-float32", sparsify(zoo.build("m2m100")), **NATURAL)
+        build_peer("ct2-float32", sparsify(zoo.build("m2m100")), **NATURAL)
     with pytest.raises(ValueError, match=r"early_stopping: .*set it to True"):
-        build_system("ct2-float32", gated, **{**NATURAL, "early_stopping": False})
+        build_peer("ct2-float32", gated, **{**NATURAL, "early_stopping": False})
     with pytest.raises(ValueError, match=r"length_penalty: "):
-        build_system("ct2-float32", gated, **{**NATURAL, "length_penalty": 0.0})
+        build_peer("ct2-float32", gated, **{**NATURAL, "length_penalty": 0.0})
     with pytest.raises(ValueError, match=r"no_repeat_ngram_size: CTranslate2 has no such setting"):
-        build_system("ct2-float32", gated, **NATURAL, no_repeat_ngram_size=2)
+        build_peer("ct2-float32", gated, **NATURAL, no_repeat_ngram_size=2)
     model = copy.deepcopy(gated)
     model.generation_config.forced_bos_token_id = 7
     with pytest.raises(ValueError, match=r"forced_bos_token_id"):
-        build_system("ct2-float32", model, **NATURAL)
+        build_peer("ct2-float32", model, **NATURAL)
     with pytest.raises(ValueError, match=r"systems: expected some of engine-short, .*got 'gpu'"):
-        build_system("gpu", gated, **NATURAL)
+        build_peer("gpu", gated, **NATURAL)

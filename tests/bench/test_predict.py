@@ -10,8 +10,9 @@ import transformers
 from l0drop import L0DropConfig, sparsify
 from l0drop.bench.cost_model import DECODE, ENCODE, PAYS, Prediction, Sizes, fit, total
 from l0drop.bench.predict import BATCHES, CHECKS, WORTHWHILE, Bench, Question, answer, points
-from l0drop.bench.workloads import Shape
 from l0drop.core.memory import has_shared_row
+from l0drop.runs.benchmark import Shape, SpeedPrediction
+from l0drop.runs.json_file import as_json
 from tests.bench.test_decoding import l0drop
 from tests.decoding import folders
 from tests.models import zoo
@@ -137,10 +138,10 @@ def test_a_gain_that_vanishes_at_long_sources_has_no_start():
 
 
 def test_the_published_prediction_matches_its_costs():
-    stored = json.loads((ROOT / "docs" / "results" / "predict.json").read_text(encoding="utf-8"))
-    prediction = Prediction(Sizes(**stored["sizes"]), stored["costs"]["decode"], stored["costs"]["encode"])
-    for batch, found in stored["pays_from"].items():
-        shape = stored["target"], stored["sparsity"], stored["longest_source"]
+    stored = SpeedPrediction.read(ROOT / "docs" / "results" / "predict.json")
+    prediction = Prediction(Sizes(**vars(stored.sizes)), stored.costs["decode"], stored.costs["encode"])
+    for batch, found in stored.pays_from.items():
+        shape = stored.target, stored.sparsity, stored.longest_source
         assert prediction.pays_from(int(batch), *shape) == found
 
 
@@ -208,6 +209,7 @@ def test_the_command_predicts_and_checks(model_folder, tmp_path, monkeypatch, ca
     code, said = l0drop(monkeypatch, capsys, "bench", "predict", model_folder, *arguments)
     assert code == 0, said
     result = json.loads(output.read_text())
+    assert {**as_json(SpeedPrediction.read(output)), "version": 1} == result
     assert said.index(result["answer"]) < said.index("Assumed: ") < said.index("Speed-up of the short over the dense")
     assert f"{result['sparsity']:.0%} of the encodings dropped, outputs of 6 tokens, beam 2" in said
     assert f"sources of {result['source']} tokens" in result["answer"], "the mean of the input"

@@ -17,6 +17,8 @@ from l0drop.bench.training import (
     synthetic_corpus,
     training_flops,
 )
+from l0drop.report.benchmark import training_speed_table
+from l0drop.runs.benchmark import TrainingSpeed
 
 MODEL = {
     "d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2,
@@ -54,16 +56,20 @@ def test_the_corpus_is_ragged_and_translates_word_by_word():
     assert all(len(targets) == 1 for targets in pairs.values())
 
 
-def test_every_system_is_measured_on_the_same_tokens():
+def test_every_system_is_measured_on_the_same_tokens(tmp_path):
     result = Benchmark("cpu", TINY).run(progress=lambda text: None)
-    assert list(result["rounds"]) == [THEIRS, THEIRS_OFF, OURS, OURS_GATED]
-    per_step = {name: results[0]["tokens_per_step"] for name, results in result["rounds"].items()}
+    assert list(result.rounds) == [THEIRS, THEIRS_OFF, OURS, OURS_GATED]
+    per_step = {name: results[0].tokens_per_step for name, results in result.rounds.items()}
     assert per_step[THEIRS_OFF] == per_step[OURS] == per_step[OURS_GATED]
-    for results in result["rounds"].values():
-        assert 0 < results[0]["mfu"] < results[0]["mfu_of_positions"]
-    speeds = result["tokens_per_second"]
-    assert result["times_theirs"] == pytest.approx(speeds[OURS] / speeds[THEIRS])
-    curves = result["curves"]["cross_entropy"]
+    for results in result.rounds.values():
+        assert 0 < results[0].mfu < results[0].mfu_of_positions
+    speeds = result.tokens_per_second
+    assert result.times_theirs == pytest.approx(speeds[OURS] / speeds[THEIRS])
+    curves = result.curves.cross_entropy
     assert len(curves["plain"]) == 30
     assert curves["fast"] == curves["plain"] != curves["plain, other dropout"]  # on a CPU both are the plain path
-    assert {"commit", "device", "torch"} <= set(result)
+    result.write(tmp_path / "speed.json")
+    assert TrainingSpeed.read(tmp_path / "speed.json") == result
+    title, table = training_speed_table(result)
+    assert "fp32, batches of 800 padded tokens" in title
+    assert [row[0].replace(",\n  ", ", ") for row in table.rows] == list(result.rounds)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from l0drop.runs.analysis import Analysis, SweepAnalysis
-from l0drop.runs.benchmark import DecodeBenchmark
+from l0drop.runs.benchmark import DecodeBenchmark, DecodeBenchmarks, SpeedPrediction, TrainingSpeed
 from l0drop.runs.evaluation import Evaluation
 from l0drop.runs.json_file import FileError, JsonFile, as_json, flat, from_json, named, optional
 from l0drop.runs.run import RunMetrics
@@ -133,6 +133,22 @@ def test_published_files_of_every_kind_are_read() -> None:
     content = json.loads((RESULTS / "europarl-analysis.json").read_text(encoding="utf-8"))
     assert as_json(from_json(SweepAnalysis, content["sweep"])) == content["sweep"]
     assert from_json(Analysis, content["point"]).interventions is not None
+
+
+BENCHMARKS: dict[str, type[JsonFile]] = {
+    **{path.stem: DecodeBenchmark for path in RESULTS.glob("decode-*.json")},
+    "decode-2-threads": DecodeBenchmarks,
+    "predict": SpeedPrediction,
+    "training-speed": TrainingSpeed,
+}
+
+
+@pytest.mark.parametrize("name", sorted(BENCHMARKS))
+def test_published_benchmarks_lose_nothing_when_they_are_read(name: str) -> None:
+    """Every key of the file is a field, so writing it again gives the same content."""
+    content = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    again = as_json(BENCHMARKS[name].read(RESULTS / f"{name}.json"))
+    assert again | content == again
 
 
 def test_an_older_sweep_has_another_name_for_its_continued_baseline(tmp_path: Path) -> None:

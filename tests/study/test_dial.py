@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from l0drop.app.bench import _dial_table
 from l0drop.decoding.corpus import decode_corpus
 from l0drop.recipe import parse_recipe
+from l0drop.report.benchmark import dial_table
 from l0drop.runs.run import DialCurve
 from l0drop.study import dial
 from l0drop.study.dial import dial_curve
@@ -42,7 +42,7 @@ def test_the_curve_keeps_the_requested_shares(baseline: Path, tmp_path: Path, mo
     curve.write(tmp_path / "dial.json")
     assert DialCurve.read(tmp_path / "dial.json") == curve
     assert "references" not in json.loads((tmp_path / "dial.json").read_text())
-    assert _dial_table(curve).caption == own.score.signature
+    assert dial_table(curve)[1].note == own.score.signature
 
 
 def test_scores_against_a_teachers_outputs_are_labelled(baseline: Path, tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_scores_against_a_teachers_outputs_are_labelled(baseline: Path, tmp_path
     curve = dial_curve(tmp_path / "runs" / "sparse", [0.5], lambda text: None)
     assert curve.rows[0].score == metrics.test.score
     assert curve.references == metrics.test.references == f"outputs of {baseline}"
-    assert str(_dial_table(curve).caption).startswith(f"References: outputs of {baseline}. nrefs:1")
+    assert dial_table(curve)[1].note.startswith(f"References: outputs of {baseline}. nrefs:1")
 
 
 def test_runs_without_a_gate_and_unfinished_runs_are_refused(baseline: Path, tmp_path: Path) -> None:
