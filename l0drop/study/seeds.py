@@ -15,10 +15,10 @@ from typing import Self
 import yaml
 from rich.console import Console
 
-from l0drop.data.metrics import bleu
+from l0drop.data.metrics import scorer
 from l0drop.data.score import MetricName
 from l0drop.data.whole import write_whole
-from l0drop.recipe import Recipe, TextCorpus, load_recipe
+from l0drop.recipe import Evaluate, Recipe, TextCorpus, load_recipe
 from l0drop.runs.run import DialCurve, RunFolder, RunMetrics
 from l0drop.runs.study import SeedRun, StatisticsFile, StudiedSystem, StudyResults
 from l0drop.study.parallel import train_in_parallel
@@ -182,20 +182,22 @@ def gather(
 ) -> StudyResults:
     """The results of the finished runs, by system, and each system's difference to the continued baseline.
 
-    margin: the acceptable loss of BLEU. also: for some systems, another one to compare with. A system of one seed is
-    compared over sentences only (`one_seed`). The result contains no text of the data. statistics_file: where to write
-    the per-sentence statistics of all test outputs, so that others can recompute scores and intervals; the result then
-    names the file.
+    Outputs are compared in the metric of the first run's recipe. margin: the acceptable loss of that score. also: for
+    some systems, another one to compare with. A system of one seed is compared over sentences only (`one_seed`). The
+    result contains no text of the data. statistics_file: where to write the per-sentence statistics of all test
+    outputs, so that others can recompute scores and intervals; the result then names the file.
     """
     systems: dict[str, StudiedSystem] = {}
     outputs: dict[str, list[tuple[int, str, Statistics]]] = {}
     truth: list[str] = []
+    scoring = Evaluate()
     for name in (name for name in names if RunFolder(runs / name).is_finished):
         folder, system = RunFolder(runs / name), name.rpartition("-s")[0]
         metrics = RunMetrics.read(folder.metrics)
         recipe = yaml.safe_load(folder.recipe.read_text(encoding="utf-8"))
         if not truth:
             read = load_recipe(folder.recipe)
+            scoring = read.evaluate
             truth = references(read, build_tokenizers(read, folder.path, lambda text: None), "test")
         about = {key: recipe.pop(key) for key in ("name", "seed", "about")}
         entry = systems.setdefault(system, StudiedSystem(recipe, [], metrics.made_by))
@@ -203,7 +205,8 @@ def gather(
         entry.runs.append(_seed_run(folder, about["seed"], metrics, text))
         lines = text.decode("utf-8").splitlines()
         start = Path((recipe.get("model") or {}).get("init") or name).name
-        outputs.setdefault(system, []).append((about["seed"], start, statistics_of("bleu", lines, truth)))
+        counts = statistics_of(scoring.metric, lines, truth, scoring.tokenize)
+        outputs.setdefault(system, []).append((about["seed"], start, counts))
     for system, found in outputs.items():
         others = {ON: continued_of(system, outputs)} if system != ON else {}
         if also and system in also:
@@ -220,7 +223,7 @@ def gather(
             systems[system] = entry
     written = None
     if statistics_file is not None and truth:
-        written = _write_statistics(statistics_file, outputs, truth)
+        written = _write_statistics(statistics_file, outputs, truth, scoring)
     return StudyResults(what, systems, written)
 
 
@@ -239,13 +242,13 @@ def _seed_run(folder: RunFolder, seed: int, metrics: RunMetrics, outputs: bytes)
 
 
 def _write_statistics(
-    file: Path, outputs: Mapping[str, Sequence[tuple[int, str, Statistics]]], truth: Sequence[str]
+    file: Path, outputs: Mapping[str, Sequence[tuple[int, str, Statistics]]], truth: Sequence[str], scoring: Evaluate
 ) -> StatisticsFile:
-    """Write the BLEU statistics of all runs, by name; returns the file's name and hash."""
+    """Write the statistics of all runs, by name; returns the file's name and hash."""
     by_run: dict[str, dict[MetricName, Statistics]] = {
-        f"{system}-s{seed}": {"bleu": one} for system, found in outputs.items() for seed, _, one in found
+        f"{system}-s{seed}": {scoring.metric: one} for system, found in outputs.items() for seed, _, one in found
     }
-    scores = named_scores({"bleu": bleu(truth, truth)})
+    scores = named_scores({scoring.metric: scorer(scoring.metric, scoring.tokenize)(truth, truth)})
     count = len(truth)
     content = SentenceStatistics(by_run, scores, [*range(1, count + 1)], [*range(count)]).as_bytes()
     write_whole(file, content)

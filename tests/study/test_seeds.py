@@ -5,12 +5,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from l0drop.data.tokenizer import load_tokenizers
-from l0drop.recipe import parse_recipe
+from l0drop.recipe import Evaluate, parse_recipe
 from l0drop.runs.evaluation import DifferenceOverBaselines
 from l0drop.runs.json_file import as_json, from_json
 from l0drop.study import parallel, seeds
@@ -41,7 +42,7 @@ def run_folder(folder, outputs, seed, sparse):
 def test_runs_are_gathered_by_system_and_compared_with_the_baseline_of_their_seed(tmp_path, monkeypatch):
     truth = [f"the small house number {n} stands there" for n in range(30)]
     worse = [line.replace("house", "tree") if n % 3 else line for n, line in enumerate(truth)]
-    monkeypatch.setattr(seeds, "load_recipe", lambda path: None)
+    monkeypatch.setattr(seeds, "load_recipe", lambda path: SimpleNamespace(evaluate=Evaluate()))
     monkeypatch.setattr(seeds, "build_tokenizers", lambda *arguments: None)
     monkeypatch.setattr(seeds, "references", lambda recipe, tokenizers, split: truth)
     for seed in (1, 2):
@@ -64,7 +65,7 @@ def test_runs_are_gathered_by_system_and_compared_with_the_baseline_of_their_see
 
 def test_pairs_that_start_from_one_baseline_are_one_unit(tmp_path, monkeypatch):
     truth = [f"the small house number {n} stands there" for n in range(30)]
-    monkeypatch.setattr(seeds, "load_recipe", lambda path: None)
+    monkeypatch.setattr(seeds, "load_recipe", lambda path: SimpleNamespace(evaluate=Evaluate()))
     monkeypatch.setattr(seeds, "build_tokenizers", lambda *arguments: None)
     monkeypatch.setattr(seeds, "references", lambda recipe, tokenizers, split: truth)
     for seed in (1, 2, 3, 4):
@@ -88,7 +89,7 @@ def test_pairs_that_start_from_one_baseline_are_one_unit(tmp_path, monkeypatch):
 
 def test_one_seed_is_compared_over_sentences_with_other_systems_too(tmp_path, monkeypatch):
     truth = [f"the small house number {n} stands there" for n in range(30)]
-    monkeypatch.setattr(seeds, "load_recipe", lambda path: None)
+    monkeypatch.setattr(seeds, "load_recipe", lambda path: SimpleNamespace(evaluate=Evaluate()))
     monkeypatch.setattr(seeds, "build_tokenizers", lambda *arguments: None)
     monkeypatch.setattr(seeds, "references", lambda recipe, tokenizers, split: truth)
     for system, every in (("on", 99), ("learned", 5), ("rule", 3)):

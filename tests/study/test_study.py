@@ -9,6 +9,7 @@ import yaml
 from l0drop.runs.study import StudyResults
 from l0drop.study import seeds
 from l0drop.study.distillation import Distillation
+from l0drop.study.sentence_statistics import SentenceStatistics
 from l0drop.study.study import Options, Study, SystemRecipe, UnknownSystemError, at_target, continued
 from tests.training import tiny
 
@@ -186,6 +187,31 @@ def test_a_study_from_its_plan_to_its_results(study, tmp_path, monkeypatch):
     assert "follows-s1" in again.recipes, "a follow-up of a finished run is gathered"
     again.gather()
     assert (runs / "results.json").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "metric", "signature"),
+    [
+        ("evaluate.metric=rouge", "rouge", "rouge"),
+        ("evaluate.metric=chrf", "chrf", "nc:6"),
+        ("evaluate.tokenize=zh", "bleu", "tok:zh"),
+    ],
+)
+def test_results_are_compared_in_the_metric_of_the_recipe(evaluate, metric, signature, study, tmp_path, monkeypatch):
+    class Few(Tiny):
+        def systems(self):
+            return [at_target("zero-0.5", 0.5)]
+
+    monkeypatch.setattr(seeds, "train_in_parallel", StandIns(tmp_path / "runs"))
+    made = study(Few, seeds=1, distil="token", every_run=[evaluate])
+    made.train(made.plan())
+    found = made.gather()
+    stored = SentenceStatistics.read(tmp_path / "runs" / found.statistics.file)
+    assert signature in stored.scores[metric]["signature"].lower()
+    ours, theirs = (stored.systems[f"{name}-s1"][metric].score for name in ("zero-0.5", "on"))
+    assert theirs == pytest.approx(100)
+    assert found.systems["zero-0.5"].one_seed["on"].difference == pytest.approx(ours - theirs)
+    assert ours < 95
 
 
 def test_nothing_is_decoded_if_no_run_reads_it(study, monkeypatch):
