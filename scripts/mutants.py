@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from l0drop.data.whole import write_whole
-from l0drop.runs.provenance import provenance
+from l0drop.runs.provenance import commit
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "docs/reliability/mutants.json"
@@ -31,7 +31,7 @@ def main() -> None:
     counts, survivors = measured()
     for one in survivors:
         one["reason"] = reasons.get(identity(one), "")
-    found = {"tool": f"mutmut {version('mutmut')}", "commit": provenance()["commit"], "files": counts}
+    found = {"tool": f"mutmut {version('mutmut')}", "commit": commit(), "files": counts}
     FILE.parent.mkdir(exist_ok=True)
     write_whole(FILE, json.dumps({**found, "survivors": survivors}, indent=1, ensure_ascii=False) + "\n")
     write_whole(PAGE, filled(PAGE.read_text(encoding="utf-8"), counts))
