@@ -90,6 +90,9 @@ def translate(
         int | None,
         typer.Option(metavar="N", help="Cut longer lines to N tokens. Default: the run's or the model's.", min=1),
     ] = None,
+    split: Annotated[
+        bool, typer.Option("--split", help="Decode lines that are too long in pieces instead of cutting them.")
+    ] = False,
     batch_tokens: Annotated[
         int | None,
         typer.Option(metavar="N", help="Padded source tokens per batch; fewer need less memory. Default: 8192.", min=1),
@@ -131,7 +134,15 @@ def translate(
         job = Job(
             TextInput(input_, jsonl, field, errors.value),
             Destination(output, as_json, summary, resume, restart),
-            Decoding(generation | named_settings(set_ or []), source_lang, target_lang, prefix, max_source, **sizes),
+            Decoding(
+                generation | named_settings(set_ or []),
+                source_lang,
+                target_lang,
+                prefix,
+                max_source,
+                split=split,
+                **sizes,
+            ),
         )
         quiet_libraries()
         use_threads(threads)

@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
@@ -21,6 +21,7 @@ from l0drop.data.text import one_line
 from l0drop.decoding.lines import Lines
 from l0drop.decoding.partial import Output, Position
 from l0drop.decoding.results import Result
+from l0drop.decoding.splitting import Encode, Piece, encode_pieces, join_results
 from l0drop.decoding.text import BATCH_TOKENS, MAX_BATCH_TOKENS, Source, TextModel
 
 WINDOW = 2048
@@ -59,7 +60,8 @@ class LineTotals:
 class Decoding:
     """Settings for decoding lines; with model and input they determine the output.
 
-    generation: settings of `TextModel.generate` that have no field of their own.
+    generation: settings of `TextModel.generate` that have no field of their own. split: a line that is too long for the
+    model is decoded in pieces (`splitting.py`) instead of being cut.
     """
 
     generation: Mapping[str, Any] = field(default_factory=dict)
@@ -69,6 +71,7 @@ class Decoding:
     max_source: int | None = None
     batch_tokens: int = BATCH_TOKENS
     window: int = WINDOW
+    split: bool = False
 
     def __post_init__(self) -> None:
         count("batch_tokens", self.batch_tokens, most=MAX_BATCH_TOKENS)
@@ -123,9 +126,9 @@ class _Window(NamedTuple):
 
 
 class _Share(NamedTuple):
-    """One process's share of a window: output lines by their index in it."""
+    """One process's share of a window: results and their seconds, by the index of their source."""
 
-    lines: dict[int, str]
+    results: dict[int, tuple[Result, float]]
     totals: LineTotals
     error: str | None = None
 
@@ -190,31 +193,45 @@ def decode_lines(
         window = processes.broadcast(window)
         if window is None or not window.texts:
             return totals
-        sources = model.encode(
-            window.texts, source_lang=decoding.source_lang, prefix=decoding.prefix, max_source=decoding.max_source,
-            names=partial(_name, name, window.first),
-        )  # fmt: skip
+        encode = partial(
+            model.encode, source_lang=decoding.source_lang, prefix=decoding.prefix, max_source=decoding.max_source
+        )
+        whole = encode(window.texts, names=partial(_name, name, window.first))
+        inputs = [
+            _in_pieces(text, source, encode) if source.cut and decoding.split else ([(0, len(text))], [source])
+            for text, source in zip(window.texts, whole, strict=True)
+        ]
+        sources = [source for _, parts in inputs for source in parts]
         if processes.is_first:
             _warn_of_cuts(sources, totals.cut, warn)
         batches = model.batches(sources, decoding.batch_tokens)[processes.rank :: processes.count]
-        shares = processes.gather(_decode_share(model, settings, batches, sources, window.first, line, warn))
+        shares = processes.gather(_decode_share(model, settings, batches, sources, warn))
         if not processes.is_first:
             continue
         with processes.first_only():
             assert lines is not None
             assert output is not None
-            done: dict[int, str] = {}
+            done = dict.fromkeys(range(len(sources)), (Result(""), 0.0))  # blank sources are not decoded
             for share in shares:
                 if share.error is not None:
                     raise ValueError(share.error)
-                done |= share.lines
+                done |= share.results
                 totals.add(share.totals)
-            blanks = [index for index, source in enumerate(sources) if source.is_blank]
-            done |= {index: line(window.first + index, Result(""), 0.0) for index in blanks}
-            totals.add(LineTotals(lines=len(sources), blank=len(blanks), cut=sum(source.cut > 0 for source in sources)))
-            text = "".join(done[index] + "\n" for index in range(len(sources)))
-            output.append(text, Position(lines.number, lines.digest, asdict(totals)))
+            blank, cut = sum(source.is_blank for source in whole), sum(source.cut > 0 for source in sources)
+            totals.add(LineTotals(lines=len(whole), blank=blank, cut=cut))
+            outcomes, written = iter(done.values()), []
+            for index, (pieces, parts) in enumerate(inputs):
+                results, seconds = zip(*islice(outcomes, len(parts)), strict=True)
+                joined = join_results(window.texts[index], pieces, results)
+                written.append(line(window.first + index, joined, sum(seconds)) + "\n")
+            output.append("".join(written), Position(lines.number, lines.digest, asdict(totals)))
             progress(totals)
+
+
+def _in_pieces(text: str, source: Source, encode: Encode) -> tuple[list[Piece], list[Source]]:
+    """A text that is too long in pieces, each with the name of the text."""
+    pieces, parts = encode_pieces(text, encode)
+    return pieces, [replace(part, name=source.name) for part in parts]
 
 
 def _name(file: str, first: int, index: int) -> str:
@@ -226,15 +243,13 @@ def _decode_share(
     settings: Mapping[str, Any],
     batches: Sequence[Sequence[int]],
     sources: Sequence[Source],
-    first: int,
-    line: OutputLine,
     warn: Warn,
 ) -> _Share:
-    """Decode this process's batches of a window; `first` is the number of its first line.
+    """Decode this process's batches of a window.
 
     User errors are returned, not raised: other processes are waiting.
     """
-    lines: dict[int, str] = {}
+    done: dict[int, tuple[Result, float]] = {}
     totals = LineTotals()
 
     def halved(batch: Sequence[Source]) -> None:
@@ -251,13 +266,13 @@ def _decode_share(
             seconds = time.perf_counter() - began
             totals.decoding_seconds += seconds
             for index, result in zip(batch, results, strict=True):
-                lines[index] = line(first + index, result, seconds / len(batch))
+                done[index] = (result, seconds / len(batch))
                 totals.source_tokens += result.source_tokens
                 totals.kept_tokens += len(result.kept)
                 totals.output_tokens += result.output_tokens
     except ValueError as error:
         return _Share({}, totals, str(error))
-    return _Share(lines, totals)
+    return _Share(done, totals)
 
 
 def _warn_of_cuts(sources: Sequence[Source], before: int, warn: Warn) -> None:

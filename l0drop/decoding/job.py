@@ -58,6 +58,7 @@ class Job:
             "max_source": decoding.max_source or model.max_source,
             "batch_tokens": decoding.batch_tokens,
             "window": decoding.window,
+            "split": decoding.split,
             "json": self.output.writes_json,
             "dtype": model.dtype,
             "linears": model.engine.linears,

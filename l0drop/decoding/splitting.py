@@ -17,6 +17,7 @@ PREFERRED = (
 
 Piece = tuple[int, int]
 """The characters `text[start:end]`."""
+Encode = Callable[[Sequence[str]], list[Source]]
 
 
 def split_text(text: str, fits: Callable[[str], bool]) -> list[Piece]:
@@ -38,7 +39,7 @@ def split_text(text: str, fits: Callable[[str], bool]) -> list[Piece]:
     return pieces
 
 
-def encode_pieces(text: str, encode: Callable[[Sequence[str]], list[Source]]) -> tuple[list[Piece], list[Source]]:
+def encode_pieces(text: str, encode: Encode) -> tuple[list[Piece], list[Source]]:
     """The pieces of a text that fit the model, and their sources; `encode` is `TextModel.encode` with its settings."""
     pieces = split_text(text, lambda part: not encode([part])[0].cut)
     return pieces, encode([text[start:end] for start, end in pieces])

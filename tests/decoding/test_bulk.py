@@ -26,6 +26,7 @@ from l0drop.decoding.bulk import (
 )
 from l0drop.decoding.lines import Lines
 from l0drop.decoding.partial import Position
+from l0drop.decoding.splitting import split_text
 from l0drop.decoding.text import TextModel
 from tests.decoding import folders
 from tests.training import tiny
@@ -372,3 +373,24 @@ def test_a_read_error_ends_all_processes(sparse_folder: Path) -> None:
     assert len(output.lines) == 2
     assert "line 3" in str(outcomes[0])
     assert isinstance(outcomes[1], LineTotals)
+
+
+# --- long lines ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", [1, 3, 100])
+def test_long_lines_are_decoded_in_pieces(model: TextModel, window: int) -> None:
+    long = "the dog sees a cat . " * 30
+    lines = ["the dog sees a cat .", long, "", "the road ."]
+    output, totals = run(model, joined(lines), line=json_line, split=True, window=window)
+    found = [json.loads(line) for line in output.lines]
+    assert [line["line"] for line in found] == [1, 2, 3, 4]
+    assert (totals.lines, totals.blank, totals.cut) == (4, 1, 0)
+    assert found[1]["source_tokens"] > model.max_source
+    assert found[1]["cut"] == 0
+    pieces = split_text(long, lambda part: not model.encode([part])[0].cut)
+    parts = model.generate([long[start:end] for start, end in pieces], **GENERATION)
+    assert found[1]["text"] == " ".join(part.text for part in parts)
+    assert max(token["end"] or 0 for token in found[1]["kept"]) > len(long) / 2
+    for line, text in ((found[0], lines[0]), (found[3], lines[3])):
+        assert line["text"] == model.generate([text], **GENERATION)[0].text
