@@ -26,7 +26,7 @@ from l0drop.app.pieces import is_styled, mark_dropped, source_pieces
 from l0drop.app.terminal import READING, console, quiet_pipe, say, stopped_by_user, warn
 
 if TYPE_CHECKING:
-    from l0drop.decoding.explanation import Explanation
+    from l0drop.decoding.explanation import ExplainedText
     from l0drop.decoding.text import TextModel
 
 
@@ -115,7 +115,7 @@ FULL = "full memory"
 """The same model on its full gated memory, not the model without gates."""
 
 
-def show(explanation: "Explanation", gap: bool) -> None:
+def show(explanation: "ExplainedText", gap: bool) -> None:
     """Print source, output and counts; gap: after a blank line."""
     explained, full = explanation.explained, explanation.full
     pieces = source_pieces(explanation.read, explained.source, set(explained.kept))
@@ -141,7 +141,7 @@ def show(explanation: "Explanation", gap: bool) -> None:
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def _counts(explanation: "Explanation") -> list[str]:
+def _counts(explanation: "ExplainedText") -> list[str]:
     explained, full = explanation.explained, explanation.full
     share = f"{explained.sparsity:.1%} dropped" if explanation.is_gated else "no gates"
     kept = f"kept {len(explained.kept):,} of {len(explained.source):,} tokens ({share})"

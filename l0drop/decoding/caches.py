@@ -19,7 +19,7 @@ PACK_AT = 0.9
 """Every PACK_EVERY steps, slots without descendants are removed if at most this share of slots has any."""
 
 
-class _Layer(CacheLayerMixin):
+class _CacheLayer(CacheLayerMixin):
     """Base class: a layer that is filled only by `update` and needs no mask."""
 
     is_compileable = False
@@ -39,7 +39,7 @@ class _Layer(CacheLayerMixin):
         return -1
 
 
-class MemoryLayer(_Layer):
+class MemoryLayer(_CacheLayer):
     """Keys and values of the memory, [B, H, S, D]; written in the first step, then read by every beam.
 
     Values may be transposed, in blocks: [B, n, H, D, s], see `attend`.
@@ -66,7 +66,7 @@ class MemoryLayer(_Layer):
         self.values = values.index_select(0, sentences)
 
 
-class PrefixLayer(_Layer):
+class PrefixLayer(_CacheLayer):
     """Keys and values of the target so far, in buffers [G, H, slots, D] with `filled` used slots.
 
     `length` counts target positions. A group is a sentence; each of its beams writes into a separate slot.

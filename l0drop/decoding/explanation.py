@@ -10,7 +10,7 @@ from l0drop.decoding.text import TextModel
 
 
 @dataclass(frozen=True, eq=False)
-class Explanation:
+class ExplainedText:
     """A text, with the prefix that the model reads before it, explained.
 
     full: the output on the full gated memory, if asked for; this is not the model without gates.
@@ -54,7 +54,7 @@ def explain_texts(
     *,
     prefix: str | None = None,
     dense: bool = False,
-) -> Iterator[Explanation]:
+) -> Iterator[ExplainedText]:
     """Explain each text with these settings of `TextModel.explain`; dense: decode on the full gated memory as well.
 
     A text that is too long is cut without a warning; `Explained.cut` says so.
@@ -66,4 +66,4 @@ def explain_texts(
             warnings.filterwarnings("ignore", "(?s).*too long for the model")
             explained = model.explain(source, prefix="", **settings)
             full = model.generate([source], prefix="", **settings, dense=True)[0] if dense else None
-        yield Explanation(source, explained, full, model.is_gated)
+        yield ExplainedText(source, explained, full, model.is_gated)

@@ -50,7 +50,7 @@ class Stack(nn.Module):
 
     def __init__(self, layers: nn.ModuleList, kind: Kind) -> None:
         super().__init__()
-        self.steps = [_Layer(layer, kind) for layer in layers]
+        self.steps = [_DecoderLayer(layer, kind) for layer in layers]
 
     @property
     def copied_bytes(self) -> int:
@@ -77,7 +77,7 @@ class Stack(nn.Module):
         return x_RD[:, None]
 
 
-class _Layer:
+class _DecoderLayer:
     """One layer: attention to the target so far, attention to the memory, feed-forward network."""
 
     def __init__(self, layer: Any, kind: Kind) -> None:

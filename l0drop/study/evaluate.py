@@ -45,7 +45,7 @@ from l0drop.study.sentence_statistics import (
     sentence_chrf,
     statistics,
 )
-from l0drop.study.systems import Outputs, Progress, System, outputs_of
+from l0drop.study.systems import Advance, Outputs, System, outputs_of
 from l0drop.study.tail import tail_risk
 from l0drop.study.verdict import verdict
 
@@ -133,7 +133,7 @@ def with_dense_outputs(
     *,
     prefix: str = "",
     device: str | None = None,
-    progress: Callable[[System], Progress] | None = None,
+    progress: Callable[[System], Advance] | None = None,
 ) -> EvaluationText:
     """Source text with a dense model's outputs as references; `prefix` is put before every source."""
     shown = progress(dense) if progress and dense.is_model else None
@@ -199,7 +199,7 @@ def evaluate(
     *,
     starts: Sequence[str] | None = None,
     device: str | None = None,
-    progress: Callable[[System], Progress] | None = None,
+    progress: Callable[[System], Advance] | None = None,
     known: dict[System, Judged] | None = None,
 ) -> Evaluated:
     """Decode, score and compare.

@@ -22,14 +22,14 @@ from l0drop.study.evaluate import (
     with_dense_outputs,
 )
 from l0drop.study.sweep import finished_points
-from l0drop.study.systems import Progress, System
+from l0drop.study.systems import Advance, System
 
-Bars = Callable[[int], AbstractContextManager[Callable[[System], Progress]]]
+Bars = Callable[[int], AbstractContextManager[Callable[[System], Advance]]]
 """Progress bars: called with the number of lines; gives a function that begins the bar of a system."""
 Warn = Callable[[str], None]
 
 
-def no_bars(lines: int) -> AbstractContextManager[Callable[[System], Progress]]:
+def no_bars(lines: int) -> AbstractContextManager[Callable[[System], Advance]]:
     return nullcontext(lambda system: lambda done: None)
 
 

@@ -18,7 +18,8 @@ from l0drop.runs.evaluation import FileStamp, SystemRecord
 from l0drop.runs.json_file import Settings
 from l0drop.runs.provenance import provenance
 
-Progress = Callable[[int], None]
+Advance = Callable[[int], None]
+"""Moves a progress bar by a number of sentences."""
 BATCH_TOKENS = 8000
 """Padded source tokens per batch."""
 
@@ -127,7 +128,7 @@ def outputs_of(
     *,
     device: str | None = None,
     empty_source: bool = False,
-    progress: Progress | None = None,
+    progress: Advance | None = None,
 ) -> Outputs:
     """Decode, or read the file; with `empty_source` also decode an empty source.
 
@@ -147,7 +148,7 @@ def _decode(
     generation: Settings,
     device: str | None,
     empty_source: bool,
-    progress: Progress | None,
+    progress: Advance | None,
 ) -> Outputs:
     model = load(system.path, device, system.dtype)
     weights = fingerprint(model.name, model.model)

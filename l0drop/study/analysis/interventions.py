@@ -20,7 +20,8 @@ from l0drop.models.config import L0DropConfig
 from l0drop.models.patterns import LABEL, needed, sentence_key
 from l0drop.models.sparsify import sparsify
 from l0drop.runs.analysis import Closed, Interventions
-from l0drop.study.analysis.material import Material, Progress, forced_cross_entropy
+from l0drop.study.analysis.material import Material, forced_cross_entropy
+from l0drop.study.systems import Advance
 
 SHARES = (0.5, 1.0)
 KINDS = ("content", "function")
@@ -69,7 +70,7 @@ def of_groups(names: Sequence[str], label_BN: Tensor) -> Tensor:
     return torch.isin(label_BN, torch.tensor(numbers, device=label_BN.device))
 
 
-def interventions(models: Mapping[str, Any], material: Material, progress: Progress | None = None) -> Interventions:
+def interventions(models: Mapping[str, Any], material: Material, progress: Advance | None = None) -> Interventions:
     """Forced cross-entropy and score with words closed manually.
 
     models: `sparse` and, if there is one, `baseline`, which was never trained with closed gates. A row has no score if

@@ -16,11 +16,11 @@ from l0drop.data.tokenizer import TokenizerPair
 from l0drop.decoding.corpus import decode_corpus, described_decoding, encoder_inputs, length_batches
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import Evaluate
+from l0drop.study.systems import Advance
 from l0drop.training.objective import cross_entropy_sum, decoder_inputs
 
 CHUNK = 1_000
 """Sentences per sorting by length."""
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class Material:
     def score(self, texts: list[str]) -> Score:
         return scorer(self.evaluate.metric, self.evaluate.tokenize)(texts, self.references)
 
-    def decode(self, model: Any, progress: Progress | None = None) -> tuple[list[str], SparsityMeter]:
+    def decode(self, model: Any, progress: Advance | None = None) -> tuple[list[str], SparsityMeter]:
         """The model's outputs, one per reference."""
         decoded = decode_corpus(
             model, self.corpus, range(len(self)), self.tokenizers.target, pad_id=self.pad_id, progress=progress,
@@ -97,7 +97,7 @@ def forced_cross_entropy(
     model: Any,
     material: Material,
     change: Callable[[Example], Example] | None = None,
-    progress: Progress | None = None,
+    progress: Advance | None = None,
 ) -> float:
     """Cross-entropy of the targets in nats per token, without label smoothing; `change` may replace an example's
     source."""

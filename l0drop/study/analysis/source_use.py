@@ -15,12 +15,13 @@ from l0drop.data.metrics import scorer
 from l0drop.data.score import Score
 from l0drop.decoding.engine import Engine
 from l0drop.runs.analysis import SourceScore, SourceUse
-from l0drop.study.analysis.material import Material, Progress, forced_cross_entropy
+from l0drop.study.analysis.material import Material, forced_cross_entropy
 from l0drop.study.evaluate import control_scores
+from l0drop.study.systems import Advance
 
 
 def source_use(
-    model: Any, material: Material, texts: Sequence[str], score: Score | None, progress: Progress | None = None
+    model: Any, material: Material, texts: Sequence[str], score: Score | None, progress: Advance | None = None
 ) -> SourceUse:
     """Score and forced cross-entropy with each sentence's own source, with another's, and with an empty one.
 
