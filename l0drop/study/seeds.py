@@ -17,6 +17,7 @@ from rich.console import Console
 
 from l0drop.data.metrics import scorer
 from l0drop.data.score import MetricName
+from l0drop.data.text import read_lines
 from l0drop.data.whole import write_whole
 from l0drop.recipe import Evaluate, Recipe, TextCorpus, load_recipe
 from l0drop.runs.run import DialCurve, RunFolder, RunMetrics
@@ -201,9 +202,9 @@ def gather(
             truth = references(read, build_tokenizers(read, folder.path, lambda text: None), "test")
         about = {key: recipe.pop(key) for key in ("name", "seed", "about")}
         entry = systems.setdefault(system, StudiedSystem(recipe, [], metrics.made_by))
-        text = (folder.outputs / "test.txt").read_bytes()
-        entry.runs.append(_seed_run(folder, about["seed"], metrics, text))
-        lines = text.decode("utf-8").splitlines()
+        file = folder.outputs / "test.txt"
+        entry.runs.append(_seed_run(folder, about["seed"], metrics, file.read_bytes()))
+        lines = list(read_lines(file))
         start = Path((recipe.get("model") or {}).get("init") or name).name
         counts = statistics_of(scoring.metric, lines, truth, scoring.tokenize)
         outputs.setdefault(system, []).append((about["seed"], start, counts))

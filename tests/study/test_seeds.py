@@ -40,7 +40,7 @@ def run_folder(folder, outputs, seed, sparse):
 
 
 def test_runs_are_gathered_by_system_and_compared_with_the_baseline_of_their_seed(tmp_path, monkeypatch):
-    truth = [f"the small house number {n} stands there" for n in range(30)]
+    truth = [f"the small house\u2028number {n} stands there" for n in range(30)]  # only a line feed ends a line
     worse = [line.replace("house", "tree") if n % 3 else line for n, line in enumerate(truth)]
     monkeypatch.setattr(seeds, "load_recipe", lambda path: SimpleNamespace(evaluate=Evaluate()))
     monkeypatch.setattr(seeds, "build_tokenizers", lambda *arguments: None)
