@@ -87,7 +87,7 @@ class Dial:
                 "dial: this gate has no log α to rank or shift, because it is a rule; only dense=True works with it"
             )
         if self.shift is not None:
-            values_BN = at(gates.log_alpha + self.shift) * mask_BN
+            values_BN = at(gates.log_alpha + float(self.shift)) * mask_BN
             return gates._replace(values=_keep_always(values_BN, always_BN))
         if self.max_memory is not None:
             return gates._replace(values=self._at_most(gates, mask_BN, gating, always_BN))

@@ -281,3 +281,8 @@ def test_rows_always_kept_are_counted_per_sentence() -> None:
     draw = Draw(lambda shifted: shifted, EVERY[:2])
     kept = Dial(keep=0.5).turn(source, mask, "mask", at, always, draw).values
     assert kept.tolist() == [[1.0, -3.0, 1.0, -1.0], [1.75, -2.25, 0.25, -0.25]]
+
+
+@pytest.mark.parametrize("shift", [-(10**30), 10**30, -1e308, 1e308])
+def test_any_finite_shift_closes_or_opens_all_gates(shift: float) -> None:
+    assert torch.equal(turned(Dial(shift=shift), gates()), (MASK & (shift > 0)).float())

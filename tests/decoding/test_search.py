@@ -538,6 +538,7 @@ def test_samples_of_several_sentences_follow_the_generator_and_stop_counting():
             assert len({1, *written}) == len(written) + 1, "no token is repeated"
         assert found.done.all()
         assert (found.scores <= 0).all(), "a finished sample gains nothing"
+        torch.testing.assert_close(found.done_scores * (found.done_length - 1), found.scores)
 
 
 def test_a_full_sentence_takes_no_worse_or_better_hypothesis_with_early_stopping():
