@@ -1,11 +1,11 @@
 """`L0DropConfig`, the user's settings, and the Hugging Face config classes that store it."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from transformers import AutoConfig, PreTrainedConfig
 
 from l0drop.core.gates import gate_class
@@ -103,7 +103,9 @@ class L0DropConfig:
                 raise ValueError(f"{name}: expected {expected}, got {getattr(self, name)!r}")
 
         def is_number(value: Any) -> bool:
-            return isinstance(value, float) and math.isfinite(value)
+            return (
+                isinstance(value, float) and abs(value) <= torch.finfo(torch.float32).max
+            )  # gates are computed in float32
 
         require("gating", self.gating in GATINGS, f"one of {', '.join(GATINGS)}")
         if self.lambda_ is not None and self.target_sparsity is not None:

@@ -28,6 +28,7 @@ from tests.models import zoo
         ({"target_sparsity": 40}, "target_sparsity: expected a share between 0 and 1"),
         ({"penalty": "max"}, "penalty: expected mean or sum"),
         ({"start": "open"}, "start: expected a number or None"),
+        ({"start": 1e300}, "start: expected a number or None"),
         ({"always_keep": ["the"]}, "always_keep: expected a list of token ids"),
         ({"always_keep": 2}, "always_keep: expected a list of token ids"),
         ({"gate_args": 3}, "gate_args: expected a mapping"),
