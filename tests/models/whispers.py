@@ -1,10 +1,12 @@
 """Tiny random Whispers, and features for them: 24 encoder rows from 48 feature frames."""
 
 import copy
+import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import soundfile
 import tokenizers
 import torch
 import transformers as hf
@@ -157,3 +159,10 @@ def tone(seconds: float, seed: int = 0, rate: int = 16_000) -> np.ndarray:
     loudness = 0.5 + 0.5 * np.sin(20 * time + generator.uniform(0, 6))
     sound = 0.3 * np.sin(6.28 * low * time) * loudness + 0.2 * np.sin(6.28 * high * time) * (1 - loudness)
     return (sound + generator.normal(0, 0.01, len(time))).astype(np.float32)
+
+
+def wav(seconds: float, seed: int = 0) -> bytes:
+    """A sound file with `tone`."""
+    file = io.BytesIO()
+    soundfile.write(file, tone(seconds, seed), 16_000, format="WAV", subtype="FLOAT")
+    return file.getvalue()

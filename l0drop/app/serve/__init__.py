@@ -11,6 +11,7 @@ scheduler.py    one fair queue for all connections, batches, deadlines
 shadow.py       a share of requests decoded a second time, for comparison
 metrics.py      Prometheus
 native.py       our own dialect: /v1/generate, /v1/explain
+speech.py       our own dialect for audio: /v1/transcribe
 libretranslate.py, huggingface.py, openai.py    the other dialects
 openapi.py      the description of all of them
 page.py, page.html    the page that shows what was dropped

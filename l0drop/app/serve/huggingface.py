@@ -115,9 +115,10 @@ async def _recognize(request: Request, served: ServedSpeech) -> Response:
         content = await read_body(request, service.limits, service.limits.audio_body)
     search = parameters.generation_parameters.generation() if parameters.generation_parameters is not None else {}
     times = {"return_timestamps": True} if parameters.return_timestamps else {}
-    transcript = await while_connected(
+    found = await while_connected(
         request, service.transcribe(served, content, client_of(request), {**search, **times}, parameters.dial())
     )
+    transcript = found.transcript
     answer: dict[str, Any] = {"text": transcript.text}
     if parameters.return_timestamps:
         answer["chunks"] = [{"text": part.text, "timestamp": [part.start, part.end]} for part in transcript.segments]

@@ -214,7 +214,7 @@ class Models:
         """A model that reads text, by name; the first by default."""
         found = next((one for one in self if isinstance(one, Served)), None) if name is None else self.named(name)
         if not isinstance(found, Served):
-            raise Problem(404, f"model: {name or 'none of the models'} reads text")
+            raise Problem(404, f"model: {name} does not read text" if name else "model: no model here reads text")
         return found
 
     def for_audio(self, name: str | None) -> ServedSpeech:
@@ -222,7 +222,7 @@ class Models:
         first = next((one for one in self if isinstance(one, ServedSpeech)), None)
         found = first if name is None else self.named(name)
         if not isinstance(found, ServedSpeech):
-            raise Problem(404, f"model: {name or 'none of the models'} reads audio")
+            raise Problem(404, f"model: {name} does not read audio" if name else "model: no model here reads audio")
         return found
 
     def for_pair(self, source: str, target: str) -> Served:

@@ -1,23 +1,17 @@
 """The dialect of OpenAI: transcriptions and the list of models."""
 
-from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from l0drop.app.serve.guard import client_of, while_connected
 from l0drop.app.serve.models import Served, ServedSpeech
 from l0drop.app.serve.native import Dialled
-from l0drop.app.serve.requests import Problem, checked, form_value, json_response, media_type, read_body
+from l0drop.app.serve.requests import Problem, checked, json_response, read_upload
 from l0drop.app.serve.service import Service
 from l0drop.decoding.speech import Segment, Transcript
-
-MULTIPART = "multipart/form-data"
-MOST_FIELDS = 30
 
 
 class Transcription(Dialled):
@@ -35,24 +29,22 @@ class Transcription(Dialled):
 async def transcribe(request: Request) -> Response:
     """`POST /v1/audio/transcriptions`"""
     service: Service = request.app.state.service
-    content, values = await _multipart(request, service)
+    content, values = await read_upload(request, service.limits)
     body = checked(Transcription, values)
     served = service.models.for_audio(body.model)
     if body.prompt:
         raise Problem(400, "prompt: is not supported; omit it")
     if body.temperature:
         raise Problem(400, "temperature: only 0 is supported, because answers are reproducible")
-    if (body.num_beams or 1) > service.limits.beams:
-        raise Problem(400, f"num_beams: at most {service.limits.beams}, got {body.num_beams}")
     generation: dict[str, Any] = dict(served.language(body.language))
     if body.num_beams is not None:
         generation["num_beams"] = body.num_beams
     if body.response_format in ("srt", "vtt", "verbose_json"):
         generation["return_timestamps"] = True
-    transcript = await while_connected(
+    found = await while_connected(
         request, service.transcribe(served, content, client_of(request), generation, body.dial())
     )
-    return _answer(body, transcript)
+    return _answer(body, found.transcript)
 
 
 def _answer(body: Transcription, transcript: Transcript) -> Response:
@@ -92,40 +84,6 @@ def _subtitles(segments: tuple[Segment, ...], comma: str, *, numbered: bool) -> 
         text = part.text.replace("-->", "->").replace("\n", " ")
         cues.append((f"{number}\n" if numbered else "") + f"{clock(part.start)} --> {clock(part.end)}\n{text}\n")
     return "\n".join(cues)
-
-
-async def _multipart(request: Request, service: Service) -> tuple[bytes, dict[str, Any]]:
-    """The content of `file`, and the other fields. The file stays in memory; its name is not used."""
-    if media_type(request) != MULTIPART:
-        raise Problem(415, f"Content-Type: expected {MULTIPART}")
-    body = await read_body(request, service.limits, service.limits.audio_body)
-
-    async def stream() -> AsyncGenerator[bytes, None]:
-        yield body
-
-    parser = MultiPartParser(
-        request.headers,
-        stream(),
-        max_files=1,
-        max_fields=MOST_FIELDS,
-        max_part_size=service.limits.body,
-    )
-    parser.spool_max_size = service.limits.audio_body
-    try:
-        form = await parser.parse()
-    except (MultiPartException, KeyError, ValueError) as error:
-        raise Problem(400, f"form: {getattr(error, 'message', error)}") from None
-    file = form.get("file")
-    if not isinstance(file, UploadFile):
-        raise Problem(400, "file: expected a sound file")
-    values: dict[str, Any] = {}
-    for name, value in form.multi_items():
-        if name == "file" or name.startswith("timestamp_granularities"):
-            continue
-        if name in values or not isinstance(value, str):
-            raise Problem(400, f"form: the field {name!r} occurs twice or is a file")
-        values[name] = form_value(name, value)
-    return await file.read(), values
 
 
 async def list_models(request: Request) -> Response:

@@ -10,11 +10,14 @@ from l0drop.app.serve.guard import Access
 from l0drop.app.serve.huggingface import Inputs
 from l0drop.app.serve.libretranslate import Detect, Translate
 from l0drop.app.serve.native import Explain, Generate
-from l0drop.app.serve.openai import MULTIPART, Transcription
-from l0drop.app.serve.requests import FORM, JSON
+from l0drop.app.serve.openai import Transcription
+from l0drop.app.serve.requests import FORM, JSON, MULTIPART
 from l0drop.app.serve.service import Service
+from l0drop.app.serve.speech import Transcribe
 
-BODIES: tuple[type[BaseModel], ...] = (Generate, Explain, Inputs, Translate, Detect, Transcription)
+UPLOADS: tuple[type[BaseModel], ...] = (Transcribe, Transcription)
+"""Forms that have a file besides these fields."""
+BODIES: tuple[type[BaseModel], ...] = (Generate, Explain, Inputs, Translate, Detect, *UPLOADS)
 ERRORS = {
     400: "a value, a field or the JSON is wrong; `error` names it",
     403: "a wrong key, or a request from another site",
@@ -48,6 +51,10 @@ def description(service: Service, access: Access) -> dict[str, Any]:
     _, definitions = models_json_schema(
         [(body, "validation") for body in BODIES], ref_template="#/components/schemas/{model}"
     )
+    for upload in UPLOADS:
+        schema = definitions["$defs"][upload.__name__]
+        schema["properties"]["file"] = {"type": "string", "contentMediaType": "application/octet-stream"}
+        schema["required"] = [*schema.get("required", ()), "file"]
     names = list(service.models.by_name)
     model = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "enum": names}}
     document: dict[str, Any] = {
@@ -60,6 +67,7 @@ def description(service: Service, access: Access) -> dict[str, Any]:
         "paths": {
             "/v1/generate": {"post": _post("Decode texts", Generate, _GENERATED)},
             "/v1/explain": {"post": _post("One text with gates and attention", Explain, _EXPLAINED)},
+            "/v1/transcribe": {"post": _upload("Transcribe a recording", Transcribe, _TRANSCRIBED)},
             "/v1/audio/transcriptions": {"post": _transcription()},
             "/v1/models": {"get": _get("The models, in OpenAI's schema", _MODELS)},
             "/v1/models/{name}": {"get": {**_get("One model", _MODEL), "parameters": [model]}},
@@ -110,12 +118,17 @@ def _post(summary: str, body: type[BaseModel], answer: dict[str, Any], *others: 
 
 
 def _transcription() -> dict[str, Any]:
-    """OpenAI's transcription: a form with a file, answered as JSON or as text."""
-    fields = {"$ref": f"#/components/schemas/{Transcription.__name__}"}
-    file = _object(file={"type": "string", "contentMediaType": "application/octet-stream"})
-    operation = _post("OpenAI's transcription", Transcription, _object(text=_STRING))
-    operation["requestBody"]["content"] = {MULTIPART: {"schema": {"allOf": [fields, file]}}}
+    """OpenAI's transcription, answered as JSON or as text."""
+    operation = _upload("OpenAI's transcription", Transcription, _object(text=_STRING))
     operation["responses"]["200"]["content"]["text/plain"] = {"schema": _STRING}
+    return operation
+
+
+def _upload(summary: str, fields: type[BaseModel], answer: dict[str, Any]) -> dict[str, Any]:
+    """A form with a file and other fields; see UPLOADS."""
+    operation = _post(summary, fields, answer)
+    content = operation["requestBody"]["content"]
+    content[MULTIPART] = content.pop(JSON)
     return operation
 
 
@@ -164,6 +177,24 @@ _EXPLAINED = _object(
     attention={"type": "array", "items": {"type": "array", "items": _NUMBER}},
     dropped_attention={"type": "array", "items": _NUMBER},
     seconds=_NUMBER,
+)
+_SPANS = {"type": "array", "items": {"type": "array", "items": _NUMBER, "minItems": 2, "maxItems": 2}}
+_TRANSCRIBED = _object(
+    model=_STRING,
+    gated=_BOOLEAN,
+    text=_STRING,
+    segments={"type": "array", "items": _object(start=_NUMBER, end=_NUMBER, text=_STRING)},
+    score={"type": ["number", "null"]},
+    kept=_SPANS,
+    audio_seconds=_NUMBER,
+    windows=_INTEGER,
+    rows=_INTEGER,
+    rows_kept=_INTEGER,
+    covered=_INTEGER,
+    dropped=_NUMBER,
+    dropped_of_all=_NUMBER,
+    seconds=_object(queue=_NUMBER, decode=_NUMBER),
+    batch=_INTEGER,
 )
 _MODEL = _object(id=_STRING, object=_STRING, created=_INTEGER, owned_by=_STRING, l0drop={"type": "object"})
 _MODELS = _object(object=_STRING, data={"type": "array", "items": _MODEL})

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -13,6 +15,9 @@ from l0drop.app.serve.limits import Limits
 
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data"
+MOST_FIELDS = 30
+"""Fields of a form with a file."""
 
 
 class Problem(Exception):  # noqa: N818
@@ -139,12 +144,40 @@ def _truth(value: str, name: str) -> bool:
 
 
 _FORM_TYPES: dict[str, Callable[[str, str], Any]] = {
-    **dict.fromkeys(("alternatives", "max_memory", "num_beams"), _whole),
-    **dict.fromkeys(("keep", "shift", "temperature"), _number),
-    **dict.fromkeys(("dense", "kept"), _truth),
+    **dict.fromkeys(("alternatives", "max_memory", "max_new_tokens", "num_beams"), _whole),
+    **dict.fromkeys(("keep", "length_penalty", "shift", "temperature", "timeout"), _number),
+    **dict.fromkeys(("alone", "dense", "kept", "spectrogram", "timestamps"), _truth),
 }
 
 
 def form_value(name: str, value: str) -> Any:
     """A field of a form with the type that its name stands for."""
     return _FORM_TYPES[name](value, name) if name in _FORM_TYPES else value
+
+
+async def read_upload(request: Request, limits: Limits) -> tuple[bytes, dict[str, Any]]:
+    """The content of a form's `file`, and the other fields. The file stays in memory; its name is not used."""
+    if media_type(request) != MULTIPART:
+        raise Problem(415, f"Content-Type: expected {MULTIPART}")
+    body = await read_body(request, limits, limits.audio_body)
+
+    async def stream() -> AsyncGenerator[bytes, None]:
+        yield body
+
+    parser = MultiPartParser(request.headers, stream(), max_files=1, max_fields=MOST_FIELDS, max_part_size=limits.body)
+    parser.spool_max_size = limits.audio_body
+    try:
+        form = await parser.parse()
+    except (MultiPartException, KeyError, ValueError) as error:
+        raise Problem(400, f"form: {getattr(error, 'message', error)}") from None
+    file = form.get("file")
+    if not isinstance(file, UploadFile):
+        raise Problem(400, "file: expected a sound file")
+    values: dict[str, Any] = {}
+    for name, value in form.multi_items():
+        if name == "file" or name.startswith("timestamp_granularities"):
+            continue
+        if name in values or not isinstance(value, str):
+            raise Problem(400, f"form: the field {name!r} occurs twice or is a file")
+        values[name] = form_value(name, value)
+    return await file.read(), values

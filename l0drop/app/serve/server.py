@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from l0drop.app.serve import huggingface, libretranslate, native, openai, page
+from l0drop.app.serve import huggingface, libretranslate, native, openai, page, speech
 from l0drop.app.serve.guard import Access, Guard, on_http_exception, on_problem
 from l0drop.app.serve.openapi import description
 from l0drop.app.serve.requests import Problem, json_response
@@ -43,6 +43,7 @@ def application(
             Route("/openapi.json", _openapi, methods=["GET"]),
             Route("/v1/generate", native.generate, methods=["POST"]),
             Route("/v1/explain", native.explain, methods=["POST"]),
+            Route("/v1/transcribe", speech.transcribe, methods=["POST"]),
             Route("/v1/audio/transcriptions", openai.transcribe, methods=["POST"]),
             Route("/v1/models", openai.list_models, methods=["GET"]),
             Route("/v1/models/{name:path}", openai.get_model, methods=["GET"]),

@@ -59,6 +59,17 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Transcribed:
+    """The transcript of one recording, and the recording. batch: recordings decoded together; 0 for silence."""
+
+    transcript: Transcript
+    clip: Audio
+    queue_seconds: float
+    decode_seconds: float
+    batch: int
+
+
+@dataclass(frozen=True)
 class _Text:
     """A text in pieces that fit the model."""
 
@@ -138,10 +149,19 @@ class Service:
         return done.result, done
 
     async def transcribe(
-        self, served: ServedSpeech, content: bytes, client: str, generation: Mapping[str, Any], dial: Mapping[str, Any]
-    ) -> Transcript:
-        """The transcript of a recording, the same as `SpeechModel.transcribe`."""
+        self,
+        served: ServedSpeech,
+        content: bytes,
+        client: str,
+        generation: Mapping[str, Any],
+        dial: Mapping[str, Any],
+        *,
+        alone: bool = False,
+        seconds: float | None = None,
+    ) -> Transcribed:
+        """The transcript of a recording, the same as `SpeechModel.transcribe`. alone, seconds: as in Query."""
         self._check_ready()
+        self._check_search(generation)
         check_dial(served, dial)
         try:
             settings = served.model.settings({**generation, **dial})
@@ -149,12 +169,12 @@ class Service:
             raise Problem(400, str(error)) from None
         clip: Audio = await self._in_thread(audio_of_bytes, content, "file", self.limits.audio_seconds)
         if clip.is_silent:
-            return Transcript("", seconds=clip.seconds)
-        deadline = time.monotonic() + self.limits.seconds
-        (done,) = await self.scheduler.decode([Item(served, clip, settings, client, deadline)])
+            return Transcribed(Transcript("", seconds=clip.seconds), clip, 0.0, 0.0, 0)
+        deadline = time.monotonic() + min(seconds or self.limits.seconds, self.limits.seconds)
+        (done,) = await self.scheduler.decode([Item(served, clip, settings, client, deadline, alone=alone)])
         if self.log_texts:
             log.info("%s: %.1f s of audio -> %r", served.name, clip.seconds, done.result.text)
-        return done.result
+        return Transcribed(done.result, clip, done.queue_seconds, done.decode_seconds, done.batch)
 
     def _check_ready(self) -> None:
         if not self.ready:
@@ -171,11 +191,14 @@ class Service:
                 raise Problem(
                     413, f"text {index + 1} has {len(text):,} characters; at most {limits.text:,} are accepted"
                 )
-        for name, most in (("num_beams", limits.beams), ("max_new_tokens", limits.new_tokens)):
-            if (query.generation.get(name) or 0) > most:
-                raise Problem(400, f"{name}: at most {most}, got {query.generation[name]}")
+        self._check_search(query.generation)
         check_dial(query.served, query.dial)
         self.scheduler.check_room(len(query.texts))
+
+    def _check_search(self, generation: Mapping[str, Any]) -> None:
+        for name, most in (("num_beams", self.limits.beams), ("max_new_tokens", self.limits.new_tokens)):
+            if (generation.get(name) or 0) > most:
+                raise Problem(400, f"{name}: at most {most}, got {generation[name]}")
 
     def _settings(self, query: Query) -> dict[str, Any]:
         """All settings of the search, checked."""

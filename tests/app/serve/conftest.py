@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from l0drop import load
+from l0drop import L0DropConfig, load, sparsify
 from l0drop.app.serve.models import Served
+from l0drop.decoding.speech import SpeechModel
 from l0drop.decoding.text import TextModel
 from tests.app.serve.running import Running, running
 from tests.decoding import folders
+from tests.models import whispers
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +27,13 @@ def sparse(sparse_folder: Path) -> TextModel:
 @pytest.fixture(scope="session")
 def plain(baseline: Path) -> TextModel:
     return load(baseline, "cpu", "float64")
+
+
+@pytest.fixture(scope="session")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> SpeechModel:
+    """Reads windows of 0.48 seconds and drops about half of their rows."""
+    made = whispers.spread_gates(sparsify(whispers.build(multilingual=False), L0DropConfig(gating="zero")))
+    return load(whispers.save(made, tmp_path_factory.mktemp("whisper")), dtype="float64")
 
 
 @pytest.fixture(scope="session")

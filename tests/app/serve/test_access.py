@@ -39,6 +39,7 @@ def locked(sparse: TextModel) -> Iterator[Running]:
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/generate": {"text": "x"},
     "/v1/explain": {"text": "x"},
+    "/v1/transcribe": {},
     "/v1/audio/transcriptions": {},
     "/models/sparse": {"inputs": "x"},
     "/translate": {"q": "x", "source": "en", "target": "xx"},
@@ -77,7 +78,8 @@ def test_nothing_else_answers_without_a_key(locked: Running, key: str | None) ->
 @pytest.mark.parametrize("key", KEYS)
 def test_every_key_opens_everything(locked: Running, key: str) -> None:
     for path in paths(locked):
-        status = {"/detect": 400, "/v1/audio/transcriptions": 415}.get(path, 404 if path in UNKNOWN else 200)
+        expected = {"/detect": 400, "/v1/transcribe": 415, "/v1/audio/transcriptions": 415}
+        status = expected.get(path, 404 if path in UNKNOWN else 200)
         assert ask(locked, path, {"Authorization": f"bearer {key}"}).status_code == status, path
 
 
@@ -114,7 +116,15 @@ CHECKS = [
 ]  # fmt: skip
 
 
-OPERATIONS = ["/v1/generate", "/v1/explain", "/models/{name}", "/translate", "/detect"]
+OPERATIONS = [
+    "/v1/generate",
+    "/v1/explain",
+    "/v1/transcribe",
+    "/v1/audio/transcriptions",
+    "/models/{name}",
+    "/translate",
+    "/detect",
+]
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))

@@ -13,8 +13,6 @@ import pytest
 import soundfile
 from huggingface_hub import InferenceClient
 
-import l0drop
-from l0drop import L0DropConfig, sparsify
 from l0drop.app.serve.guard import LOCAL, Access
 from l0drop.app.serve.limits import Limits
 from l0drop.app.serve.models import Served, ServedSpeech
@@ -22,20 +20,9 @@ from l0drop.decoding.speech import SpeechModel
 from l0drop.decoding.text import TextModel
 from tests.app.serve.running import Running, running
 from tests.models import whispers
+from tests.models.whispers import wav
 
 PATH = "/v1/audio/transcriptions"
-
-
-def wav(seconds: float, seed: int = 0) -> bytes:
-    file = io.BytesIO()
-    soundfile.write(file, whispers.tone(seconds, seed), 16_000, format="WAV", subtype="FLOAT")
-    return file.getvalue()
-
-
-@pytest.fixture(scope="module")
-def whisper(tmp_path_factory: pytest.TempPathFactory) -> SpeechModel:
-    made = whispers.spread_gates(sparsify(whispers.build(multilingual=False), L0DropConfig(gating="zero")))
-    return l0drop.load(whispers.save(made, tmp_path_factory.mktemp("whisper")), dtype="float64")
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +103,7 @@ def test_clips_of_several_clients_are_decoded_together(spoken: Running, whisper:
         (wav(6), {}, 400, "is longer than 5 seconds"),
         (wav(16), {}, 413, "larger than"),
         (wav(0.2), {"model": "other"}, 404, "no model of this name"),
-        (wav(0.2), {"model": "sparse"}, 404, "sparse reads audio"),
+        (wav(0.2), {"model": "sparse"}, 404, "sparse does not read audio"),
         (wav(0.2), {"language": "de"}, 400, "transcribes English only"),
         (wav(0.2), {"temperature": "0.5"}, 400, "temperature"),
         (wav(0.2), {"prompt": "x"}, 400, "prompt"),

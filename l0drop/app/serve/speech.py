@@ -1,0 +1,98 @@
+"""Our own dialect for audio: every setting in, everything that is known out."""
+
+import asyncio
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from l0drop.app.serve.guard import client_of, while_connected
+from l0drop.app.serve.models import ServedSpeech
+from l0drop.app.serve.native import Dialled
+from l0drop.app.serve.requests import checked, json_response, read_upload
+from l0drop.app.serve.service import Service, Transcribed
+from l0drop.data.audio import Audio, log_mel
+
+MOST_COLUMNS = 1500
+"""Columns of a spectrogram: the encoder rows of 30 seconds."""
+DIGITS = 5
+"""Decimals of times in an answer."""
+
+
+class Transcribe(Dialled):
+    """The fields of a transcription, apart from the file."""
+
+    model: Annotated[str | None, Field(description="A name of /v1/models. Default: the first that reads audio.")] = None
+    language: Annotated[str | None, Field(description="The language of the speech. Default: detected.")] = None
+    timestamps: Annotated[bool, Field(description="Divide the transcript into segments.")] = True
+    num_beams: Annotated[int | None, Field(ge=1)] = None
+    max_new_tokens: Annotated[int | None, Field(ge=1)] = None
+    length_penalty: Annotated[float | None, Field(ge=-10, le=10)] = None
+    spectrogram: Annotated[bool, Field(description="Add the log-mel features of the audio.")] = False
+    alone: Annotated[bool, Field(description="Decode in a batch of its own, to measure the time.")] = False
+    timeout: Annotated[float | None, Field(gt=0, description="Seconds; at most the service's limit.")] = None
+
+    def generation(self, served: ServedSpeech) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in ("num_beams", "max_new_tokens", "length_penalty")}
+        given = {name: value for name, value in values.items() if value is not None}
+        return {**served.language(self.language), **given, "return_timestamps": self.timestamps}
+
+
+async def transcribe(request: Request) -> Response:
+    """`POST /v1/transcribe`"""
+    service: Service = request.app.state.service
+    content, values = await read_upload(request, service.limits)
+    body = checked(Transcribe, values)
+    served = service.models.for_audio(body.model)
+    found = await while_connected(
+        request,
+        service.transcribe(
+            served,
+            content,
+            client_of(request),
+            body.generation(served),
+            body.dial(),
+            alone=body.alone,
+            seconds=body.timeout,
+        ),
+    )
+    answer = {"model": served.name, "gated": served.model.is_gated, **_transcribed(found)}
+    if body.spectrogram:
+        answer["spectrogram"] = await asyncio.to_thread(spectrogram, served, found.clip)
+    return json_response(answer)
+
+
+def _transcribed(found: Transcribed) -> dict[str, Any]:
+    transcript = found.transcript
+    return {
+        "text": transcript.text,
+        "segments": [asdict(part) for part in transcript.segments],
+        "score": transcript.score,
+        "kept": [[round(time, DIGITS) for time in frame] for frame in transcript.kept],
+        "audio_seconds": transcript.seconds,
+        "windows": transcript.windows,
+        "rows": transcript.rows,
+        "rows_kept": transcript.rows_kept,
+        "covered": transcript.covered,
+        "dropped": transcript.sparsity,
+        "dropped_of_all": transcript.sparsity_of_all,
+        "seconds": {"queue": round(found.queue_seconds, 6), "decode": round(found.decode_seconds, 6)},
+        "batch": found.batch,
+    }
+
+
+def spectrogram(served: ServedSpeech, clip: Audio) -> dict[str, Any]:
+    """The features that the encoder reads, [columns, mels] from low to high, means of as many frames as needed."""
+    extractor = served.model.extractor
+    frames = len(clip.samples) // extractor.hop_length
+    if not frames:
+        return {"column_seconds": 0.0, "columns": []}
+    levels = log_mel(clip.samples, extractor, padded=len(clip.samples) < extractor.n_samples)[:, :frames]
+    width = -(-frames // MOST_COLUMNS)
+    columns = torch.nn.functional.avg_pool1d(levels[None], width, ceil_mode=True)[0].T
+    seconds = width * extractor.hop_length / extractor.sampling_rate
+    rounded = [[round(level, 2) for level in column] for column in columns.tolist()]
+    return {"column_seconds": seconds, "columns": rounded}
