@@ -4,16 +4,21 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from l0drop import load
 from l0drop.app.serve.guard import LOCAL, Access
-from l0drop.app.serve.models import Served
+from l0drop.app.serve.models import Served, ServedSpeech
+from l0drop.decoding.speech import SpeechModel
 from l0drop.decoding.text import TextModel
 from tests.app.serve.running import Running, running
+from tests.models import whispers
 
 TEXT = "the dog sees a cat . <script>alert(1)</script>"
 PHONE, DESKTOP = (390, 844), (1280, 1000)
@@ -39,7 +44,9 @@ def browser() -> Iterator[Any]:
 
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
-    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
+    flags = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+    microphone = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]  # it beeps
+    for flag in (*flags, *microphone):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
@@ -83,6 +90,22 @@ class Page:
         self["text"].send_keys(text)
         self["go"].click()
         self.done()
+
+    def choose(self, model: str) -> None:
+        self.browser.execute_script(
+            "const m = document.getElementById('model'); m.value = arguments[0]; m.dispatchEvent(new Event('change'))",
+            model,
+        )
+
+    def grey_columns(self) -> list[bool]:
+        """Whether each column of the spectrogram is drawn without colour, from its pixels."""
+        pixels = self.browser.execute_script(
+            "const c = document.getElementById('spectrogram');"
+            "const copy = new OffscreenCanvas(c.width, c.height).getContext('2d'); copy.drawImage(c, 0, 0);"
+            "return [c.width, ...copy.getImageData(0, 0, c.width, c.height).data]"
+        )
+        colours_HWC = np.reshape(pixels[1:], (-1, pixels[0], 4))[..., :3]
+        return [bool(grey) for grey in (np.ptp(colours_HWC, axis=2) == 0).all(0)]
 
     def set_slider(self, value: int) -> None:
         self.browser.execute_script(
@@ -160,9 +183,7 @@ def test_a_reader_sees_what_was_dropped(
 def test_a_model_without_gates_says_so(browser: Any, service: Running) -> None:
     page = Page(browser, service.url, DESKTOP)
     page.ready()
-    browser.execute_script(
-        "const m = document.getElementById('model'); m.value = 'plain'; m.dispatchEvent(new Event('change'))"
-    )
+    page.choose("plain")
     assert not page["dial"].is_displayed()
     page.decode(TEXT)
     assert page["no-gates"].is_displayed()
@@ -208,4 +229,102 @@ def test_a_document_is_read(browser: Any, service: Running, tmp_path: Path) -> N
     page["file"].send_keys(str(tmp_path / "document.txt"))
     page.done()
     assert page["source"].text.startswith("the road .")
+    page.check()
+
+
+@pytest.fixture(scope="module")
+def spoken(whisper: SpeechModel, sparse: TextModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    plain = load(whispers.save(whispers.build(multilingual=False), tmp_path_factory.mktemp("plain")), dtype="float64")
+    models = [ServedSpeech("tiny", whisper), ServedSpeech("plain", plain), Served("sparse", sparse)]
+    with running(models) as service:
+        yield service
+
+
+@pytest.fixture
+def sound(tmp_path: Path) -> str:
+    (tmp_path / "speech.wav").write_bytes(whispers.wav(1.7))
+    return str(tmp_path / "speech.wav")
+
+
+def dropped_columns(whisper: SpeechModel, seconds: float, **dial: float) -> list[bool]:
+    """Whether no kept frame covers each column of 10 ms, from the model itself."""
+    (wanted,) = whisper.transcribe([whispers.tone(seconds)], return_timestamps=True, **dial)
+    middles = 0.01 * np.arange(round(100 * seconds)) + 0.005
+    return [not any(start < middle < end for start, end in wanted.kept) for middle in middles]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_a_listener_sees_what_was_dropped(
+    browser: Any, spoken: Running, whisper: SpeechModel, sound: str, size: tuple[int, int], theme: str
+) -> None:
+    page = Page(browser, spoken.url, size, theme)
+    page.ready()
+    assert not page["text"].is_displayed()
+    page["audio"].send_keys(sound)
+    page.done()
+    (wanted,) = whisper.transcribe([whispers.tone(1.7)], return_timestamps=True)
+    assert page["output"].text.split() == wanted.text.split()
+    segments = [row.text for row in page.all("#segment-rows td:last-child")]
+    assert [text.split() for text in segments] == [part.text.split() for part in wanted.segments]
+    assert page.all("#segment-rows td.number")[0].text == f"{wanted.segments[0].start:.2f} s"
+    grey = page.grey_columns()
+    assert 0 < sum(grey) < len(grey)
+    assert grey == dropped_columns(whisper, 1.7)
+    shares = page["shares"].text
+    assert f"{len(wanted.kept)} of the {wanted.covered} rows that audio covers" in shares
+    assert f"{wanted.rows_kept} of all {wanted.rows} rows" in shares
+    assert page["short-text"].text == page["dense-text"].text
+    assert "ms" in page["dense-time"].text
+    page.picture(f"audio-{size[0]}-{theme}")
+
+    page.set_slider(10)
+    assert page["keep-value"].text == "10% of the rows"
+    assert page.grey_columns() == dropped_columns(whisper, 1.7, keep=0.1)
+    assert sum(page.grey_columns()) > sum(grey)
+    page.check()
+
+
+def test_a_whisper_without_gates_says_so(browser: Any, spoken: Running, sound: str) -> None:
+    page = Page(browser, spoken.url, DESKTOP)
+    page.ready()
+    page.choose("plain")
+    assert not page["dial"].is_displayed()
+    assert "no gates" in page["no-dial"].text
+    page["go"].click()
+    page.wait("document.getElementById('error').textContent.includes('Choose a sound file')")
+    page["audio"].send_keys(sound)
+    page.done()
+    assert not any(page.grey_columns())
+    assert page["no-gates"].is_displayed()
+    assert not page["compare-title"].is_displayed()
+    page.check()
+    page.choose("sparse")
+    assert page["text"].is_displayed()
+    assert not page["audio"].is_displayed()
+    page.decode(TEXT)
+    assert page.all("#source del")
+    page.check()
+
+
+def test_the_microphone_is_recorded(browser: Any, spoken: Running) -> None:
+    page = Page(browser, spoken.url, DESKTOP)
+    page.ready()
+    page["record"].click()
+    page.wait("document.getElementById('record').textContent === 'Stop'")
+    time.sleep(1.2)  # the microphone beeps every second
+    page["record"].click()
+    page.done()
+    assert page["record"].text == "Record"
+    assert any(page.grey_columns())
+    assert "rows that audio covers" in page["shares"].text
+    page.check()
+
+
+def test_sound_that_nobody_can_read_is_an_error(browser: Any, spoken: Running, tmp_path: Path) -> None:
+    (tmp_path / "speech.webm").write_bytes(b"no sound")
+    page = Page(browser, spoken.url, DESKTOP)
+    page.ready()
+    page["audio"].send_keys(str(tmp_path / "speech.webm"))
+    page.wait("document.getElementById('error').textContent.includes('cannot read the sound')")
     page.check()
