@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 
-from l0drop import load
+from l0drop import L0DropConfig, load, sparsify
 from l0drop.decoding.columns import DecodeColumns
+from tests.models import whispers
 from tests.snippets import ROOT
 from tests.training import tiny
 
@@ -31,6 +33,26 @@ def test_columns_are_those_of_generate(sparse_folder: Path) -> None:
     assert columns["kept_share"][0] == pytest.approx(len(wanted[0].kept) / wanted[0].source_tokens)
     with pytest.raises(ValueError, match="the rows have no column 'source', but text"):
         decode({"text": np.array(TEXTS)})
+
+
+def test_columns_of_audio_files_are_those_of_transcribe(tmp_path: Path) -> None:
+    made = whispers.spread_gates(sparsify(whispers.build(multilingual=False), L0DropConfig(gating="zero")))
+    folder = whispers.save(made, tmp_path / "whisper")
+    files = [tmp_path / f"{number}.wav" for number in range(3)]
+    for number, file in enumerate(files):
+        file.write_bytes(whispers.wav(0.3 + 0.4 * number, number))
+    soundfile.write(files[1], np.zeros(4000), 16_000)
+    decode = DecodeColumns(str(folder), "path", dtype="float64", device="cpu", num_beams=2)
+    columns = decode({"path": np.array([str(file) for file in files], dtype=object)})
+    wanted = load(folder, "cpu", "float64").transcribe(files, num_beams=2)
+    assert columns["output"].tolist() == [result.text for result in wanted]
+    assert columns["output"][0]
+    assert np.isnan(columns["score"][1])
+    assert columns["score"][[0, 2]].tolist() == pytest.approx([wanted[0].score, wanted[2].score])
+    assert columns["kept_share"].tolist() == pytest.approx([1 - wanted[0].sparsity, 0, 1 - wanted[2].sparsity])
+    assert 0 < columns["kept_share"][0] < 1
+    with pytest.raises(ValueError, match="there is no such file"):
+        decode({"path": np.array(["missing.wav"])})
 
 
 def workers(mark: str) -> list[int]:
