@@ -11,13 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from l0drop import load
 from l0drop.app.serve.guard import LOCAL, Access
 from l0drop.app.serve.models import Served, ServedSpeech
+from l0drop.data.hints import TextAnnotator
 from l0drop.decoding.speech import SpeechModel
 from l0drop.decoding.text import TextModel
 from tests.app.serve.running import Running, running
+from tests.decoding import folders
 from tests.models import whispers
 
 TEXT = "the dog sees a cat . <script>alert(1)</script>"
@@ -190,6 +193,20 @@ def test_a_model_without_gates_says_so(browser: Any, service: Running) -> None:
     assert not page["compare-title"].is_displayed()
     assert page.all("#source del") == []
     page.check()
+
+
+def test_a_gate_that_is_a_rule_has_no_slider(browser: Any, baseline: Path, tmp_path: Path) -> None:
+    folder = folders.sparse(baseline, tmp_path / "rule", gate="pos")
+    TextAnnotator(("label",), AutoTokenizer.from_pretrained(folder)).save(folder)
+    with running([Served("rule", load(folder, "cpu", "float64"))]) as service:
+        page = Page(browser, service.url, DESKTOP)
+        page.ready()
+        assert not page["dial"].is_displayed()
+        assert "is a rule" in page["no-dial"].text
+        page.decode(TEXT)
+        page.check()
+        refused = service.post("/v1/generate", {"text": "x", "keep": 0.5})
+        assert (refused.status_code, "is a rule" in refused.json()["error"]) == (400, True)
 
 
 def test_errors_are_shown_and_keys_are_asked_for(browser: Any, sparse: TextModel) -> None:
