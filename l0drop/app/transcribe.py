@@ -124,7 +124,7 @@ def transcribe(
             )
         for line in summary_lines(done):
             say(line)
-        if done.failures:
+        if done.totals.failed:  # before an interruption too
             raise typer.Exit(1)
 
 

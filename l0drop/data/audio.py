@@ -89,7 +89,7 @@ def _mixed_blocks(opened: Any, name: str, most_seconds: float) -> Iterator[Sampl
         if not len(block):
             break
         mixed = block.mean(1, dtype=np.float32)
-        _check_finite(mixed, name, read / opened.samplerate)
+        _check_finite(mixed, name, opened.samplerate, read)
         read += len(block)
         if read > most_seconds * opened.samplerate:
             raise AudioError(f"{name}: is longer than {most_seconds:g} seconds")
@@ -99,10 +99,12 @@ def _mixed_blocks(opened: Any, name: str, most_seconds: float) -> Iterator[Sampl
         raise AudioError(f"{name}: is damaged after {read / rate:.1f} of {opened.frames / rate:.1f} seconds")
 
 
-def _check_finite(samples: Samples, name: str, start: float) -> None:
+def _check_finite(samples: Samples, name: str, rate: int, before: int = 0) -> None:
+    """Refuse NaN and infinite samples; `before`: the number of samples before these."""
     bad = ~np.isfinite(samples)
     if bad.any():
-        raise AudioError(f"{name}: has NaN or infinite samples, the first at {start + bad.argmax() / RATE:.2f} seconds")
+        seconds = (before + int(bad.argmax())) / rate
+        raise AudioError(f"{name}: has NaN or infinite samples, the first at {seconds:.2f} seconds")
 
 
 def _resampled(blocks: Iterator[Samples], rate: int) -> Samples:
@@ -131,7 +133,7 @@ def as_audio(values: Any, name: str, rate: int = RATE) -> Audio:
     if not isinstance(rate, int) or isinstance(rate, bool) or rate < 1:
         raise ValueError(f"sampling_rate: expected samples per second, got {rate!r}")
     samples = array.astype(np.float32)
-    _check_finite(samples, name, 0.0)
+    _check_finite(samples, name, rate)
     size = BLOCK_SECONDS * rate
     return Audio(name, _resampled((samples[i : i + size] for i in range(0, len(samples), size)), rate))
 

@@ -113,9 +113,7 @@ def locked_output(output: Path, *, resume: bool = False, restart: bool = False) 
     try:
         before = None if restart else _read(output)
         if resume and before is None and output.exists():
-            raise ValueError(
-                f"`resume`: nothing is left to do, {output} is complete; to translate again, omit `resume`"
-            )
+            raise ValueError(f"`resume`: nothing is left to do, {output} is complete; to write it again, omit `resume`")
         if before is not None and not resume:
             raise ValueError(
                 f"{_partial_of(output)}: an interrupted run left {before['lines']} lines here; use `resume=True` to "

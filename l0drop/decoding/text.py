@@ -417,7 +417,8 @@ class TextModel:
             return {}
         language = target_lang or getattr(tokenizer, "tgt_lang", None)
         if language is not None:
-            return target_language_setting(tokenizer, language, own.decoder_start_token_id)
+            with _TOKENIZING:
+                return target_language_setting(tokenizer, language, own.decoder_start_token_id)
         starts_with = {own.forced_bos_token_id, own.decoder_start_token_id}
         if not starts_with & language_ids(tokenizer):
             raise ValueError(f"target_lang: {self.name} translates into several languages; choose one")

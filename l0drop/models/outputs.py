@@ -14,7 +14,7 @@ class L0DropEncoderOutput(BaseModelOutput):
 
     last_hidden_state: its rows.
     memory_bias: the bias to add to the attention scores.
-    memory_index: the source position of each row; -1 for the zero row and padding.
+    memory_index: the source position of each row; -1 for the shared row and padding.
     penalty, dropped, real: [B], each sentence's penalty, number of closed test-time gates, and number of real tokens
         (for Whisper: of rows that audio covers).
         Per sentence, because `generate` repeats every tensor in here for its beams.

@@ -318,7 +318,7 @@ class ModelSizes:
     """The sizes of a model and a search that determine the cost of a batch.
 
     memory: numbers in a memory row's keys. activations: numbers in the widest layer's output for a source token.
-    zero_row: whether the short memory has a zero row for the dropped encodings.
+    zero_row: whether one row of the short memory represents the dropped encodings.
     """
 
     beams: int

@@ -83,7 +83,7 @@ def read_as(kind: type[One], path: Path, command: str, latest: int = 1) -> One:
     try:
         return from_json(kind, content)
     except FieldError as error:
-        raise FileError(f"{path}: {error}; {_remedy(command)}") from error
+        raise FileError(f"{path}: {error}; {remedy(command)}") from error
 
 
 def read_any(path: Path, command: str) -> Any:
@@ -91,16 +91,17 @@ def read_any(path: Path, command: str) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise FileError(f"{path}: not JSON ({error}); {_remedy(command)}") from error
+        raise FileError(f"{path}: not JSON ({error}); {remedy(command)}") from error
 
 
-def _remedy(command: str) -> str:
+def remedy(command: str) -> str:
+    """What to do about a broken file that this command writes."""
     return f"delete the file, and write it again with {command}"
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file; it gets its name when it is complete."""
-    write_whole(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    """Write a JSON file; it gets its name when it is complete. NaN is an error: reading would refuse it."""
+    write_whole(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def as_json(value: Any) -> Any:
@@ -192,7 +193,12 @@ def _tuple(kinds: Sequence[Any], content: Any, where: str) -> tuple[Any, ...]:
 def _record(kind: Any, content: Any, where: str) -> Any:
     _expected(isinstance(content, dict), content, "an object", where)
     if hasattr(kind, "upgraded"):
-        content = kind.upgraded(content)
+        try:
+            content = kind.upgraded(content)
+        except (LookupError, TypeError) as error:
+            raise FieldError(
+                f"{where or 'the whole file'}: an older form of {kind.__name__} with broken fields"
+            ) from error
     values = {}
     for field in dataclasses.fields(kind):
         hint, key = _hints(kind)[field.name], _key(field)

@@ -68,6 +68,11 @@ class StudyResults(JsonFile):
     systems: dict[str, StudiedSystem]
     statistics: StatisticsFile | None = optional()
 
+    @property
+    def metric(self) -> str:
+        """The name of the score on the test text; all systems have the same."""
+        return next(run.test.score.name for one in self.systems.values() for run in one.runs if run.test is not None)
+
 
 @dataclass(frozen=True)
 class Rival:

@@ -11,7 +11,19 @@ from pathlib import Path
 from typing import Any, Self
 
 from l0drop.data.whole import locked
-from l0drop.runs.json_file import VERSION, JsonFile, Settings, flat, optional, read_any, write_json
+from l0drop.runs.json_file import (
+    VERSION,
+    FieldError,
+    FileError,
+    JsonFile,
+    Settings,
+    flat,
+    from_json,
+    optional,
+    read_as,
+    remedy,
+    write_json,
+)
 from l0drop.runs.provenance import Provenance
 from l0drop.runs.run import CalibrationRecord, RunFolder, RunMetrics, Scored, Split
 
@@ -174,8 +186,11 @@ class Timings:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        found = read_any(path, cls.COMMAND)
-        return cls({name: seconds for name, seconds in found.items() if name not in cls._OTHERS})
+        found = read_as(dict[str, Any], path, cls.COMMAND)
+        try:
+            return cls(from_json(dict[str, float], {run: found[run] for run in found if run not in cls._OTHERS}))
+        except FieldError as error:
+            raise FileError(f"{path}: {error}; {remedy(cls.COMMAND)}") from error
 
     def write(self, path: Path) -> None:
         write_json(path, {"unit": "wall seconds", **self.seconds, VERSION: 1})

@@ -88,6 +88,8 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
         read_audio(written(tmp_path, sound, subtype="FLOAT"))
     with pytest.raises(AudioError, match=r"x: has NaN or infinite samples, the first at 0\.75"):
         as_audio(sound, "x")
+    with pytest.raises(AudioError, match=r"x: has NaN or infinite samples, the first at 0\.25"):
+        as_audio(sound, "x", 48_000)
     no_samples = read_audio(written(tmp_path, np.zeros(0, np.float32), name="none.wav"))
     assert no_samples.is_silent
 

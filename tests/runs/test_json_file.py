@@ -8,10 +8,20 @@ from typing import Any, Literal
 
 import pytest
 
-from l0drop.runs.analysis import Analysis, SweepAnalysis
+from l0drop.runs.analysis import Analysis, Closed, SweepAnalysis
 from l0drop.runs.benchmark import DecodeBenchmark, DecodeBenchmarks, SpeedPrediction, TrainingSpeed
-from l0drop.runs.evaluation import Evaluation
-from l0drop.runs.json_file import FileError, JsonFile, as_json, flat, from_json, named, optional
+from l0drop.runs.evaluation import Difference, Evaluation
+from l0drop.runs.json_file import (
+    FieldError,
+    FileError,
+    JsonFile,
+    as_json,
+    flat,
+    from_json,
+    named,
+    optional,
+    write_json,
+)
 from l0drop.runs.run import RunMetrics
 from l0drop.runs.study import Rivals, StudyResults
 from l0drop.runs.sweep import Sweep, Timings
@@ -172,3 +182,28 @@ def test_timings_of_older_sweeps_are_read(tmp_path: Path) -> None:
     file = tmp_path / "timings.json"
     file.write_text('{"unit": "wall seconds", "continued": 2.5}')
     assert Timings.read(file).seconds == {"continued": 2.5}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("[]", "expected an object"), ('{"continued": "long"}', "continued: expected a number"), ("{", "not JSON")],
+)
+def test_broken_timings_are_named(content: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "timings.json"
+    file.write_text(content)
+    with pytest.raises(FileError, match=f"{re.escape(str(file))}: .*{message}.*l0drop sweep"):
+        Timings.read(file)
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"), [(Closed, {}), (Difference, {"interval": 3}), (Difference, {"interval": [1.0]})]
+)
+def test_older_forms_with_broken_fields_are_refused(kind: type, content: dict[str, object]) -> None:
+    with pytest.raises(FieldError):
+        from_json(kind, content)
+
+
+def test_nan_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "a.json", {"score": float("nan")})
+    assert list(tmp_path.iterdir()) == []

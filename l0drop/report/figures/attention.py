@@ -56,8 +56,8 @@ def attention_mass(analysis: Analysis) -> Drawing:
             in_percent(axes.yaxis)
         panels[0].set_ylabel("share of source tokens")
     dropped = (
-        f" The sparse model puts {on_dropped['sparse']:.1%} of its attention on dropped words (with gating zero, on "
-        f"the zero row); the dense model {on_dropped['baseline']:.1%} on the same words."
+        f" The sparse model puts {on_dropped['sparse']:.1%} of its attention on dropped words (with gating zero or "
+        f"mean, on the row that represents them); the dense model {on_dropped['baseline']:.1%} on the same words."
         if "sparse" in on_dropped and "baseline" in on_dropped
         else ""
     )

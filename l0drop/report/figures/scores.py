@@ -143,7 +143,7 @@ def seeds_and_sparsity(found: StudyResults, name: str) -> Drawing:
         axes.axhline(0, color=GREY, linestyle="--", label="dense, continued")
         for margin in margins:
             axes.axhline(-margin, color=GREY, linestyle=":", label=f"margin of {margin:g}")
-        axes.set(xlabel="sparsity", ylabel="difference in BLEU")
+        axes.set(xlabel="sparsity", ylabel=f"difference in {found.metric}")
         axes.margins(x=0.12)
         in_percent(axes.xaxis)
         axes.legend(loc="best")

@@ -25,8 +25,8 @@ LITTLE = 0.6
 class Attention:
     """One batch's attention weights, averaged over heads; cross-attention also over layers.
 
-    cross: [B, T, N], each real target position's weights over the source; 0 elsewhere. The weight of a zero row is
-        divided equally among the dropped positions that it represents.
+    cross: [B, T, N], each real target position's weights over the source; 0 elsewhere. The weight of the shared row
+        (of gating `zero` and `mean`) is divided equally among the dropped positions that it represents.
     encoder: [B, N, N], the last layer's self-attention; None if it has another form in this model family.
     gates: of a gated model; layer_gates: of every layer, if gates are between layers.
     """
@@ -246,7 +246,7 @@ class EntropyStudy:
 
 def attention_map(attention: Attention, row: int, length: int, steps: int, kept_BN: Tensor) -> AttentionWeights:
     """One sentence's weights, `steps` lines of `length`; `on_dropped` is each target position's weight on dropped
-    words, which with gating `zero` is that of the zero row."""
+    words, which with gating `zero` and `mean` is that of the shared row."""
     weights = attention.cross[row, :steps, :length]
     dropped = ~kept_BN[row, :length]
     shown = weights if attention.gates is None else weights.masked_fill(dropped, 0)
