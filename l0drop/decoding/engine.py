@@ -180,13 +180,7 @@ class Engine:
         per_clip = [name for name, value in dial.items() if isinstance(value, (list, tuple)) or torch.is_tensor(value)]
         if per_clip:
             raise ValueError(f"{per_clip[0]}: for audio, expected one setting for all clips")
-        own = self.model.generation_config
-        check_names(generation, own, (*self.argument_names, *WINDOW_ARGUMENTS, *REFUSED))
-        check_windows(generation)
-        plain = {name: value for name, value in generation.items() if name not in WINDOW_ARGUMENTS}
-        if isinstance(plain.get("temperature"), (list, tuple)):
-            del plain["temperature"]
-        self.search(**plain)
+        search = self.search_of_windows(generation)
         windows = Windows(self, dial)
         found = windows.generate(features, attention_mask=attention_mask, return_segments=True, **generation)
         clips = range(len(features))
@@ -195,8 +189,7 @@ class Engine:
         if firsts[0].gates is not None:
             columns = zip(*(window.gates for window in firsts if window.gates is not None), strict=True)
             gates = Gates(*(None if column[0] is None else torch.stack(column) for column in columns))  # type: ignore[arg-type]
-        penalty = self.search(**plain).length_penalty
-        scores = [windows.totals[clip] / max(1, windows.lengths[clip]) ** penalty for clip in clips]
+        scores = [windows.totals[clip] / max(1, windows.lengths[clip]) ** search.length_penalty for clip in clips]
         return Generation(
             found["sequences"].long(),
             torch.tensor(scores),
@@ -431,6 +424,15 @@ class Engine:
         own: Any = self.model.generation_config
         stored = SearchSettings(own) if self.family.reads_audio else own
         return resolve(stored, generation, length_penalty_style, positions, vocabulary)
+
+    def search_of_windows(self, generation: Mapping[str, Any]) -> Search:
+        """The search in every window of audio that these settings describe; raises ValueError as `search` does."""
+        check_names(generation, self.model.generation_config, (*self.argument_names, *WINDOW_ARGUMENTS, *REFUSED))
+        check_windows(generation)
+        plain = {name: value for name, value in generation.items() if name not in WINDOW_ARGUMENTS}
+        if isinstance(plain.get("temperature"), (list, tuple)):
+            del plain["temperature"]
+        return self.search(**plain)
 
     def _search(
         self,

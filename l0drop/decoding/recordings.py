@@ -301,7 +301,7 @@ def subtitles(transcript: Transcript, kind: str) -> str:
     shown = [segment for segment in transcript.segments if segment.text]
     for number, segment in enumerate(shown, 1):
         head = f"{number}\n" if kind == "srt" else ""
-        text = segment.text.replace("-->", "->")
+        text = segment.text.replace("-->", "->").replace("\n", " ")  # an arrow or a blank line would end the cue
         parts.append(f"{head}{_clock(segment.start, mark)} --> {_clock(segment.end, mark)}\n{text}\n")
     return "\n".join(parts)
 

@@ -25,7 +25,7 @@ from l0drop.decoding.eager import cross_attention, eager_twin
 from l0drop.decoding.engine import Engine, Generation
 from l0drop.decoding.folder import dtype_of, first_line, load_model, locate_model, place
 from l0drop.decoding.settings import check_names
-from l0drop.decoding.windows import ARGUMENTS, REFUSED, TokenSegment, Window, check_windows
+from l0drop.decoding.windows import ARGUMENTS, REFUSED, TokenSegment, Window
 from l0drop.models.families import family_of
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.whisper import FRAMES_PER_ROW
@@ -34,6 +34,7 @@ BATCH_CLIPS = 8
 """Clips of at most one window decoded at once."""
 BATCH_FRAMES = 180_000
 """Feature frames of longer recordings decoded at once, half an hour, unless one recording is longer."""
+DIAL = ("keep", "max_memory", "shift", "dense")
 FRAME_SECONDS = 0.01
 ROW_SECONDS = FRAMES_PER_ROW * FRAME_SECONDS
 
@@ -142,6 +143,10 @@ class SpeechModel:
         """Feature frames of one window."""
         return self.model.config.max_source_positions * FRAMES_PER_ROW
 
+    def is_long(self, clip: Audio) -> bool:
+        """Whether a clip has more than one window; such clips are decoded apart from the others."""
+        return self._frames(clip) > self.window_frames
+
     # --- from audio to transcripts -------------------------------------------------------------------------------
 
     def transcribe(
@@ -175,10 +180,9 @@ class SpeechModel:
 
     def settings(self, generation: Mapping[str, Any]) -> dict[str, Any]:
         """Checked settings for `decode`."""
-        own = self.model.generation_config
         others = {*self.engine.argument_names, *ARGUMENTS, *REFUSED}.difference(("inputs", "attention_mask"))
-        check_names(generation, own, others)
-        check_windows(generation)
+        check_names(generation, self.model.generation_config, others)
+        self.engine.search_of_windows({name: value for name, value in generation.items() if name not in DIAL})
         return dict(generation)
 
     def batches(self, clips: Sequence[Audio], batch_size: int = BATCH_CLIPS) -> list[list[int]]:
@@ -186,7 +190,7 @@ class SpeechModel:
         if batch_size < 1:
             raise ValueError(f"batch_size: expected a whole number, at least 1, got {batch_size}")
         order = sorted((i for i, clip in enumerate(clips) if not clip.is_silent), key=lambda i: -len(clips[i].samples))
-        long = [i for i in order if self._frames(clips[i]) > self.window_frames]
+        long = [i for i in order if self.is_long(clips[i])]
         short = order[len(long) :]
         found: list[list[int]] = []
         for index in long:
@@ -200,7 +204,7 @@ class SpeechModel:
         return self._decode(clips, settings)[0]
 
     def _decode(self, clips: Sequence[Audio], settings: Mapping[str, Any]) -> tuple[list[Transcript], Generation]:
-        is_long = self._frames(clips[0]) > self.window_frames
+        is_long = self.is_long(clips[0])
         features = [log_mel(clip.samples, self.extractor, padded=not is_long) for clip in clips]
         lengths = torch.tensor([self._frames(clip) for clip in clips])
         longest = max(part.shape[1] for part in features)
@@ -222,12 +226,12 @@ class SpeechModel:
         clip = self.read(audio, "audio", sampling_rate)
         if clip.is_silent:
             raise ValueError(f"{clip.name}: is silent, there is nothing to explain")
-        if self._frames(clip) > self.window_frames:
+        if self.is_long(clip):
             longest = self.window_frames * FRAME_SECONDS
             raise ValueError(f"{clip.name}: has {clip.seconds:.0f} seconds; explain takes one window, {longest:.0f}")
         settings = self.settings(generation)
         (transcript,), found = self._decode([clip], settings)
-        dial = {name: settings[name] for name in ("keep", "max_memory", "shift", "dense") if name in settings}
+        dial = {name: settings[name] for name in DIAL if name in settings}
         encoded = self.engine.encode(log_mel(clip.samples, self.extractor, padded=True)[None], **dial)
         window = found.windows[0]
         attentions_LHTK = cross_attention(self._eager, encoded.memory, window.tokens)[:, :, window.given - 1 :]

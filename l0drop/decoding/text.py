@@ -415,9 +415,9 @@ class TextModel:
                     'language as a prefix, such as ">>fra<< ")'
                 )
             return {}
-        language = target_lang or getattr(tokenizer, "tgt_lang", None)
-        if language is not None:
-            with _TOKENIZING:
+        with _TOKENIZING:
+            language = target_lang or getattr(tokenizer, "tgt_lang", None)
+            if language is not None:
                 return target_language_setting(tokenizer, language, own.decoder_start_token_id)
         starts_with = {own.forced_bos_token_id, own.decoder_start_token_id}
         if not starts_with & language_ids(tokenizer):
