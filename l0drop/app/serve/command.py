@@ -3,6 +3,7 @@
 import importlib
 import logging
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -96,7 +97,11 @@ def serve(
     for served in found:
         gates = "" if served.model.is_gated else ", no gates"
         say(f"{served.name}: {served.task}{gates}")
-    uvicorn.Server(uvicorn_config(app, host=host, port=port)).run()
+    server = uvicorn.Server(uvicorn_config(app, host=host, port=port))
+    service.on_failure = partial(setattr, server, "should_exit", True)
+    server.run()
+    if service.failure is not None:
+        raise ValueError(f"the service stopped, because a model cannot decode: {service.failure}")
 
 
 def load_models(

@@ -139,7 +139,7 @@ class Guard:
                 await self.app(scope, receive, send_with_headers)
         except Exception:
             # a fault of ours: the log has the traceback, the client does not
-            log.exception("%s %r failed", request.method, request.url.path)
+            log.exception("%s %r failed", request.method, request.scope["path"])
             if status:  # the answer has begun
                 raise
             await json_response({"error": "the service failed on this request"}, 500)(scope, receive, send_with_headers)
@@ -154,7 +154,7 @@ class Guard:
 
     def _refusal(self, request: Request) -> Response | None:
         """The answer to a request that may not pass."""
-        access, path = self.access, request.url.path
+        access, path = self.access, request.scope["path"]
         host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
         if access.hosts and host not in access.hosts:
             return json_response({"error": "Host: this service does not answer to this name"}, 421)
@@ -208,7 +208,7 @@ def openai_error(status: int, message: str) -> dict[str, Any]:
 
 async def on_problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, Problem)
-    if request.url.path.startswith("/v1/audio/"):
+    if request.scope["path"].startswith("/v1/audio/"):
         return json_response({"error": openai_error(error.status, error.message)}, error.status, error.headers)
     return error_response(error)
 

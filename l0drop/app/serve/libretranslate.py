@@ -1,5 +1,6 @@
 """The dialect of LibreTranslate: Weblate, Subtitle Edit, Open WebUI and others speak it."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any
 from urllib.parse import parse_qsl
@@ -121,15 +122,17 @@ async def translate(request: Request) -> Response:
     texts = [body.q] if isinstance(body.q, str) else body.q
     source, detected = body.source, None
     if source == "auto":
-        detected = _detect(request, texts[0])[0]
+        detected = (await _detect(request, texts))[0]
         source = detected["language"]
     served = service.models.for_pair(source, body.target)
+    pair = served.languages(source, body.target)
     alternatives = body.alternatives
     generation: dict[str, Any] = {}
     if alternatives:
-        beams = max(alternatives + 1, served.model.engine.search(**served.model.settings(None, {})).beams)
+        own = served.model.settings(pair.get("target_lang"), {})
+        beams = max(alternatives + 1, served.model.engine.search(**own).beams)
         generation = {"num_return_sequences": alternatives + 1, "num_beams": beams}
-    query = Query(served, texts, client_of(request), generation, body.dial(), served.languages(source, body.target))
+    query = Query(served, texts, client_of(request), generation, body.dial(), pair)
     answers = await while_connected(request, service.generate(query))
     return json_response(_answer(body, answers, detected))
 
@@ -159,7 +162,7 @@ async def detect(request: Request) -> Response:
     body = checked(Detect, values)
     if not body.q:
         raise Problem(400, "Invalid request: missing q parameter")
-    return json_response(_detect(request, body.q))
+    return json_response(await _detect(request, [body.q]))
 
 
 async def languages(request: Request) -> Response:
@@ -209,11 +212,16 @@ def name_of(code: str) -> str:
     return NAMES.get(code.replace("-", "_").split("_")[0], code)
 
 
-def _detect(request: Request, text: str) -> list[dict[str, Any]]:
+async def _detect(request: Request, texts: list[str]) -> list[dict[str, Any]]:
+    """The languages of the first text."""
     detector: Detector | None = request.app.state.detector
     if detector is None:
         raise Problem(400, "no language detector is configured; name the source language")
-    return detector(text)
+    request.app.state.service.check_texts(texts)
+    found = await asyncio.to_thread(detector, texts[0])
+    if not found:
+        raise Problem(400, "the language of the text could not be detected; name the source language")
+    return found
 
 
 async def _values(request: Request) -> dict[str, Any]:

@@ -8,9 +8,11 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from l0drop.app.serve.requests import Problem
 from l0drop.core.dial import Dial
+from l0drop.core.memory import has_shared_row
 from l0drop.data.audio import RATE, Audio
 from l0drop.decoding.languages import is_multilingual, language_ids
 from l0drop.decoding.results import Result
@@ -20,6 +22,8 @@ from l0drop.decoding.text import Source, TextModel
 Task = Literal["translation", "summarization"]
 TASKS: tuple[Task, ...] = ("translation", "summarization")
 DIAL = ("keep", "max_memory", "shift")
+PROMPT_TOKENS = 4
+"""A Whisper's output begins with at most so many: start, language, task, no timestamps."""
 PROBE = "1 2 3"
 """A text that every tokenizer reads."""
 
@@ -38,6 +42,14 @@ class Served:
     dials: frozenset[str] = frozenset()
     """The settings of the dial that its gate supports; `dense` always works."""
     _kept: float = field(default=1.0, init=False)  # a running mean of the kept share at the model's own setting
+
+    def __post_init__(self) -> None:
+        unknown = [code for code in self.pair or () if self.codes and code not in self.codes]
+        if unknown:
+            raise ValueError(
+                f"`languages`: {unknown[0]!r} is not a language of {self.name}; it has {len(self.codes)}, such as "
+                f"{', '.join(self.codes[:6])}"
+            )
 
     @property
     def on_cpu(self) -> bool:
@@ -70,7 +82,9 @@ class Served:
 
     def warm_up(self) -> None:
         """Decode once, and find the settings of the dial that the gate supports."""
-        self.dials = dials_of(self.model.is_gated, partial(self.model.generate, [PROBE], max_new_tokens=2))
+        source, target = self.pair or (self.codes[:1] * 2 or ("", ""))
+        settings: dict[str, Any] = {"max_new_tokens": 2, **self.languages(source, target)}
+        self.dials = dials_of(self.model.is_gated, partial(self.model.generate, [PROBE], **settings))
 
     def kind(self, source: Source) -> None:
         """Any two texts can be decoded together."""
@@ -126,6 +140,11 @@ class ServedSpeech:
     def is_multilingual(self) -> bool:
         return bool(getattr(self.model.model.generation_config, "is_multilingual", False))
 
+    @property
+    def most_new_tokens(self) -> int:
+        """The decoder's positions behind the prompt."""
+        return int(self.model.model.config.max_target_positions) - PROMPT_TOKENS
+
     def warm_up(self) -> None:
         """Decode once, and find the settings of the dial that the gate supports."""
         noise = np.random.default_rng(0).normal(0, 0.01, RATE // 10).astype(np.float32)
@@ -134,14 +153,20 @@ class ServedSpeech:
     def language(self, language: str | None) -> dict[str, str]:
         """The setting for a language; only multilingual models have one."""
         if self.is_multilingual:
-            return {} if language is None else {"language": language}
+            if language is None:
+                return {}
+            code = TO_LANGUAGE_CODE.get(language.lower(), language.lower())
+            known: Any = self.model.model.generation_config
+            if f"<|{code}|>" not in known.lang_to_id:
+                raise Problem(400, f"language: {self.name} does not know {language!r}")
+            return {"language": code}
         if language not in (None, "en"):
             raise Problem(400, f"language: {self.name} transcribes English only")
         return {}
 
     def kind(self, clip: Audio) -> bool:
         """Clips of one window are decoded together, and so are longer recordings."""
-        return clip.seconds * RATE > self.model.extractor.n_samples
+        return self.model.is_long(clip)
 
     def length(self, clip: Audio) -> int:
         """Encoder rows: short clips are padded to a window."""
@@ -186,7 +211,7 @@ def check_dial(served: Served | ServedSpeech, dial: Mapping[str, Any]) -> None:
             raise Problem(400, f"{name}: {served.name} has no gates, so nothing can be dropped")
         if name in DIAL and name not in served.dials:
             raise Problem(400, f"{name}: the gate of {served.name} is a rule, which this setting cannot change")
-    if dial.get("max_memory") == 1 and served.model.model.config.l0drop.gating == "zero":
+    if dial.get("max_memory") == 1 and has_shared_row(served.model.model.config.l0drop.gating):
         raise Problem(400, "max_memory: expected at least 2 rows, one for all dropped tokens and one to keep")
 
 

@@ -11,7 +11,8 @@ from l0drop.app.serve.models import Served, ServedSpeech
 from l0drop.app.serve.native import Dialled
 from l0drop.app.serve.requests import Problem, checked, json_response, read_upload
 from l0drop.app.serve.service import Service
-from l0drop.decoding.speech import Segment, Transcript
+from l0drop.decoding.recordings import subtitles
+from l0drop.decoding.speech import Transcript
 
 
 class Transcription(Dialled):
@@ -50,10 +51,8 @@ async def transcribe(request: Request) -> Response:
 def _answer(body: Transcription, transcript: Transcript) -> Response:
     if body.response_format == "text":
         return PlainTextResponse(transcript.text + "\n")
-    if body.response_format == "srt":
-        return PlainTextResponse(_subtitles(transcript.segments, ",", numbered=True))
-    if body.response_format == "vtt":
-        return PlainTextResponse("WEBVTT\n\n" + _subtitles(transcript.segments, ".", numbered=False))
+    if body.response_format in ("srt", "vtt"):
+        return PlainTextResponse(subtitles(transcript, body.response_format))
     values: dict[str, Any] = {"text": transcript.text}
     if body.response_format == "verbose_json":
         values |= {
@@ -69,21 +68,6 @@ def _answer(body: Transcription, transcript: Transcript) -> Response:
     if body.kept:
         values |= {"kept": [list(frame) for frame in transcript.kept], "dropped": transcript.sparsity}
     return json_response(values)
-
-
-def _subtitles(segments: tuple[Segment, ...], comma: str, *, numbered: bool) -> str:
-    def clock(seconds: float) -> str:
-        milliseconds = round(1000 * seconds)
-        hours, rest = divmod(milliseconds, 3_600_000)
-        minutes, rest = divmod(rest, 60_000)
-        return f"{hours:02}:{minutes:02}:{rest // 1000:02}{comma}{rest % 1000:03}"
-
-    cues = []
-    for number, part in enumerate(segments, 1):
-        # an arrow or a blank line in the text would end the cue
-        text = part.text.replace("-->", "->").replace("\n", " ")
-        cues.append((f"{number}\n" if numbered else "") + f"{clock(part.start)} --> {clock(part.end)}\n{text}\n")
-    return "\n".join(cues)
 
 
 async def list_models(request: Request) -> Response:

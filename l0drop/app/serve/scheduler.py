@@ -17,6 +17,7 @@ from typing import Any
 from l0drop.app.serve.metrics import Metrics
 from l0drop.app.serve.models import Served, ServedSpeech
 from l0drop.app.serve.requests import Problem
+from l0drop.core.out_of_memory import is_out_of_memory
 from l0drop.decoding.results import Explained, Result
 from l0drop.decoding.speech import Transcript
 from l0drop.decoding.text import BATCH_TOKENS, MIN_CPU_TOKENS, OutOfMemoryError
@@ -258,6 +259,6 @@ def _decode(batch: Sequence[Item]) -> list[Result | Explained | Transcript | Exc
 
 
 def _problem(error: BaseException) -> BaseException:
-    if isinstance(error, OutOfMemoryError):
-        return Problem(507, "the text does not fit into the service's memory; send a shorter one")
+    if isinstance(error, OutOfMemoryError) or is_out_of_memory(error):
+        return Problem(507, "the input does not fit into the service's memory; send a shorter one")
     return error

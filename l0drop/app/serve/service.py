@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -91,6 +91,8 @@ class Service:
     ) -> None:
         self.models, self.limits, self.metrics, self.log_texts = models, limits, Metrics(), log_texts
         self.ready = False
+        self.failure: Exception | None = None
+        self.on_failure: Callable[[], None] = lambda: None
         self.scheduler = Scheduler(self.metrics, limits.queue)
         self.shadow = Shadow(self.generate, self.metrics, shadow, reference)
         self._tokenizing = ThreadPoolExecutor(1, "tokenizing")
@@ -108,8 +110,15 @@ class Service:
         self._tokenizing.shutdown()
 
     async def _warm_up(self) -> None:
+        """Decode once with every model. A model that cannot is a `failure`, which `on_failure` is told."""
         for served in self.models:
-            await asyncio.to_thread(served.warm_up)
+            try:
+                await asyncio.to_thread(served.warm_up)
+            except Exception as error:
+                log.exception("%s: the model cannot decode", served.name)
+                self.failure = error
+                self.on_failure()
+                return
         self.ready = True
 
     async def generate(self, query: Query) -> list[Answer]:
@@ -161,7 +170,7 @@ class Service:
     ) -> Transcribed:
         """The transcript of a recording, the same as `SpeechModel.transcribe`. alone, seconds: as in Query."""
         self._check_ready()
-        self._check_search(generation)
+        self._check_search(generation, served.most_new_tokens)
         check_dial(served, dial)
         try:
             settings = served.model.settings({**generation, **dial})
@@ -183,20 +192,25 @@ class Service:
     def _check(self, query: Query) -> None:
         """Raise a Problem for a query beyond the limits, or one that the model cannot follow."""
         self._check_ready()
-        limits = self.limits
-        if len(query.texts) > limits.texts:
-            raise Problem(413, f"at most {limits.texts} texts per request, got {len(query.texts)}")
-        for index, text in enumerate(query.texts):
-            if len(text) > limits.text:
-                raise Problem(
-                    413, f"text {index + 1} has {len(text):,} characters; at most {limits.text:,} are accepted"
-                )
+        self.check_texts(query.texts)
         self._check_search(query.generation)
         check_dial(query.served, query.dial)
         self.scheduler.check_room(len(query.texts))
 
-    def _check_search(self, generation: Mapping[str, Any]) -> None:
-        for name, most in (("num_beams", self.limits.beams), ("max_new_tokens", self.limits.new_tokens)):
+    def check_texts(self, texts: Sequence[str]) -> None:
+        """Raise a Problem for too many texts, or one that is too long."""
+        limits = self.limits
+        if len(texts) > limits.texts:
+            raise Problem(413, f"at most {limits.texts} texts per request, got {len(texts)}")
+        for index, text in enumerate(texts):
+            if len(text) > limits.text:
+                raise Problem(
+                    413, f"text {index + 1} has {len(text):,} characters; at most {limits.text:,} are accepted"
+                )
+
+    def _check_search(self, generation: Mapping[str, Any], positions: int | None = None) -> None:
+        tokens = self.limits.new_tokens if positions is None else min(positions, self.limits.new_tokens)
+        for name, most in (("num_beams", self.limits.beams), ("max_new_tokens", tokens)):
             if (generation.get(name) or 0) > most:
                 raise Problem(400, f"{name}: at most {most}, got {generation[name]}")
 

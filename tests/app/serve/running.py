@@ -30,6 +30,7 @@ class Running:
     url: str
     service: Service
     loop: asyncio.AbstractEventLoop
+    loop_thread: str
 
     @property
     def port(self) -> int:
@@ -101,8 +102,9 @@ def running(
     while not server.started:
         time.sleep(0.005)
     port = server.servers[0].sockets[0].getsockname()[1]
-    found = Running(f"http://127.0.0.1:{port}", made, loop)
+    found = Running(f"http://127.0.0.1:{port}", made, loop, thread.name)
     while not made.ready:
+        assert made.failure is None, made.failure
         time.sleep(0.005)
     try:
         yield found

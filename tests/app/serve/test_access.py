@@ -16,6 +16,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
     unsupported_method,
 )
+from starlette.datastructures import URL
+from starlette.requests import Request
 from starlette.routing import Route
 
 from l0drop.app.serve.guard import LOCAL, OPEN_PATHS, Access
@@ -73,6 +75,16 @@ def test_nothing_else_answers_without_a_key(locked: Running, key: str | None) ->
         else:
             assert answer.status_code in (401, 403), path
             assert set(answer.json()) == {"error"}
+
+
+@pytest.mark.parametrize("host", ["localhost/health?", "localhost/health#", "localhost/translate?"])
+def test_the_host_header_opens_nothing(locked: Running, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    """Older versions of Starlette put this header into `request.url` as it is."""
+    monkeypatch.setattr(
+        Request, "url", property(lambda self: URL(f"http://{self.headers['host']}{self.scope['path']}"))
+    )
+    for path in ("/v1/models", "/v1/generate"):
+        assert ask(locked, path, {"Host": host}).status_code == 401
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -1,5 +1,6 @@
 """Transcription: the clients of OpenAI and Hugging Face get the transcripts of `load(...).transcribe`."""
 
+import base64
 import io
 import re
 from collections.abc import Iterator
@@ -8,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
 import soundfile
 from huggingface_hub import InferenceClient
 
+from l0drop import L0DropConfig, load, sparsify
 from l0drop.app.serve.guard import LOCAL, Access
 from l0drop.app.serve.limits import Limits
-from l0drop.app.serve.models import Served, ServedSpeech
+from l0drop.app.serve.models import Served, ServedSpeech, check_dial
+from l0drop.app.serve.requests import Problem
+from l0drop.decoding.recordings import subtitles
 from l0drop.decoding.speech import SpeechModel
 from l0drop.decoding.text import TextModel
 from tests.app.serve.running import Running, running
@@ -62,6 +67,7 @@ def test_the_openai_client(spoken: Running, whisper: SpeechModel, seconds: float
     assert str(texts["vtt"]).startswith("WEBVTT\n\n00:00:00.")
     cues = re.findall(r"(\d+)\n(\d\d:\d\d:\d\d,\d{3}) --> (\d\d:\d\d:\d\d,\d{3})\n(.*)\n", str(texts["srt"]))
     assert [cue[3] for cue in cues] == [part.text for part in timed.segments]
+    assert str(texts["srt"]) == subtitles(timed, "srt")
     assert [model.id for model in client.models.list()] == ["tiny", "sparse"]
 
 
@@ -143,6 +149,57 @@ def test_file_names_of_clients_are_not_used(spoken: Running, tmp_path: Path, mon
     answer = httpx.post(spoken.url + PATH, files=files, data={"model": "tiny"})
     assert answer.status_code == 200
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("search", "name"),
+    [
+        ({"num_beams": 99}, "num_beams"),
+        ({"max_new_tokens": 9999}, "max_new_tokens"),
+        ({"max_new_tokens": 1000}, "max_new_tokens"),
+        ({"max_new_tokens": 39}, "max_new_tokens: at most 36"),
+        ({"num_return_sequences": 2}, "num_return_sequences"),
+    ],
+    ids=str,
+)
+def test_searches_that_cannot_be_done(spoken: Running, search: dict[str, int], name: str) -> None:
+    audio = base64.b64encode(wav(0.2)).decode()
+    answer = spoken.post("/models/tiny", {"inputs": audio, "parameters": {"generation_parameters": search}})
+    assert answer.status_code == 400
+    assert name in answer.json()["error"]
+
+
+def test_memory_that_runs_out_is_507(spoken: Running, whisper: SpeechModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*others: Any, **settings: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(whisper, "decode", failing)
+    assert ask(spoken, wav(0.2)).status_code == 507
+
+
+def test_clips_are_grouped_as_they_are_decoded(whisper: SpeechModel) -> None:
+    """A clip that is a little longer than a window has no more frames than one."""
+    served, hop = ServedSpeech("tiny", whisper), whisper.extractor.hop_length
+    window = whisper.window_frames * hop
+    for samples, is_long in ((window, False), (window + 1, False), (window + hop - 1, False), (window + hop, True)):
+        clip = whisper.read(np.ones(samples, np.float32), "clip")
+        assert served.kind(clip) is is_long
+        assert len(whisper.batches([clip, whisper.read(np.ones(100, np.float32), "short")])) == 1 + is_long
+
+
+@pytest.mark.parametrize("gating", ["zero", "mean"])
+def test_one_row_is_too_few_with_a_shared_row(tmp_path: Path, gating: Any) -> None:
+    made = sparsify(whispers.build(multilingual=False), L0DropConfig(gating=gating))
+    served = ServedSpeech("tiny", load(whispers.save(made, tmp_path)), frozenset({"max_memory"}))
+    with pytest.raises(Problem, match="max_memory: expected at least 2 rows"):
+        check_dial(served, {"max_memory": 1})
+
+
+def test_a_language_that_a_whisper_does_not_know(tmp_path: Path) -> None:
+    served = ServedSpeech("many", load(whispers.save(whispers.build(multilingual=True), tmp_path)))
+    assert served.language("English") == served.language("en") == {"language": "en"}
+    with pytest.raises(Problem, match="language: many does not know 'xx'"):
+        served.language("xx")
 
 
 def test_silence_has_a_blank_transcript(spoken: Running) -> None:

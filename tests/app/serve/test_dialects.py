@@ -1,6 +1,7 @@
 """Real clients talk to the service unchanged, and get the text of `load(...).generate`."""
 
 import json
+import threading
 import urllib.error
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from libretranslatepy import LibreTranslateAPI
 
 from l0drop.app.serve.guard import LOCAL, Access
+from l0drop.app.serve.limits import Limits
 from l0drop.app.serve.models import Served
 from l0drop.decoding.text import TextModel
 from tests.app.serve.running import Running, running
@@ -99,6 +101,23 @@ def test_the_detector_finds_the_source_language(locked: Running, outputs: list[s
     values = {"q": TEXTS[0], "source": "auto", "target": "xx", "api_key": KEYS[1]}
     answer = locked.post("/translate", values).json()
     assert answer == {"translatedText": outputs[0], "detectedLanguage": {"language": "en", "confidence": 90.0}}
+
+
+def test_a_detector_that_finds_nothing_or_is_slow(sparse: TextModel) -> None:
+    threads: list[str] = []
+
+    def detector(text: str) -> list[dict[str, object]]:
+        threads.append(threading.current_thread().name)
+        return []
+
+    with running([Served("sparse", sparse, pair=("en", "xx"))], limits=Limits(text=10), detector=detector) as service:
+        for path, values in (("/translate", {"source": "auto", "target": "xx"}), ("/detect", {})):
+            assert service.post(path, {"q": "x" * 11, **values}).status_code == 413
+            assert threads == [], "too long a text is not read"
+            answer = service.post(path, {"q": "x", **values})
+            assert answer.status_code == 400
+            assert "could not be detected" in answer.json()["error"]
+            assert threads.pop() != service.loop_thread, "the event loop is free"
 
 
 def test_libretranslate_settings_and_health(service: Running, locked: Running) -> None:

@@ -343,6 +343,17 @@ def test_only_the_guilty_text_fails(
     assert "the bad road" not in caplog.text, "no texts in the log"
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA error: out of memory")])
+def test_memory_that_runs_out_in_explain_is_507(
+    strict: Running, sparse: TextModel, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def failing(*others: Any, **settings: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(sparse, "explain", failing)
+    assert strict.post("/v1/explain", {"text": TEXT}).status_code == 507
+
+
 def test_sigterm_finishes_what_was_accepted(sparse_folder: Path, tmp_path: Path) -> None:
     body = {"text": [TEXT] * 30, "num_beams": 8, "alone": True}
     with process(sparse_folder, tmp_path / "log") as (url, service), ThreadPoolExecutor(4) as pool:
