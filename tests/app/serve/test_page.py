@@ -249,6 +249,35 @@ def test_a_document_is_read(browser: Any, service: Running, tmp_path: Path) -> N
     page.check()
 
 
+def test_characters_beyond_16_bits_move_nothing(browser: Any, service: Running, tmp_path: Path) -> None:
+    text = "\N{GRINNING FACE} the dog \N{GRINNING FACE}\N{GRINNING FACE} sees a cat ."
+    (tmp_path / "document.txt").write_text(text, "utf-8")
+    page = Page(browser, service.url, DESKTOP)
+    page.ready()
+    page["file"].send_keys(str(tmp_path / "document.txt"))
+    page.done()
+    assert [word.text for word in page.all("#source .whole")] == text.split()
+
+    found = {
+        "text": "\N{GRINNING FACE}\N{GRINNING FACE} a b",
+        "output": [{"start": 0, "end": 2}, {"start": 2, "end": 4}, {"start": 4, "end": 6}],
+        "source": [{"text": "one"}, {"text": "two"}, {"text": "three"}],
+        "attention": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+        "dropped_attention": [0, 0, 0],
+    }
+    attended = browser.execute_script(
+        "drawOutput(arguments[0]);"
+        "return [...document.querySelectorAll('#output .word')].map(word => {"
+        "  word.dispatchEvent(new Event('pointerenter'));"
+        "  return document.getElementById('attention').textContent;"
+        "})",
+        found,
+    )
+    assert len(attended) == 3
+    assert all(f"{source} 100%" in text for source, text in zip(("one", "two", "three"), attended, strict=True))
+    page.check()
+
+
 @pytest.fixture(scope="module")
 def spoken(whisper: SpeechModel, sparse: TextModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     plain = load(whispers.save(whispers.build(multilingual=False), tmp_path_factory.mktemp("plain")), dtype="float64")
