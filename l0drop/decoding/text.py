@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,18 @@ class TextModel:
             zero_row=attentions_LHTK[..., index_K < 0].sum(-1),
             cut=source.cut,
         )
+
+    def output_spans(self, explained: Explained) -> list[tuple[int, int]]:
+        """The characters of the output that each of its tokens adds, as start and end."""
+        tokenizer: Any = self.tokenizers.target
+        ids = [tokenizer.convert_tokens_to_ids(token) for token in explained.output]
+        ends = [0]
+        for length in range(1, len(ids) + 1):
+            with _TOKENIZING:
+                text = tokenizer.decode(ids[:length], skip_special_tokens=True)
+            shared = next((i for i, (a, b) in enumerate(zip(text, explained.text, strict=False)) if a != b), len(text))
+            ends.append(max(ends[-1], min(shared, len(explained.text))))
+        return [*pairwise(ends)]
 
     def batches(self, sources: Sequence[Source], batch_tokens: int) -> list[list[int]]:
         """Indices of the sources that are not blank, in batches to decode together; the longest first."""

@@ -1,8 +1,8 @@
 """Our own dialect: every setting in, everything that is known out."""
 
+import asyncio
 import time
 from dataclasses import asdict
-from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -11,13 +11,15 @@ from starlette.responses import Response
 
 from l0drop.app.serve.guard import client_of, while_connected
 from l0drop.app.serve.models import Served
-from l0drop.app.serve.requests import Strict, checked, json_response, read_json
+from l0drop.app.serve.requests import Problem, Strict, checked, json_response, read_json
 from l0drop.app.serve.service import Answer, Query, Service
 from l0drop.decoding.results import Explained
 
 DIAL = ("keep", "max_memory", "shift", "dense")
 DIGITS = 5
 """Decimals of attention weights in an answer."""
+MOST_WEIGHTS = 1_000_000
+"""Attention weights in an answer."""
 
 
 class Dialled(Strict):
@@ -107,14 +109,7 @@ async def explain(request: Request) -> Response:
     body = checked(Explain, await read_json(request, service.limits))
     query = body.query(service, [body.text], request)
     explained, done = await while_connected(request, service.explain(query))
-    return json_response(
-        {
-            "model": query.served.name,
-            "gated": query.served.model.is_gated,
-            **_explained(explained, query.served),
-            "seconds": round(done.decode_seconds, 6),
-        }
-    )
+    return await asyncio.to_thread(_explanation, explained, query.served, done.decode_seconds)
 
 
 def _result(answer: Answer) -> dict[str, Any]:
@@ -127,11 +122,20 @@ def _result(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _explained(explained: Explained, served: Served) -> dict[str, Any]:
+def _explanation(explained: Explained, served: Served, seconds: float) -> Response:
     """Source tokens with gates, output tokens with their characters, attention [T, N] as a mean of layers and heads."""
+    weights = len(explained.output) * len(explained.source)
+    if weights > MOST_WEIGHTS:
+        raise Problem(
+            413,
+            f"text: the attention from {len(explained.output)} output tokens to {len(explained.source)} source tokens "
+            f"is too large for an answer; at most {MOST_WEIGHTS:,} weights are sent",
+        )
     kept = set(explained.kept)
     gates = [None] * len(explained.source) if explained.gates is None else explained.gates.tolist()
-    return {
+    answer = {
+        "model": served.name,
+        "gated": served.model.is_gated,
         "text": explained.text,
         "score": explained.score,
         "source": [
@@ -140,22 +144,12 @@ def _explained(explained: Explained, served: Served) -> dict[str, Any]:
         ],
         "kept_tokens": len(kept),
         "cut": explained.cut,
-        "output": _output_tokens(explained, served),
+        "output": [
+            {"text": token, "start": start, "end": end}
+            for token, (start, end) in zip(explained.output, served.model.output_spans(explained), strict=True)
+        ],
         "attention": [[round(weight, DIGITS) for weight in row] for row in explained.attention.tolist()],
         "dropped_attention": [round(weight, DIGITS) for weight in explained.zero_row.mean((0, 1)).tolist()],
+        "seconds": round(seconds, 6),
     }
-
-
-def _output_tokens(explained: Explained, served: Served) -> list[dict[str, Any]]:
-    """Output tokens with the characters of the output that each adds."""
-    tokenizer: Any = served.model.tokenizers.target
-    ids = [tokenizer.convert_tokens_to_ids(token) for token in explained.output]
-    ends = [0]
-    for count in range(1, len(ids) + 1):
-        text = tokenizer.decode(ids[:count], skip_special_tokens=True)
-        shared = next((i for i, (a, b) in enumerate(zip(text, explained.text, strict=False)) if a != b), len(text))
-        ends.append(max(ends[-1], min(shared, len(explained.text))))
-    return [
-        {"text": token, "start": start, "end": end}
-        for token, (start, end) in zip(explained.output, pairwise(ends), strict=True)
-    ]
+    return json_response(answer)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from l0drop import load
 from l0drop.app.cli import app
+from l0drop.app.serve import native
 from l0drop.app.serve.models import Served
 from l0drop.decoding.splitting import split_text
 from l0drop.decoding.text import TextModel
@@ -133,6 +135,28 @@ def test_explain_has_gates_and_attention(service: Running, sparse: TextModel) ->
     pieces = "".join(answer["text"][token["start"] : token["end"]] for token in answer["output"])
     assert pieces == answer["text"]
     assert service.post("/v1/explain", {"text": TEXTS[2], "model": "plain"}).json()["gated"] is False
+
+
+def test_an_explanation_is_limited_and_leaves_the_event_loop_free(
+    service: Running, sparse: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    real = native.json_response
+
+    def recorded(value: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return real(value)
+
+    monkeypatch.setattr(native, "json_response", recorded)
+    answer = service.post("/v1/explain", {"text": TEXTS[2], **SEARCH})
+    assert answer.status_code == 200
+    assert threads, "the answer was recorded"
+    assert service.loop_thread not in threads
+    weights = len(answer.json()["output"]) * len(answer.json()["source"])
+    monkeypatch.setattr(native, "MOST_WEIGHTS", weights - 1)
+    answer = service.post("/v1/explain", {"text": TEXTS[2], **SEARCH})
+    assert answer.status_code == 413
+    assert "weights" in answer.json()["error"]
 
 
 @pytest.mark.parametrize(
