@@ -210,6 +210,16 @@ class Engine:
         return (*own, *self.family.encoder_arguments)
 
     @property
+    def is_gated(self) -> bool:
+        """Whether the model has gates, and they are enabled."""
+        return isinstance(self.model, L0DropModel) and self.model.config.l0drop.enabled
+
+    @property
+    def dtype(self) -> str:
+        """The type it computes in: int8, or the type of the model's weights."""
+        return "int8" if self.linears.startswith("int8") else str(self.model.dtype).removeprefix("torch.")
+
+    @property
     def copied_bytes(self) -> int:
         """Size of the packed or rounded copies of weights made so far."""
         made = (self._made_decoder.latest, self._made_encoder.latest)
@@ -253,7 +263,7 @@ class Engine:
             self._check_inputs(inputs)
             batch["input_ids"] = inputs.to(device)
             mask_BN = real_tokens(batch.get("attention_mask"), batch["input_ids"])
-        gated = isinstance(self.model, L0DropModel) and self.model.config.l0drop.enabled
+        gated = self.is_gated
         dial = {"keep": keep, "max_memory": max_memory, "shift": shift}
         used = [name for name, value in dial.items() if _is_set(value)]
         for name, value in {**dial, "dense": dense}.items():

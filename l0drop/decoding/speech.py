@@ -27,7 +27,6 @@ from l0drop.decoding.folder import dtype_of, first_line, load_model, locate_mode
 from l0drop.decoding.settings import check_names
 from l0drop.decoding.windows import ARGUMENTS, REFUSED, TokenSegment, Window
 from l0drop.models.families import family_of
-from l0drop.models.modeling import L0DropModel
 from l0drop.models.whisper import FRAMES_PER_ROW
 
 BATCH_CLIPS = 8
@@ -131,12 +130,12 @@ class SpeechModel:
 
     @property
     def is_gated(self) -> bool:
-        return isinstance(self.model, L0DropModel) and self.model.config.l0drop.enabled
+        return self.engine.is_gated
 
     @property
     def dtype(self) -> str:
         """The type it computes in: int8, or the type of its weights."""
-        return "int8" if self.engine.linears.startswith("int8") else str(self.model.dtype).removeprefix("torch.")
+        return self.engine.dtype
 
     @property
     def window_frames(self) -> int:

@@ -47,8 +47,9 @@ from l0drop.models.families import family_of, positions_of
 from l0drop.models.modeling import L0DropModel
 
 BATCH_TOKENS = 8192
+"""Padded source tokens decoded at once, unless the caller says otherwise."""
 MAX_BATCH_TOKENS = 1 << 40
-"""Padded source tokens decoded at once."""
+"""The largest number of them that a caller may set."""
 MIN_CPU_TOKENS = 128
 """Batches on a CPU count a shorter source as this long: more than 64 sentences exceed the caches and gain nothing."""
 MAX_SOURCE = 1024
@@ -132,12 +133,12 @@ class TextModel:
 
     @property
     def is_gated(self) -> bool:
-        return isinstance(self.model, L0DropModel) and self.model.config.l0drop.enabled
+        return self.engine.is_gated
 
     @property
     def dtype(self) -> str:
         """The type it computes in: int8, or the type of its weights."""
-        return "int8" if self.engine.linears.startswith("int8") else str(self.model.dtype).removeprefix("torch.")
+        return self.engine.dtype
 
     @property
     def max_source(self) -> int:
