@@ -259,6 +259,8 @@ class Engine:
             _check_features(inputs, self.model.config.num_mel_bins, rows * FRAMES_PER_ROW)
             batch["input_features"] = inputs.to(device, self.model.dtype)
             mask_BN = torch.ones(len(inputs), rows, dtype=torch.bool, device=device)
+            if self.is_gated and self.model.config.l0drop.cut_padding is not None:
+                mask_BN = self.model.audio_rows(batch["input_features"])  # clips of similar length are encoded together
         else:
             self._check_inputs(inputs)
             batch["input_ids"] = inputs.to(device)
@@ -347,6 +349,8 @@ class Engine:
             everything = Gates(mask_BN.to(encodings.dtype))
             return Encoded(full(encodings, everything, mask_BN, "mask"), None, mask_BN)
         l0drop = self.model.config.l0drop
+        if l0drop.cut_padding is not None:
+            raise ValueError("gates: a model with cut_padding decides by itself which rows there are")
         if l0drop.layerwise:
             raise ValueError(
                 "gates: the layer-wise variant computes its gates inside the encoder and takes none from the caller"
