@@ -1,9 +1,10 @@
 """Steps of a fixed number of clips, some of them joined, the same for any number of processes and any accumulation.
 
-Each epoch is a permutation of the corpus, and steps take clips from one epoch after the other. Which clips are joined is
-a function of seed, step and position alone, so a resumed run sees the clips of an uninterrupted one.
+Each epoch is a permutation of the corpus, and steps take clips from one epoch after the other. Which clips are joined
+is a function of seed, step and position alone, so a resumed run sees the clips of an uninterrupted one.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -68,7 +69,7 @@ class ClipBatches:
         examples = [self.example(step, position) for position in range(self._clips)]
         examples.sort(key=lambda parts: sum(int(self._frames[part]) for part in parts))
         cuts = [len(examples) * part // self._parts for part in range(self._parts + 1)]
-        batches = [tuple(examples[start:end]) for start, end in zip(cuts, cuts[1:], strict=False)]
+        batches = [tuple(examples[start:end]) for start, end in itertools.pairwise(cuts)]
         tokens = sum(sum(int(self._tokens[part]) for part in parts) + 1 for parts in examples)
         return ClipStep(tuple(batches[self._rank :: self._processes]), len(examples), tokens)
 

@@ -14,8 +14,8 @@ one minus 2. Silence has the level 10⁻¹⁰, which is the feature -1.5. So all
 max(-1.5, peak - 2), and are not stored.
 
 Clips are joined in the space of features. The limit of a joined window is that of its loudest clip, which is never
-below the limits that its clips already have: so every frame is that of the joined audio, apart from those whose analysis
-windows reach over a seam.
+below the limits that its clips already have: so every frame is that of the joined audio, apart from the few that see
+both sides of a seam.
 
 Shapes: B clips, T tokens; features are [mels, frames], stored as [frames, mels].
 """
