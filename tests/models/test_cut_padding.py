@@ -83,7 +83,10 @@ def test_gradients_do_not_depend_on_the_batch() -> None:
         model.zero_grad()
         for part in parts:
             output = model(
-                input_features=features[part], decoder_input_ids=tokens[part], noise_key=torch.tensor(part), own_loss=True
+                input_features=features[part],
+                decoder_input_ids=tokens[part],
+                noise_key=torch.tensor(part),
+                own_loss=True,
             )
             (output.logits.square().sum() + len(part) * output.penalty).backward()
         found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
