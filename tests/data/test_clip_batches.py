@@ -33,7 +33,7 @@ def test_a_resumed_run_sees_the_same_steps() -> None:
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_processes_share_the_steps_of_one(accumulation: int) -> None:
-    alone = [step for step in islice(batches(join=0.5).steps_from(4), 5)]
+    alone = list(islice(batches(join=0.5).steps_from(4), 5))
     parts = [batches(join=0.5, processes=2, rank=rank, accumulation=accumulation) for rank in (0, 1)]
     for step, *others in zip(alone, *(islice(part.steps_from(4), 5) for part in parts), strict=True):
         assert sorted(chain(*step.mine)) == sorted(chain(*others[0].mine, *others[1].mine))
