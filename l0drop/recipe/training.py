@@ -44,8 +44,8 @@ class Train(Section):
     batch_tokens: Count = 25_000
     """The size of an optimizer step in padded tokens over all processes: sentences × the longest source or target."""
     batch_clips: Count | None = None
-    """For audio, instead of `batch_tokens`: the number of clips of an optimizer step over all processes. Default: none;
-    audio needs it."""
+    """For audio, which needs it instead of `batch_tokens`: the number of clips of an optimizer step over all
+    processes."""
     accumulation: Count = 1
     """The number of parts that a step is split into: less memory, the same gradient."""
     learning_rate: Positive = 7e-4
@@ -81,8 +81,8 @@ class Train(Section):
     precision: Literal["fp32", "bf16"] = "fp32"
     """The precision of training: float32, or mixed precision with bfloat16."""
     fast: Flag | None = None
-    """Use attention kernels for batches of changing shapes, and a loss that never stores all logits. Default: true on a
-    GPU, but never for audio."""
+    """For text: use attention kernels for batches of changing shapes, and a loss that never stores all logits. Default:
+    true on a GPU."""
     compile: Flag = False
     """Compile layers and gate: takes a minute at the start, pays off on a GPU."""
     capture: Flag | None = None
