@@ -112,6 +112,12 @@ class Recipe(Section):
         """Whether the model reads audio."""
         return self.task == "transcription"
 
+    def for_text(self) -> "Recipe":
+        """The recipe itself; ValueError if it is for audio, for commands that read text alone."""
+        if self.is_audio:
+            raise ValueError(f"{self.name}: is a run on audio, and this command is for text; use l0drop transcribe")
+        return self
+
     @rule
     def _keys_fit_the_task(self) -> Faults:
         yield from audio.faults(self) if self.task == "transcription" else audio.text_faults(self)

@@ -139,6 +139,9 @@ class Train(Section):
             yield "teacher.weight", "0 means that the teacher has no effect, because targets are references"
 
 
+TextMetric = Literal["bleu", "chrf", "rouge", "bleu_paper"]
+
+
 class Evaluate(Section):
     """How outputs are decoded and scored."""
 
@@ -157,3 +160,10 @@ class Evaluate(Section):
     """The number of validation sentences to score during training."""
     batch_tokens: Count = 8000
     """The number of padded source tokens to decode at once."""
+
+    @property
+    def text_metric(self) -> TextMetric:
+        """The metric of a recipe for text."""
+        if self.metric == "wer" or self.metric == "cer":
+            raise ValueError(f"evaluate.metric: {self.metric} is for audio, but text is to be scored")
+        return self.metric

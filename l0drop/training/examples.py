@@ -1,6 +1,6 @@
 """The examples of a run's corpora, text or audio, in batches for the model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from l0drop.recipe import Recipe
 RunCorpus = TokenizedCorpus | ClipCorpus
 
 
-def collated(corpus: RunCorpus, examples: Sequence[Any], pad_id: int, length: int | None = None) -> dict[str, Any]:
+def collated(corpus: RunCorpus, examples: Iterable[Any], pad_id: int, length: int | None = None) -> dict[str, Any]:
     """Examples of a step as tensors: indices of sentences, or of clips, several of which may be joined to one."""
     if isinstance(corpus, ClipCorpus):
         return corpus.collate([joined([corpus[part] for part in parts]) for parts in examples])
@@ -97,4 +97,4 @@ def metric_of(recipe: Recipe) -> Scorer:
     """The recipe's metric."""
     if recipe.evaluate.metric in ("wer", "cer"):
         return speech_metrics.wer if recipe.evaluate.metric == "wer" else speech_metrics.cer
-    return scorer(recipe.evaluate.metric, recipe.evaluate.tokenize)  # type: ignore[arg-type]
+    return scorer(recipe.evaluate.text_metric, recipe.evaluate.tokenize)

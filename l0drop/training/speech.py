@@ -103,7 +103,7 @@ def _taught(
 
 
 def _load_teacher(name: str, extractor: Any, tokenizers: TokenizerPair) -> SpeechModel:
-    model = load_dense(name).eval().to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
+    model = load_dense(name).eval().to("cuda" if torch.cuda.is_available() else "cpu")
     return SpeechModel("train.teacher", model, extractor, tokenizers.target)
 
 

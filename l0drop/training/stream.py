@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from l0drop.data.batches import TokenBatches
-from l0drop.data.clip_batches import ClipBatches
+from l0drop.data.batches import Step, TokenBatches
+from l0drop.data.clip_batches import ClipBatches, ClipStep
 from l0drop.training.examples import RunCorpus, collated
 from l0drop.training.objective import Totals
 from l0drop.training.transfers import Packed
@@ -34,7 +34,8 @@ class StepStream(IterableDataset):
     def every(self, turns: int, turn: int) -> Iterator[dict[str, Any]]:
         """Every `turns`-th micro-batch, starting with number `turn`."""
         start, numbers = self.current_step(), itertools.count()
-        for step, content in enumerate(self.batches.steps_from(start), start):
+        steps: Iterator[Step | ClipStep] = self.batches.steps_from(start)
+        for step, content in enumerate(steps, start):
             for indices in content.mine:
                 if next(numbers) % turns != turn:
                     continue

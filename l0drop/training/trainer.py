@@ -65,7 +65,7 @@ class L0DropTrainer(Trainer):
         super().__init__(
             model=model,
             args=trainer_arguments(recipe, folder),
-            eval_dataset=corpora["valid"],  # type: ignore[arg-type]
+            eval_dataset=corpora["valid"],
             callbacks=callbacks,
             optimizers=(build_optimizer(recipe, model), None),
         )
