@@ -254,7 +254,7 @@ class L0DropModel(Controls, PreTrainedModel):
             assert run is not None
             _, counted_BN = self.source_rows(attention_mask, run.mask_BN)
             source = run.mask_BN, counted_BN[:, : run.mask_BN.shape[1]] & run.mask_BN
-        inner = run if len(self.inner_gates) else None
+        inner = run if self.config.l0drop.layerwise else None
         return self._gate(outputs, input_ids, attention_mask, hints, noise_key, dial, inner, source)
 
     def _is_short(self, dial: Dial | Dials) -> bool:
