@@ -184,6 +184,15 @@ class SpeechModel:
         self.engine.search_of_windows({name: value for name, value in generation.items() if name not in DIAL})
         return dict(generation)
 
+    def prompt_ids(self, text: str) -> Tensor:
+        """The `prompt_ids` of a text that comes before the audio; of a long one, its end, as in OpenAI's Whisper."""
+        ids = self.tokenizer(" " + text.strip(), add_special_tokens=False)["input_ids"]
+        special = [token for token in ids if token >= min(self.tokenizer.all_special_ids)]
+        if special:
+            raise ValueError(f"prompt: {self.tokenizer.convert_ids_to_tokens(special[0])} is not a word; leave it out")
+        most = self.model.config.max_target_positions // 2 - 1
+        return torch.tensor([self.tokenizer.convert_tokens_to_ids("<|startofprev|>"), *ids[-most:]])
+
     def batches(self, clips: Sequence[Audio], batch_size: int = BATCH_CLIPS) -> list[list[int]]:
         """Indices of the clips that are not silent, in batches to decode together; the longest first."""
         if batch_size < 1:

@@ -30,6 +30,7 @@ from l0drop.models.view import eval_view
 ARGUMENTS = (
     *("language", "task", "is_multilingual", "return_timestamps", "prompt_ids", "prompt_condition_type"),
     *("condition_on_prev_tokens", "compression_ratio_threshold", "logprob_threshold", "num_segment_frames"),
+    "monitor_progress",
 )
 """Settings of Whisper's generate that choose windows and prompts, beside those of a search."""
 REFUSED = ("no_speech_threshold", "return_token_timestamps", "assistant_model", "num_return_sequences")

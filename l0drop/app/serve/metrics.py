@@ -36,6 +36,9 @@ class Metrics:
         self.audio_seconds = Counter("l0drop_audio_seconds", "Seconds of audio transcribed", ["model"], **here)
         self.output_tokens = Counter("l0drop_output_tokens", "Output tokens", ["model"], **here)
         self.failed = Counter("l0drop_failed_texts", "Texts whose decoding failed", ["model"], **here)
+        self.stopped = Counter(
+            "l0drop_stopped_texts", "Texts whose decoding was stopped, because nobody waited for it", ["model"], **here
+        )
         self.expired = Counter("l0drop_expired_texts", "Texts whose deadline passed before they were decoded", **here)
         self.shadow_texts = Counter(
             "l0drop_shadow_texts", "Texts decoded a second time, for comparison", ["model", "reference"], **here

@@ -1,6 +1,7 @@
 """The models that are served: names, languages, tasks, and what their dial can do."""
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -8,7 +9,8 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
+import torch
+from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
 
 from l0drop.app.serve.requests import Problem
 from l0drop.core.dial import Dial
@@ -26,6 +28,9 @@ PROMPT_TOKENS = 4
 """A Whisper's output begins with at most so many: start, language, task, no timestamps."""
 PROBE = "1 2 3"
 """A text that every tokenizer reads."""
+Check = Callable[..., None]
+_SAMPLING = threading.Lock()
+"""Held while the process's random numbers belong to one sampled output."""
 
 
 @dataclass(eq=False)
@@ -105,6 +110,10 @@ class Served:
         if not source.dial and result.source_tokens:
             self._kept = 0.95 * self._kept + 0.05 * len(result.kept) / result.source_tokens
 
+    def decode(self, sources: Sequence[Source], settings: Mapping[str, Any], check: Check) -> list[Any]:
+        """Results of one batch. check: as for audio; a batch of texts is short enough without it."""
+        return self.model.decode(sources, settings)
+
     def facts(self) -> dict[str, Any]:
         """For clients that choose a model."""
         config = self.model.model.config
@@ -164,6 +173,16 @@ class ServedSpeech:
             raise Problem(400, f"language: {self.name} transcribes English only")
         return {}
 
+    def language_name(self, language: str | None) -> str:
+        """The English name of a client's language; empty if it was detected."""
+        if not self.is_multilingual:
+            return "english"
+        return LANGUAGES.get((language or "").lower(), (language or "").lower())
+
+    def prompt(self, text: str | None) -> dict[str, Any]:
+        """The setting for the words before the audio."""
+        return {"prompt_ids": self.model.prompt_ids(text)} if text and text.strip() else {}
+
     def kind(self, clip: Audio) -> bool:
         """Clips of one window are decoded together, and so are longer recordings."""
         return self.model.is_long(clip)
@@ -175,6 +194,19 @@ class ServedSpeech:
 
     def expected_rows(self, clip: Audio) -> int:
         return self.length(clip)
+
+    def decode(self, clips: Sequence[Audio], settings: Mapping[str, Any], check: Check) -> list[Any]:
+        """Transcripts of one batch. check: called before every window; what it raises ends the decoding.
+
+        The setting `seed` begins the random numbers of a sampled output.
+        """
+        plain = {name: value for name, value in settings.items() if name != "seed"}
+        if "seed" not in settings:
+            return self.model.decode(clips, {**plain, "monitor_progress": check})
+        device = self.model.model.device
+        with _SAMPLING, torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(settings["seed"])
+            return self.model.decode(clips, {**plain, "monitor_progress": check})
 
     def facts(self) -> dict[str, Any]:
         """For clients that choose a model."""

@@ -8,22 +8,27 @@ from starlette.responses import PlainTextResponse, Response
 
 from l0drop.app.serve.guard import client_of, while_connected
 from l0drop.app.serve.models import Served, ServedSpeech
-from l0drop.app.serve.native import Dialled
-from l0drop.app.serve.requests import Problem, checked, json_response, read_upload
+from l0drop.app.serve.requests import GRANULARITIES, Problem, checked, json_response, read_upload
 from l0drop.app.serve.service import Service
+from l0drop.app.serve.speech import Recorded
 from l0drop.decoding.recordings import subtitles
 from l0drop.decoding.speech import Transcript
 
 
-class Transcription(Dialled):
+class Transcription(Recorded):
     """The fields of a transcription, apart from the file."""
 
     model: str
-    language: str | None = None
-    prompt: str | None = None
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
-    temperature: Annotated[float, Field(ge=0, le=1)] = 0.0
-    num_beams: Annotated[int | None, Field(ge=1)] = None
+    granularities: Annotated[
+        list[Literal["segment", "word"]],
+        Field(
+            default_factory=list,
+            alias=GRANULARITIES,
+            description="With verbose_json: segment. The times of words are not known.",
+        ),
+    ]
+    stream: Annotated[bool, Field(description="Only false: the answer comes as a whole.")] = False
     kept: Annotated[bool, Field(description="Add the times of the frames that were kept.")] = False
 
 
@@ -33,22 +38,21 @@ async def transcribe(request: Request) -> Response:
     content, values = await read_upload(request, service.limits)
     body = checked(Transcription, values)
     served = service.models.for_audio(body.model)
-    if body.prompt:
-        raise Problem(400, "prompt: is not supported; omit it")
-    if body.temperature:
-        raise Problem(400, "temperature: only 0 is supported, because answers are reproducible")
-    generation: dict[str, Any] = dict(served.language(body.language))
-    if body.num_beams is not None:
-        generation["num_beams"] = body.num_beams
+    if body.stream:
+        raise Problem(400, "stream: is not supported; omit it, and the answer comes as a whole")
+    if "word" in body.granularities:
+        raise Problem(400, f"{GRANULARITIES}: the times of words are not known; ask for segment")
+    if body.granularities and body.response_format != "verbose_json":
+        raise Problem(400, f"{GRANULARITIES}: needs response_format=verbose_json")
+    generation = body.settings(served)
     if body.response_format in ("srt", "vtt", "verbose_json"):
         generation["return_timestamps"] = True
-    found = await while_connected(
-        request, service.transcribe(served, content, client_of(request), generation, body.dial())
-    )
-    return _answer(body, found.transcript)
+    work = service.transcribe(served, content, client_of(request), generation, body.dial(), seed=body.sampling_seed)
+    found = await while_connected(request, work)
+    return _answer(body, found.transcript, served.language_name(body.language))
 
 
-def _answer(body: Transcription, transcript: Transcript) -> Response:
+def _answer(body: Transcription, transcript: Transcript, language: str) -> Response:
     if body.response_format == "text":
         return PlainTextResponse(transcript.text + "\n")
     if body.response_format in ("srt", "vtt"):
@@ -57,7 +61,7 @@ def _answer(body: Transcription, transcript: Transcript) -> Response:
     if body.response_format == "verbose_json":
         values |= {
             "task": "transcribe",
-            "language": body.language or "",
+            "language": language,
             "duration": transcript.seconds,
             "segments": [
                 {"id": number, "start": part.start, "end": part.end, "text": part.text}

@@ -7,7 +7,7 @@ from pydantic.json_schema import models_json_schema
 
 from l0drop import __version__
 from l0drop.app.serve.guard import Access
-from l0drop.app.serve.huggingface import Inputs
+from l0drop.app.serve.huggingface import AudioInputs, Inputs
 from l0drop.app.serve.libretranslate import Detect, Translate
 from l0drop.app.serve.native import Explain, Generate
 from l0drop.app.serve.openai import Transcription
@@ -17,7 +17,7 @@ from l0drop.app.serve.speech import Transcribe
 
 UPLOADS: tuple[type[BaseModel], ...] = (Transcribe, Transcription)
 """Forms that have a file besides these fields."""
-BODIES: tuple[type[BaseModel], ...] = (Generate, Explain, Inputs, Translate, Detect, *UPLOADS)
+BODIES: tuple[type[BaseModel], ...] = (Generate, Explain, Inputs, AudioInputs, Translate, Detect, *UPLOADS)
 ERRORS = {
     400: "a value, a field or the JSON is wrong; `error` names it",
     403: "a wrong key, or a request from another site",
@@ -71,9 +71,7 @@ def description(service: Service, access: Access) -> dict[str, Any]:
             "/v1/audio/transcriptions": {"post": _transcription()},
             "/v1/models": {"get": _get("The models, in OpenAI's schema", _MODELS)},
             "/v1/models/{name}": {"get": {**_get("One model", _MODEL), "parameters": [model]}},
-            "/models/{name}": {
-                "post": {**_post("Hugging Face's translation and summarization", Inputs, _TASK), "parameters": [model]}
-            },
+            "/models/{name}": {"post": {**_task(), "parameters": [model]}},
             "/translate": {"post": _post("LibreTranslate", Translate, _TRANSLATED, FORM)},
             "/detect": {"post": _post("LibreTranslate's language detection", Detect, _DETECTED, FORM)},
             "/languages": {"get": _get("LibreTranslate's languages", _LANGUAGES)},
@@ -115,6 +113,16 @@ def _post(summary: str, body: type[BaseModel], answer: dict[str, Any], *others: 
         "requestBody": {"required": True, "content": content},
         "responses": {"200": _content("the answer", answer), **_errors(tuple(ERRORS))},
     }
+
+
+def _task() -> dict[str, Any]:
+    """Hugging Face's tasks: texts, or audio as base64 or as raw bytes."""
+    operation = _post("Hugging Face's translation, summarization and speech recognition", Inputs, _TASK)
+    content = operation["requestBody"]["content"]
+    either = [{"$ref": f"#/components/schemas/{body.__name__}"} for body in (Inputs, AudioInputs)]
+    content[JSON] = {"schema": {"anyOf": either}}
+    content["audio/*"] = {"schema": {"type": "string", "contentMediaType": "application/octet-stream"}}
+    return operation
 
 
 def _transcription() -> dict[str, Any]:
@@ -198,7 +206,7 @@ _TRANSCRIBED = _object(
 )
 _MODEL = _object(id=_STRING, object=_STRING, created=_INTEGER, owned_by=_STRING, l0drop={"type": "object"})
 _MODELS = _object(object=_STRING, data={"type": "array", "items": _MODEL})
-_TASK = {"type": "array", "items": {"type": "object"}}
+_TASK = {"anyOf": [{"type": "array", "items": {"type": "object"}}, _object(text=_STRING)]}
 _TRANSLATED = _object(translatedText=ONE_OR_MORE)
 _DETECTED = {"type": "array", "items": _object(language=_STRING, confidence=_NUMBER)}
 _LANGUAGES = {"type": "array", "items": _object(code=_STRING, name=_STRING, targets=STRINGS)}

@@ -16,6 +16,8 @@ from l0drop.app.serve.limits import Limits
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
+GRANULARITIES = "timestamp_granularities[]"
+"""OpenAI's list in a form: the field may occur several times."""
 MOST_FIELDS = 30
 """Fields of a form with a file."""
 
@@ -144,9 +146,9 @@ def _truth(value: str, name: str) -> bool:
 
 
 _FORM_TYPES: dict[str, Callable[[str, str], Any]] = {
-    **dict.fromkeys(("alternatives", "max_memory", "max_new_tokens", "num_beams"), _whole),
+    **dict.fromkeys(("alternatives", "max_memory", "max_new_tokens", "num_beams", "seed"), _whole),
     **dict.fromkeys(("keep", "length_penalty", "shift", "temperature", "timeout"), _number),
-    **dict.fromkeys(("alone", "dense", "kept", "spectrogram", "timestamps"), _truth),
+    **dict.fromkeys(("alone", "dense", "kept", "spectrogram", "stream", "timestamps"), _truth),
 }
 
 
@@ -175,7 +177,10 @@ async def read_upload(request: Request, limits: Limits) -> tuple[bytes, dict[str
         raise Problem(400, "file: expected a sound file")
     values: dict[str, Any] = {}
     for name, value in form.multi_items():
-        if name == "file" or name.startswith("timestamp_granularities"):
+        if name == "file":
+            continue
+        if name == GRANULARITIES and isinstance(value, str):
+            values.setdefault(name, []).append(value)
             continue
         if name in values or not isinstance(value, str):
             raise Problem(400, f"form: the field {name!r} occurs twice or is a file")

@@ -1,8 +1,8 @@
-"""One queue for the texts of all connections, and the worker thread that decodes them in batches.
+"""A queue per model for the texts of all connections, and the worker thread that decodes them in batches.
 
 A batch holds texts of one model and one search, with any dials, of similar expected memory length. Clients take turns:
-the next text is that of the client who has received the least work so far. Everything but decoding runs on the event
-loop.
+the next text is that of the client who has received the least work so far. Models do not wait for each other.
+Everything but decoding runs on the event loop.
 """
 
 import asyncio
@@ -45,6 +45,11 @@ class Item:
     alone: bool = False
     future: "asyncio.Future[Done]" = field(init=False)
     queued: float = field(init=False)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody waits for it: its client has gone, or its deadline has passed."""
+        return self.future.done()
 
     @property
     def together(self) -> Hashable:
@@ -129,48 +134,99 @@ class FairQueue:
             self._work = {client: self._work[client] for client in self._items}
 
 
+class Lane:
+    """The queue of one model and the thread that decodes it, so that no model waits for another one's batches."""
+
+    def __init__(self, scheduler: "Scheduler") -> None:
+        self.scheduler = scheduler
+        self.queue = FairQueue()
+        self.wake = asyncio.Event()
+        self.per_text = 0.05  # a running mean of decoding seconds per text, for Retry-After
+        self._last_seconds = 0.0
+        self._worker = ThreadPoolExecutor(1, "decoding")
+        self._loop = asyncio.create_task(self._run(), name="scheduler")
+
+    def close(self) -> None:
+        """Accept nothing more; `join` waits for the batch in progress."""
+        self._loop.cancel()
+
+    def join(self) -> None:
+        self._worker.shutdown()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            if not self.queue.count:
+                self.wake.clear()
+                await self.wake.wait()
+                await asyncio.sleep(min(GATHER_MOST, GATHER_SHARE * self._last_seconds))
+            batch = self.queue.take(self.scheduler.fits)
+            self.scheduler.queue_changed()
+            if not batch:
+                continue
+            began = time.monotonic()
+            outcomes = await loop.run_in_executor(self._worker, _decode, batch)
+            seconds = time.monotonic() - began
+            self._last_seconds = seconds
+            self.per_text = 0.9 * self.per_text + 0.1 * seconds / len(batch)
+            self.scheduler.observe(batch, outcomes, began, seconds)
+            for item, outcome in zip(batch, outcomes, strict=True):
+                if item.is_over:
+                    continue
+                if isinstance(outcome, BaseException):
+                    item.future.set_exception(_problem(outcome))
+                else:
+                    item.future.set_result(Done(outcome, began - item.queued, seconds, len(batch)))
+
+
 class Scheduler:
-    """Accepts texts on the event loop and decodes them in one worker thread."""
+    """Accepts texts on the event loop and decodes them in one worker thread per model."""
 
     def __init__(self, metrics: Metrics, queue: int, batch_tokens: int = BATCH_TOKENS) -> None:
         self.metrics, self.most, self.batch_tokens = metrics, queue, batch_tokens
-        self._queue = FairQueue()
-        self._wake = asyncio.Event()
-        self._worker = ThreadPoolExecutor(1, "decoding")
-        self._loop: asyncio.Task[None] | None = None
-        self._last_seconds = 0.0
-        self._per_text = 0.05  # a running mean of decoding seconds per text, for Retry-After
-
-    def start(self) -> None:
-        self._loop = asyncio.create_task(self._run(), name="scheduler")
+        self._lanes: dict[int, Lane] = {}
 
     async def stop(self) -> None:
         """End after the texts that were accepted."""
-        while self._queue.count:
+        while self.waiting:
             await asyncio.sleep(0.01)
-        if self._loop is not None:
-            self._loop.cancel()
-        await asyncio.get_running_loop().run_in_executor(None, self._worker.shutdown)
+        for lane in self._lanes.values():
+            lane.close()
+        for lane in self._lanes.values():
+            await asyncio.to_thread(lane.join)
+
+    def lane(self, served: Served | ServedSpeech) -> Lane:
+        """The lane of a model; two names of one model share it."""
+        key = id(served.model)
+        if key not in self._lanes:
+            self._lanes[key] = Lane(self)
+        return self._lanes[key]
 
     @property
     def waiting(self) -> int:
-        return self._queue.count
+        """Texts in the queues of all models."""
+        return sum(lane.queue.count for lane in self._lanes.values())
 
-    def check_room(self, texts: int) -> None:
+    def check_room(self, served: Served | ServedSpeech, texts: int) -> None:
         """Raise a Problem unless the queue has room for so many texts."""
-        if self._queue.count + texts > self.most:
-            seconds = max(1, math.ceil(self._queue.count * self._per_text))
+        if self.waiting + texts > self.most:
+            lane = self.lane(served)
+            seconds = max(1, math.ceil(lane.queue.count * lane.per_text))
             raise Problem(503, "the queue is full; try again later", {"Retry-After": str(min(seconds, 60))})
 
     async def decode(self, items: Sequence[Item]) -> list[Done]:
-        """The results of these items, in order. Cancelling it, or one failure, takes its other items off the queue."""
-        self.check_room(len(items))
+        """The results of items of one model, in order.
+
+        Cancelling it, a deadline that passes, or one failure takes its other items off the queue.
+        """
+        self.check_room(items[0].served, len(items))
+        lane = self.lane(items[0].served)
         now = time.monotonic()
         for item in items:
             item.future, item.queued = asyncio.get_running_loop().create_future(), now
-            self._queue.put(item)
-        self._queued_changed()
-        self._wake.set()
+            lane.queue.put(item)
+        self.queue_changed()
+        lane.wake.set()
         try:
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + max(0.0, items[0].deadline - now)):
                 return await asyncio.gather(*(item.future for item in items))
@@ -181,35 +237,10 @@ class Scheduler:
             for item in items:
                 item.future.cancel()
             if any(item.future.cancelled() for item in items):
-                self._queue.drop(lambda item: item.future.cancelled())
-                self._queued_changed()
+                lane.queue.drop(lambda item: item.future.cancelled())
+                self.queue_changed()
 
-    async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            if not self._queue.count:
-                self._wake.clear()
-                await self._wake.wait()
-                await asyncio.sleep(min(GATHER_MOST, GATHER_SHARE * self._last_seconds))
-            batch = self._queue.take(self._fits)
-            self._queued_changed()
-            if not batch:
-                continue
-            began = time.monotonic()
-            outcomes = await loop.run_in_executor(self._worker, _decode, batch)
-            seconds = time.monotonic() - began
-            self._last_seconds = seconds
-            self._per_text = 0.9 * self._per_text + 0.1 * seconds / len(batch)
-            self._observe(batch, outcomes, began, seconds)
-            for item, outcome in zip(batch, outcomes, strict=True):
-                if item.future.done():  # its client has gone, or its deadline has passed
-                    continue
-                if isinstance(outcome, BaseException):
-                    item.future.set_exception(_problem(outcome))
-                else:
-                    item.future.set_result(Done(outcome, began - item.queued, seconds, len(batch)))
-
-    def _fits(self, batch: Sequence[Item], item: Item) -> bool:
+    def fits(self, batch: Sequence[Item], item: Item) -> bool:
         first = batch[0]
         if item.together != first.together:
             return False
@@ -219,13 +250,15 @@ class Scheduler:
         longest = max(least, *(other.served.length(other.source) for other in (*batch, item)))
         return (len(batch) + 1) * longest <= self.batch_tokens
 
-    def _observe(self, batch: Sequence[Item], outcomes: Sequence[Any], began: float, seconds: float) -> None:
+    def observe(self, batch: Sequence[Item], outcomes: Sequence[Any], began: float, seconds: float) -> None:
         metrics, name = self.metrics, batch[0].served.name
         metrics.batch_texts.labels(name).observe(len(batch))
         metrics.batch_seconds.labels(name).observe(seconds)
         for item, outcome in zip(batch, outcomes, strict=True):
             metrics.queue_seconds.observe(began - item.queued)
-            if isinstance(outcome, BaseException):
+            if isinstance(outcome, StoppedError):
+                metrics.stopped.labels(name).inc()
+            elif isinstance(outcome, BaseException):
                 metrics.failed.labels(name).inc()
             elif isinstance(outcome, Transcript):
                 metrics.audio_seconds.labels(name).inc(outcome.seconds)
@@ -240,17 +273,29 @@ class Scheduler:
                 if outcome.source_tokens:
                     metrics.kept_share.labels(name).observe(len(outcome.kept) / outcome.source_tokens)
 
-    def _queued_changed(self) -> None:
-        self.metrics.queued.set(self._queue.count)
+    def queue_changed(self) -> None:
+        self.metrics.queued.set(self.waiting)
+
+
+class StoppedError(Exception):
+    """Nobody waits for the batch any more."""
 
 
 def _decode(batch: Sequence[Item]) -> list[Result | Explained | Transcript | Exception]:
     """An outcome per item, in the worker thread. If a batch fails, its halves are tried, so only the cause fails."""
     first = batch[0]
+
+    def stop_if_over(*progress: Any) -> None:
+        if all(item.is_over for item in batch):
+            raise StoppedError
+
     try:
+        stop_if_over()
         if first.run is not None:
             return [first.run()]
-        return [*first.served.model.decode([item.source for item in batch], first.settings)]
+        return first.served.decode([item.source for item in batch], first.settings, stop_if_over)
+    except StoppedError as error:
+        return [error] * len(batch)
     except Exception as error:
         if len(batch) == 1:
             return [error]

@@ -96,10 +96,10 @@ class Service:
         self.scheduler = Scheduler(self.metrics, limits.queue)
         self.shadow = Shadow(self.generate, self.metrics, shadow, reference)
         self._tokenizing = ThreadPoolExecutor(1, "tokenizing")
+        self._listening = ThreadPoolExecutor(1, "reading-audio")  # long recordings do not hold up texts
         self._warming: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self.scheduler.start()
         self._warming = asyncio.create_task(self._warm_up(), name="warm-up")
 
     async def stop(self) -> None:
@@ -108,6 +108,7 @@ class Service:
         await self.shadow.stop()
         await self.scheduler.stop()
         self._tokenizing.shutdown()
+        self._listening.shutdown()
 
     async def _warm_up(self) -> None:
         """Decode once with every model. A model that cannot is a `failure`, which `on_failure` is told."""
@@ -125,7 +126,7 @@ class Service:
         """An answer per text, in order; the same as `TextModel.generate`, except that long texts are split."""
         self._check(query)
         settings = self._settings(query)
-        texts = await self._in_thread(self._encode, query)
+        texts = await self._in_thread(self._tokenizing, self._encode, query)
         deadline = time.monotonic() + min(query.seconds or self.limits.seconds, self.limits.seconds)
         items = [
             Item(query.served, source, settings, query.client, deadline, alone=query.alone)
@@ -148,7 +149,7 @@ class Service:
         self._check(query)
         settings = self._settings(query)
         (text,) = query.texts
-        (source,) = await self._in_thread(self._sources, query, [text])
+        (source,) = await self._in_thread(self._tokenizing, self._sources, query, [text])
         if source.is_blank:
             raise Problem(400, "text: is blank, there is nothing to explain")
         given: dict[str, Any] = {**query.languages, **query.dial, **query.generation}
@@ -165,18 +166,24 @@ class Service:
         generation: Mapping[str, Any],
         dial: Mapping[str, Any],
         *,
+        seed: int | None = None,
         alone: bool = False,
         seconds: float | None = None,
     ) -> Transcribed:
-        """The transcript of a recording, the same as `SpeechModel.transcribe`. alone, seconds: as in Query."""
+        """The transcript of a recording, the same as `SpeechModel.transcribe`.
+
+        seed: of a sampled output, which is decoded in a batch of its own. alone, seconds: as in Query.
+        """
         self._check_ready()
-        self._check_search(generation, served.most_new_tokens)
+        self._check_search(generation, served.most_new_tokens - len(generation.get("prompt_ids", ())))
         check_dial(served, dial)
         try:
             settings = served.model.settings({**generation, **dial})
         except (TypeError, ValueError) as error:
             raise Problem(400, str(error)) from None
-        clip: Audio = await self._in_thread(audio_of_bytes, content, "file", self.limits.audio_seconds)
+        clip: Audio = await self._in_thread(self._listening, audio_of_bytes, content, "file", self.limits.audio_seconds)
+        if seed is not None:
+            settings["seed"], alone = seed, True
         if clip.is_silent:
             return Transcribed(Transcript("", seconds=clip.seconds), clip, 0.0, 0.0, 0)
         deadline = time.monotonic() + min(seconds or self.limits.seconds, self.limits.seconds)
@@ -195,7 +202,7 @@ class Service:
         self.check_texts(query.texts)
         self._check_search(query.generation)
         check_dial(query.served, query.dial)
-        self.scheduler.check_room(len(query.texts))
+        self.scheduler.check_room(query.served, len(query.texts))
 
     def check_texts(self, texts: Sequence[str]) -> None:
         """Raise a Problem for too many texts, or one that is too long."""
@@ -239,10 +246,10 @@ class Service:
             texts, source_lang=query.languages.get("source_lang"), prefix=query.prefix, names=lambda index: "text"
         )
 
-    async def _in_thread(self, work: Any, *arguments: Any) -> Any:
-        """Tokenizing, off the event loop; errors in the client's text become Problems."""
+    async def _in_thread(self, pool: ThreadPoolExecutor, work: Any, *arguments: Any) -> Any:
+        """Reading an input, off the event loop; errors in the client's input become Problems."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._tokenizing, partial(work, *arguments))
+            return await asyncio.get_running_loop().run_in_executor(pool, partial(work, *arguments))
         except (TypeError, ValueError) as error:
             raise Problem(400, str(error)) from None
 

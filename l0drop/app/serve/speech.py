@@ -12,23 +12,54 @@ from starlette.responses import Response
 from l0drop.app.serve.guard import client_of, while_connected
 from l0drop.app.serve.models import ServedSpeech
 from l0drop.app.serve.native import Dialled
-from l0drop.app.serve.requests import checked, json_response, read_upload
+from l0drop.app.serve.requests import Problem, checked, json_response, read_upload
 from l0drop.app.serve.service import Service, Transcribed
 from l0drop.data.audio import Audio, log_mel
 
 MOST_COLUMNS = 1500
 """Columns of a spectrogram: the encoder rows of 30 seconds."""
+MOST_PROMPT = 10_000
+"""Characters of a prompt."""
 DIGITS = 5
 """Decimals of times in an answer."""
 
 
-class Transcribe(Dialled):
+class Recorded(Dialled):
+    """The settings that both dialects with uploads have."""
+
+    language: Annotated[str | None, Field(description="The language of the speech. Default: detected.")] = None
+    prompt: Annotated[
+        str | None, Field(max_length=MOST_PROMPT, description="Words before the audio; of many, the last ones count.")
+    ] = None
+    temperature: Annotated[float, Field(ge=0, le=1, description="0 searches; above 0, the output is sampled.")] = 0.0
+    seed: Annotated[int, Field(ge=0, lt=2**63, description="Of a sampled output; the same seed repeats it.")] = 0
+    num_beams: Annotated[int | None, Field(ge=1)] = None
+
+    def settings(self, served: ServedSpeech) -> dict[str, Any]:
+        """The settings of the search; a Problem for those that contradict each other."""
+        found: dict[str, Any] = dict(served.language(self.language))
+        try:
+            found |= served.prompt(self.prompt)
+        except ValueError as error:
+            raise Problem(400, str(error)) from None
+        if self.num_beams is not None:
+            found["num_beams"] = self.num_beams
+        if self.temperature:
+            if self.num_beams not in (None, 1):
+                raise Problem(400, "num_beams: a temperature above 0 samples, which has no beams; omit one of the two")
+            found |= {"temperature": self.temperature, "num_beams": 1}
+        return found
+
+    @property
+    def sampling_seed(self) -> int | None:
+        return self.seed if self.temperature else None
+
+
+class Transcribe(Recorded):
     """The fields of a transcription, apart from the file."""
 
     model: Annotated[str | None, Field(description="A name of /v1/models. Default: the first that reads audio.")] = None
-    language: Annotated[str | None, Field(description="The language of the speech. Default: detected.")] = None
     timestamps: Annotated[bool, Field(description="Divide the transcript into segments.")] = True
-    num_beams: Annotated[int | None, Field(ge=1)] = None
     max_new_tokens: Annotated[int | None, Field(ge=1)] = None
     length_penalty: Annotated[float | None, Field(ge=-10, le=10)] = None
     spectrogram: Annotated[bool, Field(description="Add the log-mel features of the audio.")] = False
@@ -36,9 +67,9 @@ class Transcribe(Dialled):
     timeout: Annotated[float | None, Field(gt=0, description="Seconds; at most the service's limit.")] = None
 
     def generation(self, served: ServedSpeech) -> dict[str, Any]:
-        values = {name: getattr(self, name) for name in ("num_beams", "max_new_tokens", "length_penalty")}
+        values = {name: getattr(self, name) for name in ("max_new_tokens", "length_penalty")}
         given = {name: value for name, value in values.items() if value is not None}
-        return {**served.language(self.language), **given, "return_timestamps": self.timestamps}
+        return {**self.settings(served), **given, "return_timestamps": self.timestamps}
 
 
 async def transcribe(request: Request) -> Response:
@@ -55,6 +86,7 @@ async def transcribe(request: Request) -> Response:
             client_of(request),
             body.generation(served),
             body.dial(),
+            seed=body.sampling_seed,
             alone=body.alone,
             seconds=body.timeout,
         ),

@@ -3,6 +3,8 @@
 import base64
 import io
 import re
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,13 +15,17 @@ import numpy as np
 import openai
 import pytest
 import soundfile
+import torch
+import transformers as hf
 from huggingface_hub import InferenceClient
+from tokenizers.pre_tokenizers import ByteLevel
 
 from l0drop import L0DropConfig, load, sparsify
 from l0drop.app.serve.guard import LOCAL, Access
 from l0drop.app.serve.limits import Limits
 from l0drop.app.serve.models import Served, ServedSpeech, check_dial
 from l0drop.app.serve.requests import Problem
+from l0drop.data.audio import log_mel
 from l0drop.decoding.recordings import subtitles
 from l0drop.decoding.speech import SpeechModel
 from l0drop.decoding.text import TextModel
@@ -35,6 +41,11 @@ def spoken(whisper: SpeechModel, sparse: TextModel) -> Iterator[Running]:
     limits = Limits(audio_seconds=5, audio_body=1_000_000)
     with running([ServedSpeech("tiny", whisper), Served("sparse", sparse)], limits=limits) as service:
         yield service
+
+
+def letters() -> dict[str, int]:
+    """The vocabulary of a Whisper without merges: every byte a token."""
+    return {letter: number for number, letter in enumerate(sorted(ByteLevel.alphabet()))} | {"<|endoftext|>": 300}
 
 
 def ask(service: Running, content: bytes, **fields: Any) -> httpx.Response:
@@ -69,6 +80,121 @@ def test_the_openai_client(spoken: Running, whisper: SpeechModel, seconds: float
     assert [cue[3] for cue in cues] == [part.text for part in timed.segments]
     assert str(texts["srt"]) == subtitles(timed, "srt")
     assert [model.id for model in client.models.list()] == ["tiny", "sparse"]
+
+
+def test_a_prompt_is_that_of_generate(spoken: Running, whisper: SpeechModel) -> None:
+    """The transcript of Hugging Face's own generate with the same `prompt_ids`; it differs from the one without."""
+    client = openai.OpenAI(base_url=spoken.url + "/v1", api_key="unused")
+    features = log_mel(whispers.tone(0.4), whisper.extractor, padded=True)[None].double()
+    texts = set()
+    for word in (3, 11, 17, 29):
+        prompt = whispers.tokenizer().convert_ids_to_tokens(word).strip()
+        answer = client.audio.transcriptions.create(model="tiny", file=("a.wav", wav(0.4)), prompt=f"  {prompt} ")
+        ids = torch.tensor([whispers.PREVIOUS, word])
+        assert whisper.prompt_ids(prompt).tolist() == ids.tolist()
+        (tokens,) = whisper.model.generate(features, prompt_ids=ids)
+        assert answer.text == whisper.tokenizer.decode(tokens, skip_special_tokens=True).strip()
+        texts.add(answer.text)
+    assert len(texts) > 1, "the prompt has an effect"
+
+
+def test_of_a_long_prompt_the_end_counts(spoken: Running) -> None:
+    tokenizer = hf.WhisperTokenizer(
+        vocab={**letters(), "<|startofprev|>": 400},
+        merges=[],
+        additional_special_tokens=["<|endoftext|>", "<|startofprev|>"],
+    )
+    model = SpeechModel("many", whispers.build(), whispers.extractor(), tokenizer)
+    with pytest.raises(ValueError, match=r"prompt: <\|endoftext\|> is not a word"):
+        model.prompt_ids("a <|endoftext|> b")
+    assert model.prompt_ids(" ab ").tolist() == tokenizer.get_prompt_ids("ab").tolist()
+    most = model.model.config.max_target_positions // 2 - 1
+    found = model.prompt_ids("a" * 100 + "b" * most)
+    assert found.tolist() == [400, *[tokenizer.convert_tokens_to_ids("b")] * most]
+    assert ask(spoken, wav(0.2), prompt="b1 " * 50).status_code == 200
+
+
+def test_a_temperature_samples_and_the_seed_repeats_it(spoken: Running, whisper: SpeechModel) -> None:
+    client = openai.OpenAI(base_url=spoken.url + "/v1", api_key="unused")
+
+    def sampled(seed: int) -> str:
+        return client.audio.transcriptions.create(
+            model="tiny", file=("a.wav", wav(0.4)), temperature=1.0, extra_body={"seed": seed}
+        ).text
+
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(sampled, [0, 1, 2, 0, 1, 2]))
+    wanted = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        wanted.append(whisper.transcribe([whispers.tone(0.4)], temperature=1.0)[0].text)
+    assert answers == wanted * 2
+    assert len(set(wanted)) > 1
+    plain = client.audio.transcriptions.create(model="tiny", file=("a.wav", wav(0.4)), temperature=0.0)
+    assert plain.text == whisper.transcribe([whispers.tone(0.4)])[0].text
+
+
+def test_granularities_and_the_language(spoken: Running) -> None:
+    client = openai.OpenAI(base_url=spoken.url + "/v1", api_key="unused")
+    answer = client.audio.transcriptions.create(
+        model="tiny", file=("a.wav", wav(0.4)), response_format="verbose_json", timestamp_granularities=["segment"]
+    )
+    assert answer.segments
+    assert answer.language == "english"
+    with pytest.raises(openai.BadRequestError, match="the times of words are not known"):
+        client.audio.transcriptions.create(
+            model="tiny", file=("a.wav", wav(0.4)), response_format="verbose_json", timestamp_granularities=["word"]
+        )
+    with pytest.raises(openai.BadRequestError, match="stream: is not supported"):
+        client.audio.transcriptions.create(model="tiny", file=("a.wav", wav(0.4)), stream=True)
+
+
+def test_a_recording_that_nobody_waits_for_is_given_up(
+    spoken: Running, whisper: SpeechModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deadline that passes, or a client that goes, ends the decoding before the next window."""
+    windows, real = [], whisper.engine.encode
+
+    def slow(*inputs: Any, **settings: Any) -> Any:
+        windows.append(time.monotonic())
+        time.sleep(0.3)
+        return real(*inputs, **settings)
+
+    monkeypatch.setattr(whisper.engine, "encode", slow)
+    before = spoken.metric("l0drop_stopped_texts_total", model="tiny")
+    for count in (1, 2):
+        windows.clear()
+        files = {"file": ("a.wav", wav(4.5))}
+        with pytest.raises(httpx.ReadTimeout):  # the client goes
+            httpx.post(spoken.url + PATH, files=files, data={"model": "tiny"}, timeout=0.5)
+        until = time.monotonic() + 10
+        while spoken.metric("l0drop_stopped_texts_total", model="tiny") < before + count:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        assert len(windows) < 5, "of ten windows"
+    assert ask(spoken, wav(0.2)).status_code == 200
+
+
+def test_texts_do_not_wait_for_a_recording(
+    spoken: Running, whisper: SpeechModel, sparse: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each model has its own worker: the text is answered while the Whisper is busy."""
+    busy, release, real = threading.Event(), threading.Event(), whisper.decode
+
+    def blocked(*arguments: Any) -> Any:
+        busy.set()
+        assert release.wait(20)
+        return real(*arguments)
+
+    monkeypatch.setattr(whisper, "decode", blocked)
+    with ThreadPoolExecutor(1) as pool:
+        recording = pool.submit(ask, spoken, wav(0.3))
+        assert busy.wait(10)
+        answer = spoken.post("/v1/generate", {"text": "the dog sees a cat .", "max_new_tokens": 4})
+        assert answer.status_code == 200
+        assert not recording.done()
+        release.set()
+        assert recording.result().status_code == 200
 
 
 def test_kept_frames_and_the_dial(spoken: Running, whisper: SpeechModel) -> None:
@@ -111,8 +237,15 @@ def test_clips_of_several_clients_are_decoded_together(spoken: Running, whisper:
         (wav(0.2), {"model": "other"}, 404, "no model of this name"),
         (wav(0.2), {"model": "sparse"}, 404, "sparse does not read audio"),
         (wav(0.2), {"language": "de"}, 400, "transcribes English only"),
-        (wav(0.2), {"temperature": "0.5"}, 400, "temperature"),
-        (wav(0.2), {"prompt": "x"}, 400, "prompt"),
+        (wav(0.2), {"temperature": "1.5"}, 400, "temperature"),
+        (wav(0.2), {"temperature": "0.5", "num_beams": "2"}, 400, "num_beams: a temperature above 0 samples"),
+        (wav(0.2), {"seed": "-1"}, 400, "seed"),
+        (wav(0.2), {"prompt": "<|notimestamps|>"}, 400, "prompt: "),
+        (wav(0.2), {"prompt": "x" * 10_001}, 400, "prompt"),
+        (wav(0.2), {"stream": "true"}, 400, "stream: is not supported"),
+        (wav(0.2), {"timestamp_granularities[]": "segment"}, 400, "needs response_format=verbose_json"),
+        (wav(0.2), {"timestamp_granularities[]": "word", "response_format": "verbose_json"}, 400, "ask for segment"),
+        (wav(0.2), {"timestamp_granularities[]": "letter", "response_format": "verbose_json"}, 400, "granularities"),
         (wav(0.2), {"response_format": "xml"}, 400, "response_format"),
         (wav(0.2), {"beams": "3"}, 400, "beams"),
         (wav(0.2), {"keep": "x"}, 400, "keep"),
