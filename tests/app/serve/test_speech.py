@@ -99,7 +99,7 @@ def test_silence(spoken: Running) -> None:
         (wav(0.2), {"max_new_tokens": "9999"}, 400, "max_new_tokens"),
         (wav(0.2), {"keep": "2"}, 400, "keep"),
         (wav(0.2), {"timeout": "nan"}, 400, "timeout"),
-        (wav(0.2), {"prompt": "x"}, 400, "prompt"),
+        (wav(0.2), {"promt": "x"}, 400, "promt"),
     ],
     ids=lambda value: str(value)[:20],
 )
