@@ -7,6 +7,8 @@ A corpus of clips is a folder that `l0drop.data.prepare_clips` writes:
     peak                        float32, the largest feature of each clip
     target.ids  target.offsets  the tokens of its text, without prompt and EOS
     text.bytes  text.offsets    its text
+    teacher.values  teacher.ids optional: a teacher's log-probabilities of its most likely tokens, for each target token
+                                and EOS, with `teacher.top` of the request in a row
     manifest.json               inputs, settings, counts and digests
 
 Whisper's extractor pads a clip with silence to one window and limits the dynamic range: no feature is below the largest
@@ -23,7 +25,7 @@ Shapes: B clips, T tokens; features are [mels, frames], stored as [frames, mels]
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,6 +39,13 @@ RANGE = 2.0
 """The largest difference between features of one window, 8 / 4."""
 
 
+class TopTokens(NamedTuple):
+    """The most likely tokens of a teacher for each target token and EOS: log-probabilities and ids, [T + 1, top]."""
+
+    values: np.ndarray
+    ids: np.ndarray
+
+
 @dataclass(frozen=True, eq=False)
 class Clip:
     """One clip, or several joined ones. features: [frames, mels], float16. ids: the tokens of its text."""
@@ -46,6 +55,7 @@ class Clip:
     peak: float
     ids: np.ndarray
     index: int
+    teacher: "TopTokens | None" = None
 
     def window(self, frames: int) -> np.ndarray:
         """[mels, frames], float32: the features of the clip, padded to one window."""
@@ -58,7 +68,7 @@ class Clip:
 
 
 def joined(clips: Sequence[Clip]) -> Clip:
-    """Clips one after the other, as one."""
+    """Clips one after the other, as one. A teacher heard each of them alone; it ends after the last one only."""
     if len(clips) == 1:
         return clips[0]
     before = sum(len(clip.features) for clip in clips[:-1])
@@ -68,7 +78,17 @@ def joined(clips: Sequence[Clip]) -> Clip:
         peak=max(clip.peak for clip in clips),
         ids=np.concatenate([clip.ids for clip in clips]),
         index=clips[0].index,
+        teacher=_joined_teacher(clips),
     )
+
+
+def _joined_teacher(clips: Sequence[Clip]) -> TopTokens | None:
+    parts = [clip.teacher for clip in clips if clip.teacher is not None]
+    if not parts:
+        return None
+    columns = zip(*(TopTokens(part.values[:-1], part.ids[:-1]) for part in parts[:-1]), strict=True)
+    before = [np.concatenate(column) for column in columns]
+    return TopTokens(*(np.concatenate(pair) for pair in zip(before, parts[-1], strict=True)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +141,12 @@ class ClipCorpus:
         return list(self.manifest["request"]["targets"]["prompt"])
 
     @property
+    def top(self) -> int | None:
+        """The number of stored tokens of the teacher's distributions; None without them."""
+        teacher = self.manifest["request"].get("teacher")
+        return None if teacher is None else int(teacher["top"])
+
+    @property
     def eos(self) -> int:
         return int(self.manifest["request"]["targets"]["eos"])
 
@@ -140,7 +166,15 @@ class ClipCorpus:
             peak=float(self._columns["peak"][index]),
             ids=self._columns["target.ids"][start:end].astype(np.int64),
             index=index,
+            teacher=self._teacher(int(start) + index, int(end) + index + 1),  # every clip has one more row, for EOS
         )
+
+    def _teacher(self, first: int, last: int) -> TopTokens | None:
+        top = self.top
+        if top is None:
+            return None
+        values, ids = (self._columns[f"teacher.{name}"][first * top : last * top] for name in ("values", "ids"))
+        return TopTokens(values.reshape(-1, top), ids.reshape(-1, top))
 
     def text(self, index: int) -> str:
         """The whole text of a clip."""
@@ -154,7 +188,8 @@ class ClipCorpus:
         """Clips as tensors: input_features, attention_mask over frames, decoder_input_ids, labels, hints, index.
 
         The prompt is given to the decoder and has no labels. `source_tokens` counts the encoder rows that audio covers,
-        one for two frames.
+        one for two frames. With a teacher's distributions, `teacher_values` and `teacher_ids` [R, top] have one row per
+        label, clip by clip.
         """
         prompt, end = self.prompt, self.eos
         longest = len(prompt) + max(len(clip.ids) for clip in clips)
@@ -166,7 +201,13 @@ class ClipCorpus:
             labels[row, len(prompt) - 1 : len(tokens)] = torch.tensor([*tokens[len(prompt) :], end])
         covered = torch.tensor([clip.covered for clip in clips])
         mask = (torch.arange(self.window) < covered[:, None]).long()
+        parts = [clip.teacher for clip in clips if clip.teacher is not None]
+        teacher = {
+            "teacher_values": torch.from_numpy(np.concatenate([part.values for part in parts])).float(),
+            "teacher_ids": torch.from_numpy(np.concatenate([part.ids for part in parts])).long(),
+        } if parts else {}  # fmt: skip
         return {
+            **teacher,
             "input_features": torch.from_numpy(np.stack([clip.window(self.window) for clip in clips])),
             "attention_mask": mask,
             "decoder_input_ids": inputs,

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 import numpy as np
+from torch import Tensor
 
 from l0drop.data.audio import RATE, Audio, log_mel
-from l0drop.data.clips import ClipCorpus
+from l0drop.data.clips import ClipCorpus, TopTokens
 from l0drop.data.corpus import FORMAT, MANIFEST, Summary, file_digest, manifest_digest
 from l0drop.data.prepare import check_replaceable, without_paths
 from l0drop.data.speech_targets import SpeechTargets
@@ -28,6 +29,7 @@ LAYOUT = {
     "text.bytes": "uint8",
     "text.offsets": "int64",
 }
+TEACHER_LAYOUT = {"teacher.values": "float16", "teacher.ids": "int32"}
 
 
 class ListedAudio(Protocol):
@@ -43,6 +45,17 @@ class ListedAudio(Protocol):
     def inputs(self) -> list[dict[str, Any]]: ...
 
 
+class Teacher(Protocol):
+    """A teacher's distributions over the next token."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The model and `top`, the number of tokens to store."""
+
+    def __call__(self, features: Tensor, tokens: list[int], given: int) -> TopTokens:
+        """Log-probabilities of the most likely tokens after each token, from the last of `given` ones on."""
+
+
 def prepare_clips(
     audio: ListedAudio,
     targets: SpeechTargets,
@@ -50,6 +63,7 @@ def prepare_clips(
     out_dir: Path | str,
     *,
     max_target: int,
+    teacher: Teacher | None = None,
     progress: Callable[[int], None] | None = None,
     instead: Path | None = None,
 ) -> ClipCorpus:
@@ -57,15 +71,18 @@ def prepare_clips(
 
     If the folder `instead` holds such a corpus, it is opened and nothing is written. Lines without a file or without a
     text are skipped and counted; a file that cannot be read, or exceeds one window, raises CorpusError with its line.
-    Texts of more than `max_target` tokens, EOS included, are cut. `progress` receives the number of lines read so far.
+    Texts of more than `max_target` tokens, EOS included, are cut. `teacher`: its distributions are
+    stored. `progress` receives the number of lines read so far.
     """
     out_dir = Path(out_dir)
-    request = {
+    request: dict[str, Any] = {
         "inputs": audio.inputs(),
         "features": feature_settings(extractor),
         "targets": targets.fingerprint,
         "limits": {"target": max_target},
     }
+    if teacher is not None:
+        request["teacher"] = teacher.identity
     if instead is not None and _is_made_from(instead, request):
         return ClipCorpus.open(instead)
     if not _is_made_from(out_dir, request):
@@ -73,7 +90,7 @@ def prepare_clips(
             if not _is_made_from(out_dir, request):  # another process may have written it while this one waited
                 check_replaceable(out_dir)
                 with whole_folder(out_dir) as partial:
-                    _write(partial, audio, targets, extractor, request, max_target - 1, progress)
+                    _write(partial, audio, targets, extractor, request, max_target - 1, teacher, progress)
     return ClipCorpus.open(out_dir)
 
 
@@ -96,12 +113,12 @@ def covered_frames(samples: int, extractor: Any) -> tuple[int, int]:
 class _Columns:
     """The files of a corpus, to which arrays are appended."""
 
-    def __init__(self, folder: Path, files: ExitStack) -> None:
-        self._files: dict[str, IO[bytes]] = {name: files.enter_context((folder / name).open("wb")) for name in LAYOUT}
-        self.lengths = dict.fromkeys(LAYOUT, 0)
+    def __init__(self, folder: Path, files: ExitStack, layout: dict[str, str]) -> None:
+        self._files: dict[str, IO[bytes]] = {name: files.enter_context((folder / name).open("wb")) for name in layout}
+        self.lengths, self._layout = dict.fromkeys(layout, 0), layout
 
     def append(self, name: str, values: Any) -> None:
-        array = np.asarray(values).astype(LAYOUT[name])
+        array = np.asarray(values).astype(self._layout[name])
         array.tofile(self._files[name])
         self.lengths[name] += array.size
 
@@ -113,12 +130,14 @@ def _write(
     extractor: Any,
     request: dict[str, Any],
     max_tokens: int,
+    teacher: Teacher | None,
     progress: Callable[[int], None] | None,
 ) -> None:
     summary, mels = Summary(), request["features"]["mels"]
     seconds = round(extractor.n_samples) / RATE
+    layout = LAYOUT if teacher is None else LAYOUT | TEACHER_LAYOUT
     with ExitStack() as files:
-        columns = _Columns(folder, files)
+        columns = _Columns(folder, files, layout)
         for name in ("frames", "target", "text"):
             columns.append(f"{name}.offsets", [0])
         for pair in audio:
@@ -139,6 +158,10 @@ def _write(
                 columns.append("target.offsets", [columns.lengths["target.ids"]])
                 columns.append("text.bytes", np.frombuffer((pair.target or "").encode(), np.uint8))
                 columns.append("text.offsets", [columns.lengths["text.bytes"]])
+                if teacher is not None:
+                    found = teacher(features, [*targets.prompt, *ids[:max_tokens]], len(targets.prompt))
+                    columns.append("teacher.values", found.values.ravel())
+                    columns.append("teacher.ids", found.ids.ravel())
                 summary.pairs += 1
                 summary.truncated_target += len(ids) > max_tokens
                 summary.source_tokens += math.ceil(covered / 2)
@@ -149,7 +172,7 @@ def _write(
         raise CorpusError(f"{audio.file}: none of the {summary.lines} lines has both a file and a text")
     written = {
         name: {"dtype": dtype, "length": columns.lengths[name], "sha256": file_digest(folder / name)}
-        for name, dtype in LAYOUT.items()
+        for name, dtype in layout.items()
     }
     manifest: dict[str, Any] = {
         "format": FORMAT, "request": request, "summary": asdict(summary), "columns": written,

@@ -40,6 +40,8 @@ def text_faults(recipe: Any) -> Faults:
     """The faults of a recipe for text."""
     for path in _changed(recipe, AUDIO_KEYS):
         yield path, "is for audio; remove it, or set task: transcription"
+    if getattr(getattr(recipe.train, "teacher", None), "top", None) is not None:
+        yield "train.teacher.top", "is for audio; remove it, or set task: transcription"
     if recipe.evaluate.metric in METRICS:
         yield "evaluate.metric", f"{recipe.evaluate.metric} is for audio; remove it, or set task: transcription"
 

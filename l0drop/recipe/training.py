@@ -30,6 +30,9 @@ class Teacher(Section):
     turns it off."""
     temperature: Positive = 1.0
     """The softmax temperature of teacher and model in the divergence."""
+    top: Count | None = None
+    """For audio: compute the teacher's distributions once, when clips are prepared, and store this number of the most
+    likely tokens for every target token. Training then runs no teacher. Default: the teacher runs at every step."""
     beams: Beams = 1
     """The number of beams for the teacher's outputs, with `train.targets: teacher`."""
     max_new_tokens: Count | None = None
@@ -137,6 +140,11 @@ class Train(Section):
     def _a_teacher_is_used(self) -> Faults:
         if self.targets == "references" and self.teacher is not None and self.teacher.weight == 0:
             yield "teacher.weight", "0 means that the teacher has no effect, because targets are references"
+
+    @rule
+    def _stored_distributions_are_used(self) -> Faults:
+        if self.teacher is not None and self.teacher.top is not None and self.teacher.weight == 0:
+            yield "teacher.top", "has no effect, because teacher.weight is 0; remove it"
 
 
 TextMetric = Literal["bleu", "chrf", "rouge", "bleu_paper"]

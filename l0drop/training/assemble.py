@@ -212,7 +212,7 @@ def split_text(
 
 def _load_teacher(recipe: Recipe, name: str, tokenizers: TokenizerPair) -> PreTrainedModel:
     model = load_dense(name).eval()
-    _check_teacher(model, recipe, name, tokenizers)
+    check_teacher(model, recipe, name, tokenizers)
     return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -263,7 +263,7 @@ def load_dense(name: str) -> PreTrainedModel:
 
 
 def build_model(recipe: Recipe, tokenizers: TokenizerPair) -> tuple[Any, PreTrainedModel | None]:
-    """The model to train, and its teacher if the recipe has one."""
+    """The model to train, and its teacher if it runs in training."""
     torch.manual_seed(recipe.seed)
     start = recipe.model.init or recipe.model.pretrained
     base = new_transformer(recipe, tokenizers) if start is None else load_dense(start)
@@ -273,11 +273,11 @@ def build_model(recipe: Recipe, tokenizers: TokenizerPair) -> tuple[Any, PreTrai
     if recipe.model.dropout is not None:
         _set_dropout(base, recipe.model.dropout)
     teacher = None
-    if recipe.train.teacher is not None and recipe.train.teacher.weight:
+    if recipe.train.teacher is not None and recipe.train.teacher.weight and recipe.train.teacher.top is None:
         name = recipe.train.teacher.model
         teacher = (copy.deepcopy(base) if name == "init" else load_dense(name)).eval().requires_grad_(False)
         if name != "init":
-            _check_teacher(teacher, recipe, name, tokenizers)
+            check_teacher(teacher, recipe, name, tokenizers)
             _check_distributions(teacher, base, name, start or "model.transformer")
     if recipe.l0drop is None:
         _freeze(base, recipe.train.freeze)
@@ -407,7 +407,7 @@ def _check_kind(tokenizers: TokenizerPair, recipe: Recipe, folder: Path) -> None
         )
 
 
-def _check_teacher(teacher: PreTrainedModel, recipe: Recipe, name: str, tokenizers: TokenizerPair) -> None:
+def check_teacher(teacher: PreTrainedModel, recipe: Recipe, name: str, tokenizers: TokenizerPair) -> None:
     """Check that the run's ids mean the same tokens to the teacher, and that its positions suffice."""
     is_start = name == (recipe.model.init or recipe.model.pretrained)
     own = None if is_start else _tokenizers_of(name)

@@ -47,6 +47,15 @@ def distillation_sum(logits: Tensor, teacher_logits: Tensor, labels: Tensor, tem
     return F.kl_div(student, teacher, reduction="sum", log_target=True) * temperature**2
 
 
+def stored_distillation_sum(
+    logits: Tensor, values_RK: Tensor, ids_RK: Tensor, labels: Tensor, temperature: float
+) -> Tensor:
+    """The same, from the teacher's log-probabilities of its K most likely tokens, which are taken for all there are."""
+    student_RK = F.log_softmax(logits[labels != -100].float() / temperature, -1).gather(1, ids_RK)
+    teacher_RK = F.log_softmax(values_RK / temperature, -1)
+    return F.kl_div(student_RK, teacher_RK, reduction="sum", log_target=True) * temperature**2
+
+
 def noise_keys(index: Tensor, step: int, seed: int) -> Tensor:
     """One key per sentence of the corpus, step and seed: the same on any process and in any batch."""
     return index.to(torch.int64) ^ (step << 32) ^ ((seed & 0xFF) << 55)
@@ -76,7 +85,8 @@ class StepLoss(NamedTuple):
 class Objective:
     """The loss of a micro-batch, times the number of processes, which average their gradients.
 
-    teacher: the model whose distributions are learned, and how its forward pass runs; None without distillation.
+    teacher: the model whose distributions are learned, and how its forward pass runs; None without distillation,
+    or if its distributions are stored with the examples.
     """
 
     def __init__(
@@ -142,12 +152,16 @@ class Objective:
             )
             return loss, {"cross_entropy": cross_entropy, "divergence": divergence}
         cross_entropy = cross_entropy_sum(output.logits, labels, smoothing)
-        if self.teacher is None:
+        teacher = self.train.teacher
+        if teacher is None or teacher.weight == 0:
             return cross_entropy, {"cross_entropy": cross_entropy}
-        assert self.train.teacher is not None
-        weight = self.train.teacher.weight
-        teacher_logits = self._teacher_pass(arguments)[0].logits
-        divergence = distillation_sum(output.logits, teacher_logits, labels, self.train.teacher.temperature)
+        weight, temperature = teacher.weight, teacher.temperature
+        if teacher.top is not None:
+            stored = batch["teacher_values"], batch["teacher_ids"]
+            divergence = stored_distillation_sum(output.logits, *stored, labels, temperature)
+        else:
+            teacher_logits = self._teacher_pass(arguments)[0].logits
+            divergence = distillation_sum(output.logits, teacher_logits, labels, temperature)
         loss = (cross_entropy + weight * divergence) / (1 + weight)
         return loss, {"cross_entropy": cross_entropy, "divergence": divergence}
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import GenerationConfig, WhisperFeatureExtractor
 
 from l0drop.data.audio import RATE, Audio
 from l0drop.data.audio_list import AudioList, open_audio
-from l0drop.data.clips import ClipCorpus
+from l0drop.data.clips import ClipCorpus, TopTokens
 from l0drop.data.prepare_clips import prepare_clips
 from l0drop.data.speech_targets import SpeechTargets
 from l0drop.data.text import Pair
@@ -21,7 +22,14 @@ from l0drop.data.whole import locked, whole_folder
 from l0drop.decoding.folder import first_line
 from l0drop.decoding.speech import SpeechModel
 from l0drop.recipe import Recipe
-from l0drop.training.assemble import has_teacher_outputs, load_dense, model_folder, teacher_name, weights_stamp
+from l0drop.training.assemble import (
+    check_teacher,
+    has_teacher_outputs,
+    load_dense,
+    model_folder,
+    teacher_name,
+    weights_stamp,
+)
 from l0drop.training.bars import NO_BARS, Bars
 
 WINDOW = 64
@@ -57,20 +65,23 @@ def build_clips(recipe: Recipe, folder: Path, tokenizers: TokenizerPair, bars: B
     extractor, settings = build_extractor(recipe, folder)
     start = recipe.model.init or recipe.model.pretrained or ""
     targets = SpeechTargets.of(tokenizers.target, settings, recipe.data.language, start)
+    load = functools.cache(functools.partial(_load_teacher, recipe, extractor, tokenizers))
     corpora = {}
     for split in recipe.data.splits:
         audio: AudioList | TeacherTranscripts = open_audio(recipe.data, split)
         by_teacher = has_teacher_outputs(recipe, split)
+        teacher = distributions(recipe, load, split)
         with bars.phase(f"{split}: clips {'transcribed' if by_teacher else 'read'}") as update:
             if by_teacher:
                 assert isinstance(audio, AudioList)
-                audio = _taught(recipe, audio, tokenizers, extractor, targets, update)
+                audio = _taught(recipe, audio, tokenizers, extractor, targets, load, update)
             corpora[split] = prepare_clips(
                 audio,
                 targets,
                 extractor,
                 folder / "data" / split,
                 max_target=recipe.data.max_target,
+                teacher=teacher,
                 progress=None if by_teacher else update,
                 instead=Path(recipe.model.init) / "data" / split if recipe.model.init is not None else None,
             )
@@ -83,13 +94,14 @@ def _taught(
     tokenizers: TokenizerPair,
     extractor: Any,
     targets: SpeechTargets,
+    load: Callable[[], SpeechModel],
     update: Callable[[int], None],
 ) -> "TeacherTranscripts":
     teacher, name = recipe.train.teacher, teacher_name(recipe)
     assert teacher is not None
     return TeacherTranscripts(
         audio=audio,
-        load=functools.partial(_load_teacher, name, extractor, tokenizers),
+        load=load,
         identity={"model": name, "weights": weights_stamp(name), "tokenizer": fingerprint(tokenizers.target)},
         generation={
             "num_beams": teacher.beams,
@@ -102,9 +114,42 @@ def _taught(
     )
 
 
-def _load_teacher(name: str, extractor: Any, tokenizers: TokenizerPair) -> SpeechModel:
+def _load_teacher(recipe: Recipe, extractor: Any, tokenizers: TokenizerPair) -> SpeechModel:
+    name = teacher_name(recipe)
     model = load_dense(name).eval().to("cuda" if torch.cuda.is_available() else "cpu")
+    if recipe.train.teacher is not None and recipe.train.teacher.top is not None:
+        check_teacher(model, recipe, name, tokenizers)
     return SpeechModel("train.teacher", model, extractor, tokenizers.target)
+
+
+def distributions(recipe: Recipe, load: Callable[[], SpeechModel], split: str) -> "TeacherDistributions | None":
+    """The teacher whose distributions are stored with a split, if the recipe says so."""
+    teacher = recipe.train.teacher
+    if split != "train" or teacher is None or teacher.top is None:
+        return None
+    name = teacher_name(recipe)
+    return TeacherDistributions(load, teacher.top, {"model": name, "weights": weights_stamp(name), "top": teacher.top})
+
+
+@dataclass(frozen=True)
+class TeacherDistributions:
+    """A dense Whisper's log-probabilities of its `top` most likely tokens, for clips that are prepared."""
+
+    load: Callable[[], SpeechModel]
+    top: int
+    identity: dict[str, Any]
+
+    @torch.no_grad()
+    def __call__(self, features: Tensor, tokens: list[int], given: int) -> TopTokens:
+        model = self.load().model
+        if self.top > model.config.vocab_size:
+            raise ValueError(
+                f"train.teacher.top: {self.top} is more than the teacher's {model.config.vocab_size} tokens"
+            )
+        inputs = torch.tensor([tokens], device=model.device)
+        logits = model(input_features=features[None].to(model.device, model.dtype), decoder_input_ids=inputs).logits
+        values, ids = logits[0, given - 1 :].float().log_softmax(-1).topk(self.top)
+        return TopTokens(values.cpu().numpy(), ids.cpu().numpy())
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ def test_a_recipe_for_audio_survives_being_written() -> None:
         ("data.valid", {"source": "a", "target": "b"}, "audio is listed in a tsv or jsonl file"),
         ("l0drop.gate", "pos", "pos is a rule for text"),
         ("data.join", 1.5, "should be less than or equal to 1"),
+        ("train.teacher.top", 0, "should be greater than or equal to 1"),
         ("data.train.target_column", None, "is missing; only train.targets: teacher works without targets"),
     ],
 )
@@ -63,7 +64,13 @@ def test_what_audio_refuses(path: str, value: Any, problem: str) -> None:
 
 @pytest.mark.parametrize(
     ("path", "value"),
-    [("data.join", 0.5), ("train.batch_clips", 8), ("evaluate.metric", "cer"), ("l0drop.cut_padding", 1)],
+    [
+        ("data.join", 0.5),
+        ("train.batch_clips", 8),
+        ("train.teacher.top", 8),
+        ("evaluate.metric", "cer"),
+        ("l0drop.cut_padding", 1),
+    ],
 )
 def test_what_text_refuses(path: str, value: Any) -> None:
     text = {
@@ -89,3 +96,8 @@ def test_an_encoder_with_random_weights_is_trained() -> None:
     values["data"] = {"train": {"tsv": "a.tsv"}}
     with pytest.raises(RecipeError, match=r"train\.freeze: encoder needs a trained model"):
         parse_recipe(values, "r.yaml")
+
+
+def test_stored_distributions_need_a_weight() -> None:
+    base = {**SPEECH, "train": {**SPEECH["train"], "targets": "teacher", "teacher": {"weight": 0}}}
+    assert faults("train.teacher.top", 8, base)["train.teacher.top"].startswith("has no effect")

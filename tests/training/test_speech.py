@@ -15,10 +15,12 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from l0drop import load
+from l0drop.data.clips import ClipCorpus, joined
 from l0drop.data.text import CorpusError
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import parse_recipe
 from l0drop.runs.json_file import as_json
+from l0drop.training.assemble import build_model
 from l0drop.training.run import prepare
 from l0drop.training.run import train as trained_run
 from tests.models import whispers
@@ -78,6 +80,47 @@ def test_audio_alone_with_a_teacher(folder: Path, tmp_path: Path) -> None:
     assert [corpora["train"].text(i) for i in range(3)] == expected  # type: ignore[union-attr]
 
 
+STORED = {"targets": "teacher", "teacher": {"weight": 1.0, "top": 8}}
+
+
+def test_stored_distributions_are_the_teachers(folder: Path, tmp_path: Path) -> None:
+    vocabulary = whispers.build(multilingual=False).config.vocab_size
+    everything = {"targets": "teacher", "teacher": {"weight": 1.0, "temperature": 2.0}}
+    stored = {**everything, "teacher": {**everything["teacher"], "top": vocabulary}}  # type: ignore[dict-item]
+    _, by_running = run(tiny_speech.recipe(folder, train={**everything, "steps": 3}), tmp_path / "running")
+    _, by_storing = run(tiny_speech.recipe(folder, train={**stored, "steps": 3}), tmp_path / "stored")
+    for one, other in zip(logged(by_running), logged(by_storing), strict=True):
+        assert one["divergence"] > 0
+        assert other["divergence"] == pytest.approx(one["divergence"], abs=5e-3)
+        assert other["cross_entropy"] == pytest.approx(one["cross_entropy"], abs=5e-3)
+
+
+def test_training_on_stored_distributions_runs_no_teacher(folder: Path, tmp_path: Path) -> None:
+    recipe = parse_recipe(tiny_speech.recipe(folder, train=STORED), "test")
+    _, tokenizers, corpora = prepare(recipe, tmp_path, QUIET)
+    assert build_model(recipe, tokenizers)[1] is None
+    train = corpora["train"]
+    assert isinstance(train, ClipCorpus)
+    assert {"teacher.values", "teacher.ids"} <= set(train.manifest["columns"])
+    first, second = (train[int(index)] for index in train.frames.argsort()[:2])  # they fit into one window
+    assert first.teacher is not None
+    assert second.teacher is not None
+    assert first.teacher.values.shape == (len(first.ids) + 1, 8)
+    both = joined([first, second]).teacher
+    assert both is not None
+    assert len(both.values) == len(first.ids) + len(second.ids) + 1, "one EOS"
+    assert both.ids[len(first.ids) :].tolist() == second.teacher.ids.tolist()
+    batch = train.collate([joined([first, second]), first])
+    assert len(batch["teacher_ids"]) == int((batch["labels"] != -100).sum())
+    assert "teacher.ids" not in corpora["valid"].manifest["columns"]
+
+
+def test_too_many_stored_tokens_are_refused(folder: Path, tmp_path: Path) -> None:
+    values = tiny_speech.recipe(folder, train={**STORED, "teacher": {"weight": 1.0, "top": 10_000}})
+    with pytest.raises(ValueError, match=r"train\.teacher\.top: 10000 is more than"):
+        run(values, tmp_path)
+
+
 @pytest.mark.parametrize("section", [None, {"gating": "mask", "gate": "open", "cut_padding": 0.04}])
 def test_rivals(folder: Path, tmp_path: Path, section: dict[str, Any] | None) -> None:
     values = tiny_speech.recipe(folder, l0drop=section, train={**TAUGHT, "steps": 2})
@@ -98,9 +141,12 @@ def test_a_fixed_encoder(folder: Path, tmp_path: Path, gated: bool) -> None:
     assert not gated or float(after["gate.weight"].abs().max()) > 0
 
 
-def test_a_resumed_run_is_an_uninterrupted_one(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("taught", [TAUGHT, STORED])
+def test_a_resumed_run_is_an_uninterrupted_one(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taught: dict[str, Any]
+) -> None:
     l0drop = {"target_sparsity": 0.4, "start": 1.0, "gating": "mask", "layerwise": [1], "cut_padding": 0.04}
-    values = tiny_speech.recipe(folder, l0drop=l0drop, data={"join": 0.5}, train={**TAUGHT, "accumulation": 2})
+    values = tiny_speech.recipe(folder, l0drop=l0drop, data={"join": 0.5}, train={**taught, "accumulation": 2})
     _, whole = run(values, tmp_path / "whole")
     stopped_at(4, lambda: run(values, tmp_path / "parts"), monkeypatch)
     _, parts = run(values, tmp_path / "parts")
@@ -114,7 +160,7 @@ def test_a_resumed_run_is_an_uninterrupted_one(folder: Path, tmp_path: Path, mon
 
 @pytest.mark.slow
 def test_one_process_and_two_take_the_same_steps(folder: Path, tmp_path: Path) -> None:
-    values = tiny_speech.recipe(folder, data={"join": 0.5}, train={"steps": 4, "save_every": 4})
+    values = tiny_speech.recipe(folder, data={"join": 0.5}, train={**STORED, "steps": 4, "save_every": 4})
     _, one = run(values, tmp_path / "one")
     file = tmp_path / "recipe.yaml"
     file.write_text(yaml.safe_dump(values))
@@ -128,7 +174,7 @@ def test_one_process_and_two_take_the_same_steps(folder: Path, tmp_path: Path) -
     )  # fmt: skip
     assert two.returncode == 0, two.stderr[-3000:]
     for first, second in zip(logged(one), logged(tmp_path / "two" / "speech"), strict=True):
-        for key in ("loss", "cross_entropy", "penalty", "sparsity", "lambda"):
+        for key in ("loss", "cross_entropy", "divergence", "penalty", "sparsity", "lambda"):
             assert second[key] == pytest.approx(first[key], abs=1e-5, rel=1e-5), (first["step"], key)
     outputs = [(place / "outputs" / "test.txt").read_text() for place in (one, tmp_path / "two" / "speech")]
     assert outputs[0].count("\n") == outputs[1].count("\n") == 6
