@@ -231,7 +231,7 @@ class ShownClip:
 class SpeechAnalysis(JsonFile):
     """`analysis.json` of a gated Whisper: the share of rows dropped, by kind of row; a token of a `Rate` is a row.
 
-    covered: rows that audio covers; padding: the other rows of the window. energy: covered rows by tenth of their clip's
+    covered: rows that audio covers; padding: the other rows of the window. energy: covered rows by tenth of the clip's
     energy, from quiet to loud. position: covered rows by seconds in the window. after_end: padding by seconds after the
     end of the audio. words: covered rows by their place in the dense model's words. longer: clips of more than one
     window, which are left out.

@@ -175,7 +175,7 @@ def evaluate_transcripts(
 
 
 def recomputed(folder: Path) -> list[dict[ErrorRate, ErrorDifference]]:
-    """The differences of an evaluation's systems, from its statistics file; only the settings come from metrics.json."""
+    """The differences of an evaluation's systems, from its statistics file; settings are those of metrics.json."""
     paths = EvaluationFolder(folder)
     found, judging = ClipCounts.read(paths.statistics), SpeechEvaluation.read(paths.metrics).judging
     statistics = {
