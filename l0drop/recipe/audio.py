@@ -40,6 +40,10 @@ def text_faults(recipe: Any) -> Faults:
     """The faults of a recipe for text."""
     for path in _changed(recipe, AUDIO_KEYS):
         yield path, "is for audio; remove it, or set task: transcription"
+    for name in ("train", "valid", "test"):
+        for key in ("speaker_column", "speaker_field"):
+            if getattr(getattr(recipe.data, name, None), key, None) is not None:
+                yield f"data.{name}.{key}", "is for audio; remove it, or set task: transcription"
     if recipe.evaluate.metric in METRICS:
         yield "evaluate.metric", f"{recipe.evaluate.metric} is for audio; remove it, or set task: transcription"
 

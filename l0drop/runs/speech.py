@@ -57,7 +57,7 @@ class ErrorDifference:
 
     lower, upper: one-sided 95% bounds. interval: two-sided, 95%. p: the share of resamples at or above the margin; the
     system is non-inferior if p ≤ 0.05, which is upper < margin. Clips are resampled within their speaker: the bounds
-    cover other clips of these speakers, for these two models.
+    cover other clips of these speakers, for these two models. speakers: 0 if they are not known.
     """
 
     metric: ErrorRate

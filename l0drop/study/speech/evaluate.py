@@ -12,7 +12,7 @@ import numpy as np
 
 from l0drop.data.score import Score
 from l0drop.data.speech_metrics import ClipErrors, Unit, cer, clip_errors, wer
-from l0drop.data.spoken import SpokenClip, read_spoken
+from l0drop.data.spoken import SpokenClip
 from l0drop.data.text import file_stamp
 from l0drop.data.whole import write_whole
 from l0drop.decoding.speech import BATCH_CLIPS
@@ -34,6 +34,7 @@ from l0drop.runs.speech import (
     kind_of,
 )
 from l0drop.study.significance import LEVEL, quantiles, resampled
+from l0drop.study.speech.source import clips_to_score, recipe_generation
 from l0drop.study.speech.tail import speech_tail
 from l0drop.study.speech.transcripts import Advance, Transcribed, transcribed
 from l0drop.study.systems import System
@@ -79,7 +80,7 @@ def compare_errors(
     return ErrorDifference(
         metric, system.score, baseline.score, system.score - baseline.score, lower=lower, upper=upper,
         interval=quantiles(differences, LEVEL / 2), margin=judging.margin, p=p, non_inferior=p <= LEVEL,
-        clips=len(speakers), speakers=len(set(speakers)), resamples=judging.resamples, seed=judging.seed,
+        clips=len(speakers), speakers=len({*speakers} - {""}), resamples=judging.resamples, seed=judging.seed,
     )  # fmt: skip
 
 
@@ -90,21 +91,29 @@ def error_verdict(found: ErrorDifference) -> str:
     shown = f"not shown: the loss may exceed {found.margin:g} {name}" if kind == "not shown" else f"{label} {name}"
     return (
         f"{shown}, for this pair of models only. The difference is {found.difference:+.2f} {name}; 95% bounds "
-        f"{found.lower:+.2f} and {found.upper:+.2f}, over {found.clips:,} clips within {found.speakers} speakers."
+        f"{found.lower:+.2f} and {found.upper:+.2f}, over {found.clips:,} clips{within_speakers(found)}."
     )
+
+
+def within_speakers(found: ErrorDifference) -> str:
+    """How clips were resampled, after their number."""
+    if not found.speakers:
+        return ", whose speakers are not known"
+    return f" within {found.speakers} speaker{'s' if found.speakers > 1 else ''}"
 
 
 @dataclass(frozen=True)
 class SpeechJob:
     """What to evaluate, on which list of clips, and how.
 
-    models: model folders, or files with one transcript per clip; each is compared with `baseline`. generation: settings
-    of `SpeechModel.transcribe`. dtype: for the models, not the baseline. output: default: evaluation/ in the first
-    model's folder.
+    models: runs, model folders, or files with one transcript per clip; each is compared with `baseline`. audio: a list
+    of clips (default: the test clips of the first model's recipe). generation: settings of `SpeechModel.transcribe`;
+    others come from the first model's recipe. dtype: for the models, not the baseline. output: default: evaluation/ in
+    the first model's folder.
     """
 
     models: Sequence[Path]
-    audio: Path
+    audio: Path | None = None
     baseline: Path | None = None
     judging: SpeechJudging = field(default_factory=SpeechJudging)
     generation: Settings = field(default_factory=dict)
@@ -118,18 +127,19 @@ class SpeechJob:
         systems = [System(path, self.dtype if path.is_dir() else None) for path in self.models]
         baseline = None if self.baseline is None else System(self.baseline)
         folder = _output_folder(systems[0], self.output)
-        clips = read_spoken(self.audio)
+        audio, clips = clips_to_score(systems[0].run, self.audio)
+        generation = {**recipe_generation(systems[0].run), **self.generation}
         outputs: list[Transcribed] = []
         for system in [*systems, *([] if baseline is None else [baseline])]:
             advance = progress(system, len(clips)) if progress and system.is_model else None
             outputs.append(
                 transcribed(
-                    system, clips, self.generation, trim=self.judging.trim, batch_size=self.batch_size,
+                    system, clips, generation, trim=self.judging.trim, batch_size=self.batch_size,
                     device=self.device, progress=advance,
                 )
             )  # fmt: skip
         theirs = None if baseline is None else outputs.pop()
-        stamp = FileStamp(**file_stamp(self.audio))
+        stamp = FileStamp(**file_stamp(audio))
         evaluation, counts = evaluate_transcripts(systems, outputs, baseline, theirs, clips, self.judging, stamp)
         texts = {one.transcripts: found.texts for one, found in zip(evaluation.systems, outputs, strict=True)}
         if evaluation.baseline is not None and theirs is not None:
@@ -217,7 +227,7 @@ class _Judged:
 def _record(system: System, ours: _Judged, speakers: Sequence[str], transcripts: str) -> SpeechSystem:
     labels = np.array(speakers)
     by_speaker = {}
-    for speaker in dict.fromkeys(speakers):
+    for speaker in dict.fromkeys(filter(None, speakers)):
         chosen = labels == speaker
         words = int(ours.statistics["wer"].rows[chosen, COLUMNS.index("length")].sum())
         rates = {metric: ours.of_speaker(metric, chosen) for metric in ERROR_RATES}

@@ -20,9 +20,9 @@ from l0drop.study.speech.tail import speech_tail
 from l0drop.study.speech.words import AFTER, BEFORE, BETWEEN, EDGE, INSIDE, places
 from tests.models import whispers
 
-REFS = ["we walked into town", "mister smith has nine cats", "no no no", "it is a long way home"]
-BASE = ["we walked into town", "Mr. Smith has 9 cats.", "No no no.", "It is a long way home."]
-OURS = ["we walked into the", "Mr. has cats.", "", "It is a long way home."]
+REFS = ["we walked into town", "they say smith has nine cats", "no no no", "it is a long way home"]
+BASE = ["we walked into town", "They say Smith has 9 cats.", "No no no.", "It is a long way home."]
+OURS = ["we walked into the", "They say has cats.", "", "It is a long way home."]
 
 
 def counts(outputs: list[str]) -> ClipStatistics:
@@ -103,7 +103,8 @@ def test_lists_name_the_line_at_fault(tmp_path: Path) -> None:
     (tmp_path / "a.wav").touch()
     file = tmp_path / "list.tsv"
     for line, message in (
-        ("a.wav\tx", "line 1: 2 tab-separated"),
+        ("a.wav", "line 1: 1 tab-separated"),
+        ("a.wav\tx\ty\na.wav\ty", "line 2: 2 tab-separated columns, expected 3"),
         ("a.wav\tx\t ", "has no text"),
         ("b.wav\tx\ty", "no such"),
     ):
