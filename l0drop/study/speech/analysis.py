@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from l0drop.data.audio import Audio, log_mel
-from l0drop.data.spoken import SpokenClip, read_spoken
+from l0drop.data.spoken import SpokenClip
 from l0drop.data.text import file_stamp
-from l0drop.decoding.folder import fingerprint
+from l0drop.decoding.folder import fingerprint, locate_model
 from l0drop.decoding.speech import ROW_SECONDS, SpeechModel, load_speech
 from l0drop.models.whisper import FRAMES_PER_ROW
 from l0drop.runs.analysis import Bin, Bins
@@ -21,6 +21,8 @@ from l0drop.runs.evaluation import FileStamp
 from l0drop.runs.provenance import provenance
 from l0drop.runs.speech import ShownClip, SpeechAnalysis, TimedWord
 from l0drop.study.analysis.dropped import Tally
+from l0drop.study.analysis.subject import find_baseline
+from l0drop.study.speech.source import audio_recipe, clips_to_score
 from l0drop.study.speech.transcripts import Advance, read_clip
 from l0drop.study.speech.words import PLACES, places, row_energy, word_times
 
@@ -87,12 +89,13 @@ class RowStudy:
 class SpeechAnalysisJob:
     """Which model to analyse, on which clips.
 
-    dense: the model whose words give the times; without one there are no figures on words. clips: from the start of the
-    list. show: clips to draw, counted from 0 (default: the first that can be drawn).
+    audio: a list of clips (default: the test clips of the run's recipe). dense: the model whose words give the times
+    (default: the start of fine-tuning); without one there are no figures on words. clips: from the start of the list.
+    show: clips to draw, counted from 0 (default: the first that can be drawn).
     """
 
     model: str
-    audio: Path
+    audio: Path | None = None
     dense: str | None = None
     clips: int | None = None
     show: Sequence[int] = ()
@@ -104,7 +107,8 @@ class SpeechAnalysisJob:
         if not model.is_gated:
             raise ValueError(f"{self.model}: has no gates, so it drops nothing; give it as `baseline`")
         dense, left_out = self._dense(model)
-        clips = read_spoken(self.audio)[: self.clips]
+        file, clips = clips_to_score(self._run, self.audio)
+        clips = clips[: self.clips]
         if beyond := [number for number in self.show if number >= len(clips)]:
             raise ValueError(f"`show`: there are {len(clips)} clips, counted from 0; got {beyond[0]}")
         study = RowStudy(model.model.config.max_source_positions)
@@ -128,12 +132,12 @@ class SpeechAnalysisJob:
             if number in self.show or (not self.show and not shown):
                 shown.append(_shown(model, clip, audio, kept_N, words or []))
         if not seconds:
-            raise ValueError(f"{self.audio}: all of its clips are silent or longer than one window")
+            raise ValueError(f"{file}: all of its clips are silent or longer than one window")
         return SpeechAnalysis(
             model=self.model,
             fingerprint=fingerprint(self.model, model.model),
             dense=None if dense is None else dense.name,
-            audio=FileStamp(**file_stamp(self.audio)),
+            audio=FileStamp(**file_stamp(file)),
             clips=len(clips),
             seconds=seconds,
             silent=silent,
@@ -152,16 +156,21 @@ class SpeechAnalysisJob:
 
     def _dense(self, model: SpeechModel) -> tuple[SpeechModel | None, dict[str, str]]:
         """The model that gives the times of words, or why there is none."""
-        if self.dense is None:
-            return None, {"words": "the times of words need a dense model; give `baseline`"}
-        dense = load_speech(self.dense, self.device)
+        name, why = find_baseline(self.model, audio_recipe(self._run), self.dense)
+        if name is None:
+            return None, {"words": f"the times of words need a dense model: {why}"}
+        dense = load_speech(name, self.device)
         if dense.is_gated:
-            raise ValueError(f"`baseline`: {self.dense} should be a plain model without gates")
+            raise ValueError(f"`baseline`: {name} should be a plain model without gates; name one")
         if not hasattr(dense.model.generation_config, "alignment_heads"):
-            return None, {"words": f"{self.dense} names no alignment heads in generation_config.json"}
+            return None, {"words": f"{name} names no alignment heads in generation_config.json"}
         if dense.model.config.max_source_positions != model.model.config.max_source_positions:
-            raise ValueError(f"`baseline`: {self.dense} has windows of another length than {self.model}")
+            raise ValueError(f"`baseline`: {name} has windows of another length than {self.model}")
         return dense, {}
+
+    @property
+    def _run(self) -> Path | None:
+        return locate_model(self.model)[1]
 
 
 @torch.no_grad()

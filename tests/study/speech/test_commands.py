@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from l0drop import sparsify
 from l0drop.app.cli import app
-from l0drop.runs.speech import SpeechEvaluation
+from l0drop.runs.speech import SpeechAnalysis, SpeechEvaluation
 from tests.models import whispers
 from tests.training import tiny_speech
 
@@ -73,3 +73,14 @@ def test_a_report_on_audio_is_refused(folder: Path) -> None:
     evaluated(folder)
     found = invoke("report", folder / "sparse")
     assert "reports are for text" in str(found.exception)
+
+
+def test_an_analysis_of_a_run_takes_words_from_its_start(folder: Path, tmp_path: Path) -> None:
+    found = invoke("analyze", folder / "sparse", "--sentences", 4, "--output", tmp_path)
+    assert found.exit_code == 0, found.output
+    analysis = SpeechAnalysis.read(tmp_path / "analysis.json")
+    assert (analysis.clips, analysis.dense) == (4, str(folder / "whisper"))
+    assert analysis.left_out == {}
+    assert sum(rate.tokens for rate in analysis.words.values()) == analysis.covered.tokens
+    refused = invoke("analyze", folder / "sparse", "--only", "mass")
+    assert "--only: for text only" in str(refused.exception)
