@@ -1,6 +1,6 @@
 """`l0drop analyze`: the dropped tokens and the attention of a sparse run, as numbers and figures."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +9,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from l0drop.app.command import with_options
+from l0drop.app.evaluate_speech import reads_audio, refuse
 from l0drop.app.options import Threads, use_threads
 from l0drop.app.terminal import console, log, stopped_by_user
 
@@ -35,8 +36,17 @@ def analyze(
         Path | None,
         typer.Option(help="References of --source. Default: the model's outputs are the targets.", metavar="FILE"),
     ] = None,
+    audio: Annotated[
+        Path | None,
+        typer.Option(
+            help="For audio: a list of clips, TSV (file, speaker, text) or JSON lines. Default: the test clips of the "
+            "run's recipe.",
+            metavar="FILE",
+        ),
+    ] = None,
     sentences: Annotated[
-        int | None, typer.Option(help="The number of sentences, from the start. Default: all.", min=2, metavar="N")
+        int | None,
+        typer.Option(help="The number of sentences or clips, from the start. Default: all.", min=2, metavar="N"),
     ] = None,
     language: Annotated[
         str | None,
@@ -53,7 +63,11 @@ def analyze(
         ),
     ] = None,
     show: Annotated[
-        list[int] | None, typer.Option(help="Draw the attention map of this sentence, counted from 0.", metavar="N")
+        list[int] | None,
+        typer.Option(
+            help="Draw the attention map of this sentence, counted from 0; of audio, store this clip's spectrogram.",
+            metavar="N",
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -67,6 +81,8 @@ def analyze(
     For a sweep, measure groups, attention and entropy of all points, and all parts of one point: the one that the
     report shows if the sweep was evaluated, else the learned gate whose sparsity is nearest to half.
 
+    Of a Whisper, measure which rows it drops: by energy, by position, inside words and at their edges.
+
     An analysis replaces the earlier one and its figures. With --only, other parts stay if models, text and settings are
     the same.
     """
@@ -78,6 +94,13 @@ def analyze(
     if output is not None and len(folders) > 1:
         raise ValueError(f"--output: one folder for {len(folders)} analyses; give them one at a time")
     quiet_libraries()
+    if reads_audio(Path(folders[0]), audio):
+        text_only = {"entmax": entmax, "source": source, "reference": reference, "language": language, "only": only,
+                     "brief": brief}  # fmt: skip
+        refuse(text_only, "text")
+        for folder in folders:
+            analyze_speech(folder, audio, baseline, sentences, show or (), output)
+        return
     reading = Reading(source, reference, sentences, language)
     job = AnalysisJob(reading, baseline, entmax, only or (), show or (), output, brief)
     for folder in folders:
@@ -121,6 +144,35 @@ def _show(result: "Analysis | SweepAnalysis", folder: Path) -> None:
     if not isinstance(result, SweepAnalysis) and "baseline" in result.missing:
         _warn(f"not compared with a dense model ({result.missing['baseline']})")
     _say(f"{RunFolder(folder).analysis}, and {len(drawn)} figures in {folder / 'figures'}")
+
+
+def analyze_speech(
+    folder: str, audio: Path | None, baseline: str | None, clips: int | None, show: Sequence[int], output: Path | None
+) -> None:
+    """Measure the dropped rows of a Whisper, write analysis.json, and print its tables."""
+    from l0drop.decoding.folder import locate_model
+    from l0drop.report.speech_tables import rows_tables
+    from l0drop.runs.run import RunFolder
+    from l0drop.runs.table import for_terminal
+    from l0drop.study.speech.analysis import SpeechAnalysisJob
+
+    target = output or locate_model(folder)[1] or Path(folder)
+    if not target.is_dir() and output is None:
+        raise ValueError(f"`output`: {folder} is not a folder here; name one for analysis.json")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=log) as progress:
+
+        def begin(total: int) -> Callable[[int], None]:
+            task = progress.add_task("clips", total=total)
+            return lambda done: progress.update(task, advance=done)
+
+        result = SpeechAnalysisJob(folder, audio, baseline, clips, show).run(begin)
+    result.write(RunFolder(target).analysis)
+    for title, table in rows_tables(result):
+        console.print(for_terminal(table, title))
+    for part, why in result.left_out.items():
+        _warn(f"omitted: {part} ({why})")
+    _say(str(RunFolder(target).analysis))
 
 
 @contextmanager

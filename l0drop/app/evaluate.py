@@ -1,4 +1,5 @@
-"""`l0drop evaluate`: scores; compared with a baseline, also a verdict and tail risk."""
+"""`l0drop evaluate`: scores; compared with a baseline, also a verdict and tail risk. For text; audio goes on to
+evaluate_speech.py."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from l0drop.app.command import with_options
+from l0drop.app.evaluate_speech import evaluate_speech, reads_audio, refuse
 from l0drop.app.options import Dtype, Threads, use_threads
 from l0drop.app.terminal import console, log, stopped_by_user
 
@@ -41,7 +43,7 @@ def evaluate(
         typer.Argument(
             metavar="MODEL...",
             help="A run, a model folder, or a text file of outputs; several are one system trained several times. "
-            "A sweep: every point is compared with its continued baseline.",
+            "A sweep: every point is compared with its continued baseline. For audio, several are different systems.",
         ),
     ],
     source: Annotated[
@@ -58,7 +60,25 @@ def evaluate(
     ] = None,
     baseline: Annotated[
         list[Path] | None,
-        typer.Option(help="A run, a model folder or a text file to compare with; one for each MODEL.", metavar="MODEL"),
+        typer.Option(
+            help="A run, a model folder or a text file to compare with; one for each MODEL. For audio: one for all.",
+            metavar="MODEL",
+        ),
+    ] = None,
+    audio: Annotated[
+        Path | None,
+        typer.Option(
+            help="For audio: a list of clips, TSV (file, speaker, text) or JSON lines. Default: the test clips of the "
+            "run's recipe.",
+            metavar="FILE",
+        ),
+    ] = None,
+    trim: Annotated[
+        float | None,
+        typer.Option(
+            help="For audio: cut off beginnings and ends that are this many decibels below the loudest moment.",
+            metavar="DB",
+        ),
     ] = None,
     dense: Annotated[
         Path | None,
@@ -136,7 +156,10 @@ def evaluate(
     ] = None,
     threads: Threads = None,
 ) -> None:
-    """Score a model's outputs, and say whether they are as good as a baseline's."""
+    """Score a model's outputs, and say whether they are as good as a baseline's.
+
+    Texts: BLEU, chrF and ROUGE. Audio: word and character error rates, by speaker too.
+    """
     from l0drop.models.quiet import quiet_libraries
     from l0drop.report.evaluation import sweep_table
     from l0drop.runs.table import for_terminal
@@ -144,10 +167,19 @@ def evaluate(
 
     use_threads(threads)
     quiet_libraries()
+    search = {"num_beams": beams, "length_penalty": length_penalty, "max_new_tokens": max_new_tokens}
+    text_only = {"source": source, "reference": reference, "dense": dense, "start": start, "documents": documents,
+                 "metric": metric, "tokenize": tokenize, "languages": languages, "controls": controls,
+                 "source_lang": source_lang, "target_lang": target_lang}  # fmt: skip
+    if reads_audio(models[0], audio):
+        refuse(text_only, "text")
+        judged = _given({"margin": margin, "resamples": resamples, "trim": trim})
+        evaluate_speech(models, audio, baseline or [], judged, _given(search), output, device, dtype)
+        return
+    refuse({"trim": trim}, "audio")
     judging = {"metric": metric and metric.value, "tokenize": tokenize and tokenize.value, "margin": margin,
                "languages": _languages(languages), "controls": controls, "resamples": resamples}  # fmt: skip
-    generation = {"num_beams": beams, "length_penalty": length_penalty, "max_new_tokens": max_new_tokens,
-                  "source_lang": source_lang, "target_lang": target_lang}  # fmt: skip
+    generation = {**search, "source_lang": source_lang, "target_lang": target_lang}
     job = EvaluationJob(
         models, baseline or (), source, reference, dense, start, documents, _given(judging), _given(generation), output,
         device, dtype,

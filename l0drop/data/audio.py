@@ -25,6 +25,10 @@ BLOCK_SECONDS = 60
 SILENT = 1e-4
 """Audio whose samples all stay below this (-80 dB of full scale) is silent."""
 
+TRIM_FRAME = 160
+"""Samples of the frames whose loudness decides what `trimmed` cuts: 10 ms."""
+TRIM_MARGIN = 1600
+"""Samples that `trimmed` leaves before and after the sound: 100 ms."""
 MOST_CHANNELS = 8
 """An array with more columns is taken for something else than samples."""
 
@@ -164,3 +168,23 @@ def log_mel(samples: Samples, extractor: Any, *, padded: bool) -> Tensor:
         parts.append((filters @ (spectrum.abs() ** 2)).clamp_min(1e-10).log10())
     levels = torch.cat(parts, 1)
     return (torch.maximum(levels, levels.max() - 8.0) + 4.0) / 4.0
+
+
+def trimmed(clip: Audio, decibels: float) -> Audio:
+    """The clip without its quiet beginning and end, but for 100 ms: frames this far below the loudest are quiet."""
+    if not 0 < decibels < math.inf:
+        raise ValueError(f"`trim`: expected decibels above 0, got {decibels:g}")
+    if clip.is_silent:
+        return clip
+    power = row_power(clip.samples, TRIM_FRAME, -(-len(clip.samples) // TRIM_FRAME))
+    loud = np.flatnonzero(power >= power.max() * 10 ** (-decibels / 10))
+    start = max(0, int(loud[0]) * TRIM_FRAME - TRIM_MARGIN)
+    end = min(len(clip.samples), (int(loud[-1]) + 1) * TRIM_FRAME + TRIM_MARGIN)
+    return Audio(clip.name, clip.samples[start:end])
+
+
+def row_power(samples: Samples, size: int, rows: int) -> NDArray[np.float64]:
+    """[rows], the mean square of each run of `size` samples; beyond the end there is silence."""
+    padded = np.zeros(size * rows)
+    padded[: len(samples)] = samples[: size * rows]
+    return (padded**2).reshape(rows, size).mean(1)

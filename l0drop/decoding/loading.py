@@ -21,9 +21,13 @@ def load(
     gates decodes densely. A run's recipe sets the defaults for generation settings, source prefix and maximum source
     length; arguments of a call override them.
     """
+    return (load_speech if is_speech(dir_or_name) else text.load)(dir_or_name, device, dtype)
+
+
+def is_speech(dir_or_name: str | Path) -> bool:
+    """Whether the model reads audio; ValueError if there is no model."""
     name = str(dir_or_name)
     folder, _ = locate_model(name)
     if folder is None:
         check_exists(name)
-    is_speech = auto_class(name, folder) is AutoModelForSpeechSeq2Seq
-    return (load_speech if is_speech else text.load)(dir_or_name, device, dtype)
+    return auto_class(name, folder) is AutoModelForSpeechSeq2Seq

@@ -146,6 +146,10 @@ class SpeechModel:
         """Whether a clip has more than one window; such clips are decoded apart from the others."""
         return self._frames(clip) > self.window_frames
 
+    def covered_rows(self, clip: Audio) -> int:
+        """The number of encoder rows that a clip covers; they are the first rows of its windows."""
+        return _rows(self._frames(clip))
+
     # --- from audio to transcripts -------------------------------------------------------------------------------
 
     def transcribe(
@@ -252,7 +256,7 @@ class SpeechModel:
             gates=None if gates is None else gates.values[0],
             log_alpha=None if gates is None or gates.log_alpha is None else gates.log_alpha[0],
             kept=encoded.kept[0].nonzero().flatten().tolist(),
-            covered=_rows(self._frames(clip)),
+            covered=self.covered_rows(clip),
             output=[*self.tokenizer.convert_ids_to_tokens(window.tokens[window.given :].tolist())],
             attentions=attentions_LHTN,
             zero_row=attentions_LHTK[..., index_K < 0].sum(-1),

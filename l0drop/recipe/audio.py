@@ -42,6 +42,10 @@ def text_faults(recipe: Any) -> Faults:
         yield path, "is for audio; remove it, or set task: transcription"
     if getattr(getattr(recipe.train, "teacher", None), "top", None) is not None:
         yield "train.teacher.top", "is for audio; remove it, or set task: transcription"
+    for name in ("train", "valid", "test"):
+        for key in ("speaker_column", "speaker_field"):
+            if getattr(getattr(recipe.data, name, None), key, None) is not None:
+                yield f"data.{name}.{key}", "is for audio; remove it, or set task: transcription"
     if recipe.evaluate.metric in METRICS:
         yield "evaluate.metric", f"{recipe.evaluate.metric} is for audio; remove it, or set task: transcription"
 

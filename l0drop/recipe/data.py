@@ -43,6 +43,9 @@ class TsvCorpus(Section):
     """The column of the source text."""
     target_column: Index | None = 1
     """The column of the target text; null for source text only."""
+    speaker_column: Index | None = None
+    """For audio: the column that names the speaker, so that `l0drop evaluate` can tell speakers apart. Default: no
+    such column."""
 
     @property
     def has_targets(self) -> bool:
@@ -70,6 +73,9 @@ class JsonlCorpus(Section):
     """The field with the source text: a name, or a dotted path such as `translation.en`."""
     target_field: Text | None = None
     """The field with the target text. Default: source text only."""
+    speaker_field: Text | None = None
+    """For audio: the field that names the speaker, so that `l0drop evaluate` can tell speakers apart. Default: no such
+    field."""
 
     @property
     def has_targets(self) -> bool:

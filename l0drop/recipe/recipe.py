@@ -115,7 +115,7 @@ class Recipe(Section):
     def for_text(self) -> "Recipe":
         """The recipe itself; ValueError if it is for audio, for commands that read text alone."""
         if self.is_audio:
-            raise ValueError(f"{self.name}: is a run on audio, and this command is for text; use l0drop transcribe")
+            raise ValueError(f"{self.name}: is a run on audio, and this command is for text")
         return self
 
     @rule

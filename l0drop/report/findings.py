@@ -24,6 +24,7 @@ from l0drop.runs.evaluation import (
 from l0drop.runs.json_file import Settings
 from l0drop.runs.provenance import Provenance
 from l0drop.runs.run import RunFolder, RunMetrics, Scored, Split
+from l0drop.runs.speech import SPEECH_ANALYSIS, SPEECH_EVALUATION, kind_of
 from l0drop.runs.sweep import Outcome, Sweep, SweepFolder
 from l0drop.runs.table import Table
 from l0drop.study.agreement import comparable, differences_to_training
@@ -179,6 +180,11 @@ def gather(folder: Path, margin: float | None = None) -> Findings:
     if margin is not None:
         check_margin(margin)
     run = RunFolder(folder)
+    for file in (run.analysis, EvaluationFolder(run.evaluation).metrics):
+        if kind_of(file) in (SPEECH_ANALYSIS, SPEECH_EVALUATION):
+            raise ReportError(
+                f"{file}: is about audio, and reports are for text; its tables are what its command prints"
+            )
     if SweepFolder(folder).is_sweep:
         return _of_sweep(SweepFolder(folder), margin)
     if is_demo_task(run.metrics):

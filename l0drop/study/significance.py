@@ -5,9 +5,11 @@ pairs that start from several independently trained baselines: it speaks for oth
 """
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import lru_cache
 from statistics import NormalDist
+from typing import Protocol
 
 import numpy as np
 
@@ -19,6 +21,16 @@ LEVEL = 0.05
 FEWEST_BASELINES, ENOUGH_BASELINES = 3, 5
 """With fewer baselines than the first number there is no verdict; with fewer than the second it is preliminary."""
 _AT_ONCE = 1 << 20  # entries of the matrix of draws
+
+
+class Resampled(Protocol):
+    """Counts per text, and the function that scores their sum."""
+
+    @property
+    def rows(self) -> np.ndarray: ...
+
+    @property
+    def score_of(self) -> Callable[[np.ndarray], float]: ...
 
 
 def compare(
@@ -123,11 +135,19 @@ def _means(values_SR: np.ndarray, baseline_of: Sequence[int]) -> np.ndarray:
     return np.stack([values_SR[groups == number].mean(0) for number in range(groups.max() + 1)])
 
 
-def resampled(systems: Sequence[Statistics], resamples: int = RESAMPLES, seed: int = SEED) -> np.ndarray:
-    """Scores [systems, resamples] on corpora drawn with replacement, the same draws for all systems."""
+def resampled(
+    systems: Sequence[Resampled],
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
+    strata: Sequence[Hashable] | None = None,
+) -> np.ndarray:
+    """Scores [systems, resamples] on corpora drawn with replacement, the same draws for all systems.
+
+    strata: a label for each text; texts are then drawn within their label, each as many as there are.
+    """
     scores = np.empty((len(systems), resamples))
     start = 0
-    for times_RU in _draws(len(systems[0].rows), resamples, seed):
+    for times_RU in _draws(_indices(len(systems[0].rows), strata), resamples, seed):
         for number, system in enumerate(systems):
             sums = times_RU @ system.rows  # counts are whole numbers below 2^53, so their sums are exact in any order
             scores[number, start : start + len(sums)] = [system.score_of(row) for row in sums]
@@ -135,14 +155,30 @@ def resampled(systems: Sequence[Statistics], resamples: int = RESAMPLES, seed: i
     return scores
 
 
-def _draws(units: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
+def _indices(units: int, strata: Sequence[Hashable] | None) -> list[np.ndarray]:
+    """The units of each stratum. Strata of one unit are drawn together: alone, they would not vary at all."""
+    if strata is None:
+        return [np.arange(units)]
+    sizes = Counter(strata)
+    groups: dict[Hashable, list[int]] = {}
+    for index, label in enumerate(strata):
+        groups.setdefault((label,) if sizes[label] > 1 else None, []).append(index)
+    return [np.array(group) for group in groups.values()]
+
+
+def _draws(strata: Sequence[np.ndarray], resamples: int, seed: int) -> Iterator[np.ndarray]:
     """How often each unit is in each resample, [R, units], a part of the resamples at a time."""
     random = np.random.default_rng(seed)
+    units = sum(len(indices) for indices in strata)
     step = max(1, _AT_ONCE // units)
     for start in range(0, resamples, step):
-        drawn = random.integers(0, units, (min(step, resamples - start), units))
-        cells = drawn + units * np.arange(len(drawn))[:, None]
-        yield np.bincount(cells.ravel(), minlength=drawn.size).reshape(drawn.shape).astype(np.float64)
+        count = min(step, resamples - start)
+        times = np.zeros((count, units))
+        for indices in strata:
+            drawn = random.integers(0, len(indices), (count, len(indices)))
+            cells = drawn + len(indices) * np.arange(count)[:, None]
+            times[:, indices] = np.bincount(cells.ravel(), minlength=drawn.size).reshape(drawn.shape)
+        yield times
 
 
 def quantiles(values: np.ndarray, level: float) -> tuple[float, float]:

@@ -87,8 +87,8 @@ def tail_risk(
     in_source = sum(capitalised(source).total() for source in sources)
     return Tail(
         chrf=_losses(chrf - chrf_baseline, range(1, len(chrf) + 1) if lines is None else lines),
-        numbers=_missing([numbers(source) for source in sources], found_numbers),
-        names=replace(_missing(expected, found_words), capitalised_in_source=in_source),
+        numbers=missing([numbers(source) for source in sources], found_numbers),
+        names=replace(missing(expected, found_words), capitalised_in_source=in_source),
         negations=_negations_missing(sources, texts, languages),
         length={name: _lengths(side, references) for name, side in texts.items() if name != "reference"},
     )
@@ -106,7 +106,7 @@ def _losses(differences: np.ndarray, lines: Sequence[int]) -> ChrfChanges:
     )
 
 
-def _missing(expected: Sequence[Counter[str]], found: Mapping[str, Sequence[Counter[str]]]) -> Missing:
+def missing(expected: Sequence[Counter[str]], found: Mapping[str, Sequence[Counter[str]]]) -> Missing:
     """The share of expected items that each text lacks; None if nothing is expected."""
     total = sum(items.total() for items in expected)
 
@@ -138,7 +138,7 @@ def _negations_missing(
     found = {name: [negations(text, target) for text in side] for name, side in texts.items()}
     listed = source in NEGATIONS
     expected = [negations(text, source) for text in sources] if listed else found["reference"]
-    return replace(_missing(expected, found), counted=True, expected_from="source" if listed else "reference")
+    return replace(missing(expected, found), counted=True, expected_from="source" if listed else "reference")
 
 
 def _lengths(outputs: Sequence[str], references: Sequence[str]) -> Lengths:

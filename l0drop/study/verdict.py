@@ -42,7 +42,7 @@ def verdict(found: Compared, metric: str, margin: float | None = None) -> Verdic
         plural = "" if count == 1 else "s"
         label = f"no verdict: {count} independent baseline{plural}; {_WORDS[FEWEST_BASELINES]} are needed"
         return Verdict("no verdict", label, f"{label}. {numbers}")
-    kind, label = _kind(found, margin)
+    kind, label = judged(found.lower, found.upper, margin)
     over = _over(found, count)
     few = isinstance(found, DifferenceOverBaselines) and found.few_seeds
     preliminary = few or (count is not None and count < ENOUGH_BASELINES)
@@ -64,9 +64,10 @@ def difference_in_words(found: Compared, metric: str) -> str:
     return f"{size} ({bound}), {_over(found, _baselines(found))}"
 
 
-def _kind(found: Compared, margin: float) -> tuple[Kind, str]:
-    worse = f"worse by at least {_at_least(-found.upper)}" if found.upper < 0 else ""
-    if found.lower > -margin:
+def judged(lower: float, upper: float, margin: float) -> tuple[Kind, str]:
+    """The kind of a verdict and its label, from the bounds of a difference in a score where more is better."""
+    worse = f"worse by at least {_at_least(-upper)}" if upper < 0 else ""
+    if lower > -margin:
         return "non-inferior", f"non-inferior at {margin:g}" + (f", {worse}" if worse else "")
     return ("worse", worse) if worse else ("not shown", "not shown")
 
