@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import transformers as hf
 
-from l0drop.bench.peers import Batch, plain_generation
+from l0drop.bench.peers import SYSTEMS, Batch, plain_generation
 from l0drop.bench.random_models import Share, sharpen, transformer_base
 from l0drop.data.batches import collate
 from l0drop.data.corpus import Example
@@ -35,7 +35,14 @@ SHAPES = {
 class Workload(Protocol):
     """The input and the search settings of all systems; small enough to be sent to another process."""
 
-    def load(self) -> tuple[L0DropModel, list[Batch]]:
+    @property
+    def systems(self) -> tuple[str, ...]:
+        """The systems that can decode it."""
+
+    def variant(self, system: str) -> str:
+        """The name of the model that a system decodes; blank for the workload's own."""
+
+    def load(self, variant: str = "") -> tuple[L0DropModel, list[Any]]:
         """The model, in eval mode and float32, and the batches, longest first."""
 
     @property
@@ -69,7 +76,14 @@ class RandomModel:
     beams: int = 4
     changes: Mapping[str, Any] = field(default_factory=dict)
 
-    def load(self) -> tuple[L0DropModel, list[Batch]]:
+    @property
+    def systems(self) -> tuple[str, ...]:
+        return SYSTEMS
+
+    def variant(self, system: str) -> str:
+        return ""
+
+    def load(self, variant: str = "") -> tuple[L0DropModel, list[Batch]]:
         positions = max(4096, self.shape.source, self.shape.target + 1)
         base = peaked_base(**{"max_position_embeddings": positions, **self.changes})
         model = sparsify(base, L0DropConfig(gating="zero")).eval()
@@ -110,7 +124,14 @@ class Text:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
 
-    def load(self) -> tuple[L0DropModel, list[Batch]]:
+    @property
+    def systems(self) -> tuple[str, ...]:
+        return SYSTEMS
+
+    def variant(self, system: str) -> str:
+        return ""
+
+    def load(self, variant: str = "") -> tuple[L0DropModel, list[Batch]]:
         text = load(self.model, device="cpu", dtype="float32")
         lines = [line for line, _ in zip(read_lines(self.file), range(self.sentences), strict=False)]
         sources = sorted((s for s in text.encode(lines) if not s.is_blank), key=lambda s: len(s.ids), reverse=True)
