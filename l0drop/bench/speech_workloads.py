@@ -1,7 +1,7 @@
 """Workloads of the decoding benchmark for Whisper: random weights of a given size, or recordings on a model.
 
-    RandomWhisper: clips with random features, outputs of one length, a set share of rows dropped
-    Recordings:    real clips of at most one window, outputs of natural length; a dense model and a rival beside
+RandomWhisper: clips with random features, outputs of one length, a set share of rows dropped
+Recordings:    real clips of at most one window, outputs of natural length; a dense model and a rival beside
 """
 
 from collections.abc import Mapping

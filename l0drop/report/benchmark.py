@@ -26,9 +26,12 @@ Titled = tuple[str, Table]
 
 def decode_table(result: DecodeBenchmark) -> Titled:
     """A row per system: CPU time, throughput, latency or memory, and agreement of tokens."""
-    title = f"{result.sentences} sentences, beam {result.generation['num_beams']}"
+    unit = result.workload.unit
+    title = f"{result.sentences} {unit}, beam {result.generation['num_beams']}"
     if (gates := result.gates) is not None:
         title += f", longest source {gates.longest_source}, {gates.sparsity:.1%} dropped"
+        if gates.sparsity_of_all is not None and gates.sparsity_of_all != gates.sparsity:
+            title += f" of the rows that audio covers, {gates.sparsity_of_all:.1%} of all"
     is_text = any(system.latency_ms is not None for system in result.systems.values())
     last = ("P50 ms", "P99 ms") if is_text else ("peak MiB", "K/V MiB")
     verdicts = {name: _verdict(result.agreement[name], result.sentences) for name in result.systems}
@@ -43,7 +46,7 @@ def decode_table(result: DecodeBenchmark) -> Titled:
         for name, system in result.systems.items()
     ]
     note = (
-        "total: encode + decode. sent./s: sentences per second of wall time. "
+        f"total: encode + decode. {unit[:5].strip('s')}./s: {unit} per second of wall time. "
         + ("P50, P99: latency of a sentence decoded alone, wall time. " if is_text else "")
         + ("" if is_text else "peak: memory beyond the loaded system; K/V: cross-attention's keys and values. ")
         + "same tokens: sentences with the same tokens as the reference system, which is marked -."
