@@ -27,6 +27,7 @@ Titled = tuple[str, Table]
 def decode_table(result: DecodeBenchmark) -> Titled:
     """A row per system: CPU time, throughput, latency or memory, and agreement of tokens."""
     unit = result.workload.unit
+    rate = "clips/s" if unit == "clips" else "sent./s"
     title = f"{result.sentences} {unit}, beam {result.generation['num_beams']}"
     if (gates := result.gates) is not None:
         title += f", longest source {gates.longest_source}, {gates.sparsity:.1%} dropped"
@@ -46,14 +47,14 @@ def decode_table(result: DecodeBenchmark) -> Titled:
         for name, system in result.systems.items()
     ]
     note = (
-        f"total: encode + decode. {unit[:5].strip('s')}./s: {unit} per second of wall time. "
+        f"total: encode + decode. {rate}: {unit} per second of wall time. "
         + ("P50, P99: latency of a sentence decoded alone, wall time. " if is_text else "")
         + ("" if is_text else "peak: memory beyond the loaded system; K/V: cross-attention's keys and values. ")
-        + "same tokens: sentences with the same tokens as the reference system, which is marked -."
+        + "same tokens: outputs with the same tokens as the reference system, which is marked -."
     )
     wrong = {verdict: "bad" for verdict in verdicts.values() if verdict.endswith("!")}
     note += " !: tokens differ that should be the same." if wrong else ""
-    head = ["", "encode", "decode", "total", "sent./s", *last, "same tokens"]
+    head = ["", "encode", "decode", "total", rate, *last, "same tokens"]
     return f"{title}; CPU seconds, medians", Table(head, rows, note, styles=wrong)
 
 
