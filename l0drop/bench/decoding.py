@@ -81,7 +81,8 @@ NOTES = {
     "expose them)",
     "agreement": "sentences with the same tokens as the reference; where they differ, the dense model scores both "
     f"outputs in float64, and a difference of normalised scores below {TIE:g} is a tie; ct2 is compared with "
-    "the reference without gates, and int8 systems, whose weights are rounded, need not agree",
+    "the reference without gates, and int8 systems, whose weights are rounded, need not agree, nor does "
+    "CTranslate2's Whisper with beams, which normalises probabilities after suppressing tokens, not before",
 }
 
 
@@ -162,6 +163,10 @@ class Worker:
     def hypotheses(self) -> list[Tokens]:
         """The outputs of the last round, batch by batch."""
         return self.tokens
+
+    def must_agree(self) -> bool:
+        """Whether its search and its weights are those of generate, so that its tokens must be the same."""
+        return self.peer.exact
 
     def ungated_hypotheses(self) -> list[Tokens]:
         """The outputs of this system without gates."""
@@ -347,7 +352,7 @@ def _agreement(
         score = functools.partial(_scores, remotes[quick], False)
         reference = f"{quick}, without gates"
         found[name] = compare(
-            hypotheses[name], without_gates, score, reference=reference, must_agree=name == "ct2-float32"
+            hypotheses[name], without_gates, score, reference=reference, must_agree=remotes[name].ask("must_agree")
         )
     return sentences, found
 

@@ -72,6 +72,8 @@ class Peer:
     gated = True
     apart = True
     """Whether `decode` can be called without `encode`."""
+    exact = True
+    """Whether search and weights are those of generate, up to rounding errors."""
 
     def __init__(self, model: L0DropModel, **generation: Any) -> None:
         self.model, self.generation = model, generation
@@ -157,6 +159,7 @@ class CTranslate2Peer(Peer):
 
     def __init__(self, model: L0DropModel, compute_type: str, threads: int, **generation: Any) -> None:
         self.generation = self._checked(model.generation_config, generation)
+        self.exact = compute_type == "float32"
         library = ctranslate2_library()
         options = {"device": "cpu", "compute_type": compute_type, "inter_threads": 1, "intra_threads": threads}
         with TemporaryDirectory() as name:

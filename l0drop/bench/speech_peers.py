@@ -122,7 +122,10 @@ class HuggingFaceSpeechPeer(HuggingFacePeer):
 
 
 class CTranslate2SpeechPeer(CTranslate2Peer):
-    """CTranslate2's Whisper on the base model's weights."""
+    """CTranslate2's Whisper on the base model's weights.
+
+    It normalises probabilities after suppressing tokens, and generate's beam search before, so that beams may differ.
+    """
 
     apart = True
     settings = CTranslate2Peer.settings | {"language"}
@@ -130,6 +133,7 @@ class CTranslate2SpeechPeer(CTranslate2Peer):
     def __init__(self, model: L0DropModel, compute_type: str, threads: int, **generation: Any) -> None:
         self.model = model
         self.generation = self._checked(model.generation_config, generation)
+        self.exact = compute_type == "float32" and generation["num_beams"] == 1
         library = ctranslate2_library()
         options = {"device": "cpu", "compute_type": compute_type, "inter_threads": 1, "intra_threads": threads}
         with TemporaryDirectory() as name:
