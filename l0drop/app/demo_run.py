@@ -251,6 +251,7 @@ def measured(folder: Path, task: str, settings: Settings, recipe: Recipe, result
     model = AutoModelForSeq2SeqLM.from_pretrained(folder / "sparse" / "model")
     _, tokenizers, corpora = prepare(recipe, folder, Console(quiet=True))
     corpus, training, test = corpora["test"], recipe.data.train, recipe.data.test
+    assert isinstance(corpus, TokenizedCorpus)
     assert isinstance(training, ToyCorpus)
     assert isinstance(test, ToyCorpus)
     pairs = list(ToyText(test).pairs())
@@ -297,7 +298,7 @@ def measured(folder: Path, task: str, settings: Settings, recipe: Recipe, result
         source_tokens=float(corpus.source_lengths.mean()),
         difference_to_continued=systems["sparse"].score.value - systems["continued"].score.value,
         blind_score=blind(training, references, recipe.evaluate),
-        dense_score=scorer(recipe.evaluate.metric, recipe.evaluate.tokenize)(texts["dense"], references),
+        dense_score=scorer(recipe.evaluate.text_metric, recipe.evaluate.tokenize)(texts["dense"], references),
         outputs_equal_short_and_dense=sum(a == b for a, b in zip(texts["short"], texts["dense"], strict=True)),
         decoding_cpu_seconds={name: timing.cpu for name, timing in timings.items()},
         dense_by_short_cpu=ratio(timings, "dense", "short"),
@@ -334,7 +335,7 @@ def frequent_words(sentences: list[list[Word]]) -> list[tuple[str, float]]:
 def write_task_report(folder: Path, task: str, recipe: Recipe) -> None:
     """Compare `sparse` with `continued` sentence by sentence, analyse the gates, and write the task's report."""
     sparse = folder / "sparse"
-    judging = Judging(metric=recipe.evaluate.metric, languages=TASKS[task].languages)
+    judging = Judging(metric=recipe.evaluate.text_metric, languages=TASKS[task].languages)
     systems = [System(sparse)], [System(folder / "continued" / "outputs" / "test.txt")]
     evaluate(*systems, read_test_text(sparse), judging, generation_of(recipe)).write(RunFolder(sparse).evaluation)
     with opened(str(sparse), Reading()) as subject:
@@ -347,7 +348,7 @@ def blind(training: ToyCorpus, references: list[str], evaluate: Evaluate, tried:
     """The score of one output for every input: the best of some training targets. Reading the source must beat it."""
     few = references[:50]
     candidates = [pair.target for pair in islice(ToyText(training).pairs(), tried)]
-    score = scorer(evaluate.metric, evaluate.tokenize)
+    score = scorer(evaluate.text_metric, evaluate.tokenize)
     best = max(candidates, key=lambda target: score([target] * len(few), few).value)
     return score([best] * len(references), references)
 

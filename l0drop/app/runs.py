@@ -8,9 +8,9 @@ from l0drop.app.options import Overrides, RecipeFile, Runs, Threads, use_threads
 from l0drop.app.terminal import log, say, stopped_by_user
 
 if TYPE_CHECKING:
-    from l0drop.data.corpus import TokenizedCorpus
     from l0drop.runs.run import Scored
     from l0drop.runs.table import Table
+    from l0drop.training.examples import RunCorpus
 
 
 def prepare(recipe: RecipeFile, set_: Overrides = None, runs: Runs = Path("runs")) -> None:
@@ -57,7 +57,7 @@ def _print_scores(split: str, found: "Scored") -> None:
     say(f"  {found.score.signature}", style="dim")
 
 
-def corpus_table(corpora: "Mapping[str, TokenizedCorpus]") -> "Table":
+def corpus_table(corpora: "Mapping[str, RunCorpus]") -> "Table":
     """The number of lines read, skipped and cut in each corpus."""
     from l0drop.runs.table import Table
 

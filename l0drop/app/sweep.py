@@ -44,7 +44,7 @@ def sweep(
     """
     from l0drop.recipe import load_recipe
 
-    loaded = load_recipe(recipe, set_ or [])
+    loaded = load_recipe(recipe, set_ or []).for_text()
     from l0drop.report.sweep import summary_table
     from l0drop.runs.sweep import SweepFolder
     from l0drop.runs.table import for_terminal

@@ -26,7 +26,8 @@ from l0drop.bench.timing import Say, Stopwatch, in_turns
 from l0drop.bench.workloads import LENGTH_PENALTY, RandomModel, Text
 from l0drop.core.memory import Memory, has_shared_row
 from l0drop.data.text import file_stamp
-from l0drop.decoding.engine import Encoded, Engine
+from l0drop.decoding.encode import Encoded
+from l0drop.decoding.engine import Engine
 from l0drop.decoding.text import load
 from l0drop.models.families import positions_of
 from l0drop.models.modeling import L0DropModel

@@ -65,8 +65,10 @@ class TokenizedCorpus:
     def open(cls, folder: Path | str) -> "TokenizedCorpus":
         """Map a prepared folder; CorpusError if it is incomplete, was changed or has another format."""
         folder = Path(folder)
-        manifest = _read_manifest(folder)
-        columns = {name: _map(folder / name, layout) for name, layout in manifest["columns"].items()}
+        manifest = read_manifest(folder)
+        if "source.offsets" not in manifest["columns"]:
+            raise CorpusError(f"{folder}: holds audio, not text")
+        columns = {name: map_column(folder / name, layout) for name, layout in manifest["columns"].items()}
         targets = columns.get("target.offsets")
         return cls(
             folder=folder,
@@ -83,9 +85,7 @@ class TokenizedCorpus:
     @property
     def made_from(self) -> str:
         """A digest of the text and of the settings it was prepared with; file paths do not count."""
-        request = dict(self.manifest["request"])
-        request["inputs"] = [{key: value for key, value in one.items() if key != "path"} for one in request["inputs"]]
-        return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+        return request_digest(self.manifest)
 
     @property
     def hint_names(self) -> tuple[str, ...]:
@@ -93,9 +93,7 @@ class TokenizedCorpus:
 
     def check(self) -> None:
         """Raise CorpusError if a file is not the one that was written; it reads all of them."""
-        for name, layout in self.manifest["columns"].items():
-            if layout.get("sha256", digest := file_digest(self.folder / name)) != digest:
-                raise CorpusError(f"{self.folder / name}: was changed after it was written; prepare the corpus again")
+        check_columns(self.folder, self.manifest)
 
     def __len__(self) -> int:
         return len(self.source_lengths)
@@ -122,7 +120,8 @@ class TokenizedCorpus:
         return self._columns[column][start:end].astype(np.int64)
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a prepared corpus; CorpusError if it is missing, was changed or has another format."""
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -145,12 +144,27 @@ def manifest_digest(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+def request_digest(manifest: Mapping[str, Any]) -> str:
+    """SHA-256 of a manifest's request without the paths of its files."""
+    request = dict(manifest["request"])
+    request["inputs"] = [{key: value for key, value in one.items() if key != "path"} for one in request["inputs"]]
+    return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+
+
+def check_columns(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Raise CorpusError if a file of a corpus is not the one that was written; it reads all of them."""
+    for name, layout in manifest["columns"].items():
+        if layout.get("sha256", digest := file_digest(folder / name)) != digest:
+            raise CorpusError(f"{folder / name}: was changed after it was written; prepare the corpus again")
+
+
 def file_digest(file: Path) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _map(path: Path, layout: Mapping[str, Any]) -> np.ndarray:
+def map_column(path: Path, layout: Mapping[str, Any]) -> np.ndarray:
+    """The numbers of one file as a memory map."""
     dtype, length = np.dtype(layout["dtype"]), layout["length"]
     size = path.stat().st_size if path.is_file() else 0
     if size != length * dtype.itemsize:

@@ -70,7 +70,7 @@ def prepare_corpus(
     if not _is_made_from(out_dir, request):
         with locked(out_dir):
             if not _is_made_from(out_dir, request):  # another process may have written it while this one waited
-                _check_replaceable(out_dir)
+                check_replaceable(out_dir)
                 with whole_folder(out_dir) as partial:
                     _write(partial, text, sides, request, annotator, progress)
     return TokenizedCorpus.open(out_dir)
@@ -306,14 +306,16 @@ def _is_made_from(folder: Path, request: Mapping[str, Any]) -> bool:
         corpus.check()
     except CorpusError:
         return False
-    return _without_paths(corpus.manifest["request"]) == _without_paths(request)
+    return without_paths(corpus.manifest["request"]) == without_paths(request)
 
 
-def _without_paths(request: Mapping[str, Any]) -> dict[str, Any]:
+def without_paths(request: Mapping[str, Any]) -> dict[str, Any]:
+    """A request without the paths of its text files, which may move."""
     inputs = [{key: value for key, value in item.items() if key != "path"} for item in request["inputs"]]
     return {**request, "inputs": inputs}
 
 
-def _check_replaceable(folder: Path) -> None:
+def check_replaceable(folder: Path) -> None:
+    """Raise CorpusError if a folder holds anything but a prepared corpus."""
     if folder.exists() and not (folder / MANIFEST).is_file() and any(folder.iterdir()):
         raise CorpusError(f"{folder} holds files that are not a prepared corpus: choose another folder")

@@ -42,7 +42,7 @@ class _CacheLayer(CacheLayerMixin):
 class MemoryLayer(_CacheLayer):
     """Keys and values of the memory, [B, H, S, D]; written in the first step, then read by every beam.
 
-    Values may be transposed, in blocks: [B, n, H, D, s], see `attend`.
+    Values may be transposed, in blocks: [B, n, H, D, s], see `attend`. Both may be in bfloat16.
     """
 
     keys: Tensor

@@ -45,7 +45,8 @@ def length_batches(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
 
 def encoder_inputs(batch: dict[str, Any], device: torch.device, with_hints: bool) -> dict[str, Any]:
     """The encoder's inputs from a collated batch, on the model's device."""
-    inputs: dict[str, Any] = {name: batch[name].to(device) for name in ("input_ids", "attention_mask")}
+    names = ("input_ids", "input_features", "attention_mask")
+    inputs: dict[str, Any] = {name: batch[name].to(device) for name in names if name in batch}
     if with_hints and batch["hints"]:
         inputs["hints"] = {name: tensor.to(device) for name, tensor in batch["hints"].items()}
     return inputs

@@ -25,7 +25,7 @@ Made = TypeVar("Made")
 
 Kind = str
 """A kind of linear layer: `plain`, `packed`, or `int8-FEW-MANY` with torch's engines for few and for many outputs;
-followed by `-bf16` if the encoder's attention is in bfloat16 (`half_attention`)."""
+followed by `-bf16` if attention of the encoder (`half_attention`) and to the memory is in bfloat16."""
 
 HALF = "bf16"
 

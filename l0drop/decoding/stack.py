@@ -22,7 +22,7 @@ from transformers.models.whisper.modeling_whisper import WhisperDecoderLayer
 
 from l0drop.decoding.attention import NAME, attend, current_ancestry, value_blocks
 from l0drop.decoding.caches import DecoderCache, MemoryLayer, PrefixLayer
-from l0drop.decoding.linear import Kind, PackedLinear, make_linear
+from l0drop.decoding.linear import HALF, Kind, PackedLinear, make_linear
 
 NORMS_FIRST = {
     MarianDecoderLayer: False,
@@ -84,6 +84,7 @@ class _DecoderLayer:
         own, cross = layer.self_attn, layer.encoder_attn
         self.heads, self.scale = own.num_heads, own.scaling
         self.norm_first = NORMS_FIRST[type(layer)]
+        self.memory_dtype = torch.bfloat16 if kind.endswith(HALF) else None
         self.copied_bytes = 0
         self.query_key_value = self._joined(own, kind)
         linears = (own.out_proj, cross.q_proj, cross.k_proj, cross.v_proj, cross.out_proj, layer.fc1, layer.fc2)
@@ -128,7 +129,7 @@ class _DecoderLayer:
         x_RD = x_RD if first else self.own_norm(x_RD)
         q_RD = self.query(self.cross_norm(x_RD) if first else x_RD)
         if memory.keys is None:
-            memory.update(self._memory_heads(self.key(states_BKD)), self._values(states_BKD))
+            self._store(states_BKD, memory)
         x_RD = x_RD + self.cross_out(self._attended(q_RD, memory.keys, memory.values, bias_B11K))
         x_RD = x_RD if first else self.cross_norm(x_RD)
         x_RD = x_RD + self.narrow(self.widen(self.last_norm(x_RD) if first else x_RD))
@@ -139,6 +140,12 @@ class _DecoderLayer:
 
     def _memory_heads(self, x_BKD: Tensor) -> Tensor:
         return x_BKD.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def _store(self, states_BKD: Tensor, memory: MemoryLayer) -> None:
+        """Project the memory and keep its keys and values, in bfloat16 if attention is faster on it."""
+        keys, values = self._memory_heads(self.key(states_BKD)), self._values(states_BKD)
+        dtype = self.memory_dtype or keys.dtype
+        memory.update(*(x.to(dtype, memory_format=torch.contiguous_format) for x in (keys, values)))
 
     def _values(self, states_BKD: Tensor) -> Tensor:
         """The memory's values; transposed by the product that computes them if that makes `attend` faster."""

@@ -16,7 +16,7 @@ from l0drop.models import patterns as patterns  # registers the rules, so that a
 FORMAT = 1
 """Version of the stored config; increased when an older l0drop can no longer read it."""
 
-_FLOATS = ("lambda_", "target_sparsity", "beta", "epsilon", "start")
+_FLOATS = ("lambda_", "target_sparsity", "beta", "epsilon", "start", "cut_padding")
 
 DEFAULT_LAMBDA = 0.3
 """The default λ, if there is no target sparsity: the paper's value for fine-tuning."""
@@ -37,6 +37,9 @@ class L0DropConfig:
     always_keep: ids of tokens that are never dropped: their gate is 1, and the penalty ignores them.
     layerwise: gates inside the encoder, too: True for one behind every layer, or a list of layers, counted from 1; 0 is
         before the first layer (for Whisper, behind the convolutions). The gate behind the last layer is always there.
+    cut_padding: for Whisper: remove the rows behind the end of the audio, and this number of seconds, before the first
+        encoder layer, in training and decoding. They are no part of the source then, like padding tokens of text.
+        Default: Whisper reads the silence up to the end of its window.
     enabled: False runs the current weights without gates.
     """
 
@@ -51,6 +54,7 @@ class L0DropConfig:
     gate_args: dict[str, Any] = field(default_factory=dict)
     always_keep: Sequence[int] = ()
     layerwise: bool | Sequence[int] = False
+    cut_padding: float | None = None
     enabled: bool = True
 
     def __post_init__(self) -> None:
@@ -136,6 +140,8 @@ class L0DropConfig:
             and all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in layers)
         )
         require("layerwise", fine, "True, False or a list of different layers, counted from 1 (0: before the first)")
+        cut = self.cut_padding
+        require("cut_padding", cut is None or (is_number(cut) and cut >= 0), "seconds that are not negative, or None")
         require("enabled", isinstance(self.enabled, bool), "True or False")
         if self.layerwise and self.gating not in ("zero", "mask"):
             raise ValueError(

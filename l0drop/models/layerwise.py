@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from l0drop.core.gates import Gate, Gates
 from l0drop.core.memory import Gating, compress, full, keep_one
+from l0drop.models.attention import padding_bias
 
 
 class Decide(Protocol):
@@ -60,16 +61,27 @@ class _Step:
 
     def __call__(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
         if self.position == 1:
-            hidden_states = self.run.after(0, hidden_states)
+            hidden_states = self.run.after(0, self.run.entered(hidden_states))
         bias = attention_mask if self.run.bias is None else self.run.bias.to(hidden_states.dtype)
         return self.run.after(self.position, self.layer(hidden_states, bias, **kwargs))
 
 
 class LayerRun:
-    """The gates of one pass through the encoder, by the layer that they follow, counted from 1; 0: before the first."""
+    """The gates of one pass through the encoder, by the layer that they follow, counted from 1; 0: before the first.
+
+    cut: rows behind the last column of `mask_BN` leave the batch before the first layer, and layers mask the others
+    that are not real. Otherwise the encoder has its own mask.
+    """
 
     def __init__(
-        self, gates: Mapping[int, nn.Module], decide: Decide, mask_BN: Tensor, gating: Gating, *, remove_rows: bool
+        self,
+        gates: Mapping[int, nn.Module],
+        decide: Decide,
+        mask_BN: Tensor,
+        gating: Gating,
+        *,
+        remove_rows: bool,
+        cut: bool = False,
     ) -> None:
         self.inner_gates, self.decide, self.mask_BN, self.gating = gates, decide, mask_BN, gating
         self.remove_rows = remove_rows and gating == "mask"
@@ -79,6 +91,14 @@ class LayerRun:
         self.bias: Tensor | None = None
         self.layer_gates: list[Gates] = []
         self._index_BK: Tensor | None = None  # source position of each row in the batch, after rows were removed
+        self.was_entered = False
+        if cut and not bool(mask_BN.all()):
+            self.bias = padding_bias(mask_BN, torch.float32)
+
+    def entered(self, hidden: Tensor) -> Tensor:
+        """The first layer's input, without the rows that were cut."""
+        self.was_entered = True
+        return hidden[:, : self.mask_BN.shape[1]]
 
     def after(self, position: int, hidden: Tensor) -> Tensor:
         """Apply the gate that follows the layer, if there is one. The model's ordinary gate follows the last layer."""

@@ -80,6 +80,7 @@ class L0DropModel(Controls, PreTrainedModel):
     base_class: type[PreTrainedModel]
     gate: Gate
     _features_for_training: Any  # of the parts of a family that reads audio
+    audio_rows: Any
     accepts_loss_kwargs = False  # the base losses ignore num_items_in_batch, so the Trainer must divide
     _keep_in_fp32_modules_strict = {"gate", "inner_gates"}  # noqa: RUF012
 
@@ -92,6 +93,8 @@ class L0DropModel(Controls, PreTrainedModel):
         """The layer that each inner gate follows, counted from 1; 0 is before the first."""
         if l0drop.layerwise:
             self._put_gates_between_layers()
+        if l0drop.cut_padding is not None:
+            self._cut_before_layers()
         self.set_schedule()
         self._dial_key = object()
         self.post_init()
@@ -127,6 +130,15 @@ class L0DropModel(Controls, PreTrainedModel):
         self.inner_layers = self.config.l0drop.inner_layers(len(encoder.layers))
         encoder.layers = GatedLayers(encoder.layers)
         self.inner_gates.extend(self._build_gate(layer) for layer in self.inner_layers)
+
+    def _cut_before_layers(self) -> None:
+        if not self.family.reads_audio:
+            raise ValueError(f"cut_padding: is for models of audio, not for {self.family.base.__name__}")
+        if getattr(self.config, "encoder_layerdrop", 0):
+            raise ValueError("cut_padding: set encoder_layerdrop to 0; a skipped first layer would cut nothing")
+        encoder = super().get_encoder()
+        if not isinstance(encoder.layers, GatedLayers):
+            encoder.layers = GatedLayers(encoder.layers)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Gate) and isinstance(self.__dict__.get("_modules", {}).get(name), Gate):
@@ -219,17 +231,31 @@ class L0DropModel(Controls, PreTrainedModel):
         if input_ids is not None:
             kwargs["input_ids"] = input_ids
         run, dial = None, self.current_dial
-        if self.config.l0drop.layerwise:
-            mask_BN, _ = self.source_rows(attention_mask, self.family.inputs_of({**kwargs, "input_ids": input_ids}))
+        cut = self.config.l0drop.cut_padding is not None
+        if self.config.l0drop.layerwise or cut:
+            inputs = self.family.inputs_of({**kwargs, "input_ids": input_ids})
+            mask_BN, _ = self.source_rows(attention_mask, inputs)
+            if cut:
+                mask_BN = self.audio_rows(inputs)
+                mask_BN = mask_BN[:, : int(mask_BN.sum(1).max())]
             decide = functools.partial(
                 self._call_gate, input_ids=input_ids, hints=None, noise_key=noise_key, real_BN=mask_BN
             )
             gates = dict(zip(self.inner_layers, self.inner_gates, strict=True))
-            run = LayerRun(gates, decide, mask_BN, self.config.l0drop.gating, remove_rows=self._is_short(dial))
+            short = self._is_short(dial)
+            run = LayerRun(gates, decide, mask_BN, self.config.l0drop.gating, remove_rows=short, cut=cut)
         with encoder.layers.running(run) if run is not None else nullcontext():
             outputs = encoder(**kwargs)
-        assert run is None or len(run.layer_gates) == len(self.inner_gates), "the encoder did not iterate its layers"
-        return self._gate(outputs, input_ids, attention_mask, hints, noise_key, dial, run)
+        assert run is None or (run.was_entered and len(run.layer_gates) == len(self.inner_gates)), (
+            "the encoder did not iterate its layers"
+        )
+        source = None
+        if cut:
+            assert run is not None
+            _, counted_BN = self.source_rows(attention_mask, run.mask_BN)
+            source = run.mask_BN, counted_BN[:, : run.mask_BN.shape[1]] & run.mask_BN
+        inner = run if self.config.l0drop.layerwise else None
+        return self._gate(outputs, input_ids, attention_mask, hints, noise_key, dial, inner, source)
 
     def _is_short(self, dial: Dial | Dials) -> bool:
         return not self.training and not dial.dense
@@ -243,14 +269,16 @@ class L0DropModel(Controls, PreTrainedModel):
         noise_key: Tensor | None,
         dial: Dial | Dials,
         run: LayerRun | None,
+        source: tuple[Tensor, Tensor] | None = None,
     ) -> L0DropEncoderOutput:
         """The memory for the decoder, from encodings.
 
+        source: the rows of the source and those that sparsity counts, if padding was cut.
         The dial is an argument because torch cannot compile the reading of a context variable.
         """
         l0drop: L0DropConfig = self.config.l0drop
         encodings = outputs.last_hidden_state if run is None else run.restore(outputs.last_hidden_state)
-        mask_BN, counted_BN = self.source_rows(attention_mask, encodings)
+        mask_BN, counted_BN = self.source_rows(attention_mask, encodings) if source is None else source
         removed = run is not None and run.remove_rows
         visible_BN = run.alive_BN if run is not None and removed else mask_BN
         stream = len(self.inner_gates)
@@ -274,6 +302,10 @@ class L0DropModel(Controls, PreTrainedModel):
         if dropped_B is None:
             dropped_B = ((gates.values == 0) & counted_BN).sum(1)
         memory = (compress if self._is_short(dial) else full)(encodings, gates, mask_BN, l0drop.gating)
+        if source is not None:
+            rows = self.config.max_source_positions
+            gates, *inner = (_padded(one, rows) for one in (gates, *all_gates[:-1]))
+            all_gates = (*inner, gates)
         return L0DropEncoderOutput(
             last_hidden_state=memory.states,  # type: ignore[arg-type]
             hidden_states=outputs.hidden_states,
@@ -469,8 +501,9 @@ class L0DropModel(Controls, PreTrainedModel):
 
     def _gate_given(self, encoder_outputs: Any, input_ids: Any, mask: Any, hints: Any, noise_key: Any) -> Any:
         """Gate the outputs of a plain encoder."""
-        if self.config.l0drop.layerwise:
-            raise ValueError("encoder_outputs: with layerwise gates they must come from this model's get_encoder()")
+        if self.config.l0drop.layerwise or self.config.l0drop.cut_padding is not None:
+            name = "layerwise gates" if self.config.l0drop.layerwise else "cut_padding"
+            raise ValueError(f"encoder_outputs: with {name} they must come from this model's get_encoder()")
         if not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = self.family.encoder_output(*encoder_outputs[:3])
         return self._gate(encoder_outputs, input_ids, mask, hints, noise_key, self.current_dial, None)
@@ -489,6 +522,17 @@ class L0DropModel(Controls, PreTrainedModel):
             length = next(target.shape[1] for target in targets if target is not None)
             bias = bias.expand(-1, -1, length, -1)
         return bias
+
+
+def _padded(gates: Gates, rows: int) -> Gates:
+    """Gates with closed ones up to this number of rows."""
+    missing = rows - gates.values.shape[1]
+    return Gates(
+        *(
+            None if tensor is None else nn.functional.pad(tensor, (0, missing), value=fill)
+            for tensor, fill in zip(gates, (0.0, 0.0, -torch.inf), strict=True)
+        )  # type: ignore[arg-type]
+    )
 
 
 def _keyed_noise(noise_key_B: Tensor, mask_BN: Tensor, stream: int, like: Tensor) -> Tensor:

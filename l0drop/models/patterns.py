@@ -7,6 +7,7 @@
 | `inv_freq` | the rarest words, up to a share of the training tokens          | kept: no word    | `rare`     |
 | `group`    | every second token, starting with the second                    | like any token   |            |
 | `random`   | a share of each sentence, chosen by a hash of its token ids     | like any token   |            |
+| `open`     | nothing: the model's dropping is another's, such as `cut_padding` | like any token |            |
 | `norm`     | a share of each sentence, the tokens of smallest or largest norm | like any token  |            |
 
 `l0drop.data.hints` computes the hints from text. Rules do not learn; the model can be fine-tuned with the rule, or used
@@ -100,6 +101,14 @@ class GroupGate(Gate):
 
     def forward(self, encodings: Tensor, mask: Tensor, input_ids: Tensor | None = None, hints: Hints = None) -> Gates:
         return Gates(_values(mask & (mask.cumsum(1) % 2 == 1), encodings))
+
+
+@register_gate("open")
+class OpenGate(Gate):
+    """Keeps everything, for a model that only cuts padding, or a dense one in the same code."""
+
+    def forward(self, encodings: Tensor, mask: Tensor, input_ids: Tensor | None = None, hints: Hints = None) -> Gates:
+        return Gates(_values(mask, encodings))
 
 
 class _ByScore(Gate):

@@ -7,6 +7,7 @@ on.
 Shapes: B clips, k beams, N encoder rows (1,500 for 30 seconds), H heads, T tokens.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from transformers.models.whisper.modeling_whisper import WhisperDecoderLayer
 
 FRAMES_PER_ROW = 2
 """Feature frames per encoder row: the second convolution has stride 2."""
+ROW_SECONDS = 0.02
+"""Seconds of audio per encoder row."""
 
 
 class BiasedDecoderLayer(WhisperDecoderLayer):
@@ -48,6 +51,19 @@ class WhisperParts(PreTrainedModel):
         decoder.layers = nn.ModuleList(
             BiasedDecoderLayer(decoder.config, index) for index in range(len(decoder.layers))
         )
+
+    def audio_rows(self, features: Tensor) -> Tensor:
+        """[B, N], True on the rows that `cut_padding` leaves: up to the end of the audio, and its margin.
+
+        The end is seen in the features themselves: silence that pads a window gives frames that are all equal to its
+        last one. So it is the same in training, in `generate`, and in every window of a long recording.
+        """
+        margin = math.ceil(self.config.l0drop.cut_padding / ROW_SECONDS - 1e-6)
+        differs_BF = (features != features[..., -1:]).any(1)
+        frames = differs_BF.shape[1]
+        end_B = (differs_BF * torch.arange(1, frames + 1, device=features.device)).amax(1) + 1
+        rows_B = (end_B + FRAMES_PER_ROW - 1) // FRAMES_PER_ROW + margin
+        return torch.arange(frames // FRAMES_PER_ROW, device=features.device) < rows_B[:, None]
 
     def _features_for_training(self, input_features: Tensor, attention_mask: Tensor | None) -> Tensor:
         """The features after SpecAugment, which the base model applies in training if its config says so."""

@@ -9,6 +9,7 @@ checks.py     the base class of sections, and their errors
 data.py       text and tokenizer
 model.py      the model and its gates
 training.py   training and scoring
+audio.py      keys for audio, keys for text
 recipe.py     the whole recipe
 reading.py    from YAML and back
 reference.py  the page of all keys

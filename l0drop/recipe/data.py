@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from l0drop.recipe.checks import Count, Faults, Flag, Index, Section, Text, Width, rule
+from l0drop.recipe.checks import Count, Faults, Flag, Index, Number, Section, Text, Width, rule
 
 
 class TextCorpus(Section):
@@ -28,7 +28,11 @@ class TextCorpus(Section):
 
 
 class TsvCorpus(Section):
-    """One file with tab-separated columns, counted from 0. `target_column: null` means source text only."""
+    """One file with tab-separated columns, counted from 0. `target_column: null` means source text only.
+
+    For `task: transcription`, the source is the path of an audio file, relative to the folder of this file, and the
+    target is its text.
+    """
 
     kind: ClassVar[str] = "tsv"
     target_key: ClassVar[str] = "target_column"
@@ -51,7 +55,11 @@ class TsvCorpus(Section):
 
 
 class JsonlCorpus(Section):
-    """One file with a JSON object per line."""
+    """One file with a JSON object per line.
+
+    For `task: transcription`, the source is the path of an audio file, relative to the folder of this file, and the
+    target is its text.
+    """
 
     kind: ClassVar[str] = "jsonl"
     target_key: ClassVar[str] = "target_field"
@@ -173,6 +181,9 @@ class Data(Section):
     documents: Flag = False
     """Join neighbouring lines into one example as long as they fit `max_source` and `max_target`; a line that is blank
     on both sides ends a document."""
+    join: Annotated[Number, Field(ge=0, le=1)] = 0.0
+    """For audio: the share of the clips of a step that are joined with further random clips, up to 30 seconds, so that
+    the model sees full windows too."""
     max_source: Annotated[Count, Field(ge=2)] = 256
     """The maximum length of a source in subwords, EOS included; longer ones are cut."""
     max_target: Annotated[Count, Field(ge=2)] = 256
@@ -184,7 +195,8 @@ class Data(Section):
     target_lang: Text | None = None
     """The language of the target for a multilingual model. Default: the tokenizer's."""
     language: Text = "en"
-    """The language of the source, for rules by part of speech; their tagger must support it."""
+    """The language of the source: for rules by part of speech, whose tagger must support it, and for a multilingual
+    Whisper, which is told the language of the audio."""
     tagger: Text = "perceptron"
     """The tagger for rules by part of speech: `perceptron` (l0drop's own), or nltk, spacy, spacy:MODEL if installed."""
 

@@ -116,7 +116,7 @@ class L0Drop(Section):
     start: Number | None = None
     """The initial bias of the gate; lower it for short training. Default: large enough that every gate is open."""
     gate: Text = "learned"
-    """The name of a registered gate: `learned`, or a rule such as `pos`."""
+    """The name of a registered gate: `learned`, `open` (drops nothing), or a rule such as `pos`."""
     gate_args: dict[str, JsonValue] = Field(default_factory=dict)
     """Arguments of the gate."""
     always_keep: tuple[Token, ...] = ()
@@ -124,6 +124,9 @@ class L0Drop(Section):
     layerwise: Flag | tuple[Index, ...] = False
     """Put gates inside the encoder too: `true` for one behind every layer, or a list of layers, counted from 1; 0 is
     before the first layer."""
+    cut_padding: NotNegative | None = None
+    """For audio: remove the rows behind the end of a clip, and this number of seconds, before the first encoder layer.
+    Default: Whisper reads the silence up to 30 seconds."""
     ramp: Ramp | None = None
     """Let λ rise to `lambda_` over some steps, for training from scratch. Default: λ is constant."""
 

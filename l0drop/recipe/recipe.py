@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from l0drop.recipe import audio
 from l0drop.recipe.checks import Faults, Index, Section, rule
 from l0drop.recipe.data import CORPORA, Data, Tokenizer
 from l0drop.recipe.model import L0Drop, Model
@@ -16,8 +17,8 @@ class Recipe(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
     """The name of the run: its folder is runs/NAME."""
-    task: Literal["translation", "summarization"] = "translation"
-    """The kind of task, for people; it has no effect on training."""
+    task: Literal["translation", "summarization", "transcription"] = "translation"
+    """The kind of task. `transcription` trains a Whisper on audio; the other two differ for people only."""
     seed: Annotated[Index, Field(lt=2**32)] = 1
     """The seed of initial weights, data order, dropout and gate noise."""
     about: str = ""
@@ -100,6 +101,26 @@ class Recipe(Section):
     def _a_new_model_is_not_frozen(self) -> Faults:
         if self.train.freeze == "all_but_gate" and self.model.transformer is not None:
             yield "train.freeze", "all_but_gate needs a trained model, but the weights of model.transformer are random"
+
+    @rule
+    def _the_encoder_is_trained(self) -> Faults:
+        if self.train.freeze == "encoder" and self.model.transformer is not None:
+            yield "train.freeze", "encoder needs a trained model, but the weights of model.transformer are random"
+
+    @property
+    def is_audio(self) -> bool:
+        """Whether the model reads audio."""
+        return self.task == "transcription"
+
+    def for_text(self) -> "Recipe":
+        """The recipe itself; ValueError if it is for audio, for commands that read text alone."""
+        if self.is_audio:
+            raise ValueError(f"{self.name}: is a run on audio, and this command is for text; use l0drop transcribe")
+        return self
+
+    @rule
+    def _keys_fit_the_task(self) -> Faults:
+        yield from audio.faults(self) if self.task == "transcription" else audio.text_faults(self)
 
     @rule
     def _starts_from_another_run(self) -> Faults:

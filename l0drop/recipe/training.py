@@ -43,6 +43,9 @@ class Train(Section):
     """The number of optimizer steps."""
     batch_tokens: Count = 25_000
     """The size of an optimizer step in padded tokens over all processes: sentences × the longest source or target."""
+    batch_clips: Count | None = None
+    """For audio, which needs it instead of `batch_tokens`: the number of clips of an optimizer step over all
+    processes."""
     accumulation: Count = 1
     """The number of parts that a step is split into: less memory, the same gradient."""
     learning_rate: Positive = 7e-4
@@ -64,8 +67,8 @@ class Train(Section):
     """The label smoothing of the cross-entropy."""
     gate_scale: Positive = 30.0
     """The learning rate of the gate, as a multiple of `learning_rate`."""
-    freeze: Literal["nothing", "all_but_gate"] = "nothing"
-    """The parameters to keep fixed; `all_but_gate` trains the gate alone."""
+    freeze: Literal["nothing", "encoder", "all_but_gate"] = "nothing"
+    """The parameters to keep fixed: `encoder` trains the decoder and the gate, `all_but_gate` the gate alone."""
     targets: Literal["references", "teacher"] = "references"
     """The targets to train on: human references, or the teacher's outputs (sequence-level distillation), for which
     source text is enough."""
@@ -78,8 +81,8 @@ class Train(Section):
     precision: Literal["fp32", "bf16"] = "fp32"
     """The precision of training: float32, or mixed precision with bfloat16."""
     fast: Flag | None = None
-    """Use attention kernels for batches of changing shapes, and a loss that never stores all logits. Default: true on a
-    GPU."""
+    """For text: use attention kernels for batches of changing shapes, and a loss that never stores all logits. Default:
+    true on a GPU."""
     compile: Flag = False
     """Compile layers and gate: takes a minute at the start, pays off on a GPU."""
     capture: Flag | None = None
@@ -136,11 +139,15 @@ class Train(Section):
             yield "teacher.weight", "0 means that the teacher has no effect, because targets are references"
 
 
+TextMetric = Literal["bleu", "chrf", "rouge", "bleu_paper"]
+
+
 class Evaluate(Section):
     """How outputs are decoded and scored."""
 
-    metric: Literal["bleu", "chrf", "rouge", "bleu_paper"] = "bleu"
-    """The metric. `bleu_paper` is tokenized BLEU, near the values that papers report for WMT14 En-De."""
+    metric: Literal["bleu", "chrf", "rouge", "bleu_paper", "wer", "cer"] = "bleu"
+    """The metric. `bleu_paper` is tokenized BLEU, near the values that papers report for WMT14 En-De. For audio: `wer`
+    and `cer`, error rates of words and characters."""
     tokenize: Literal["13a", "intl", "zh", "none"] = "13a"
     """The tokenization of `bleu` (sacreBLEU's names)."""
     beams: Beams = 4
@@ -153,3 +160,10 @@ class Evaluate(Section):
     """The number of validation sentences to score during training."""
     batch_tokens: Count = 8000
     """The number of padded source tokens to decode at once."""
+
+    @property
+    def text_metric(self) -> TextMetric:
+        """The metric of a recipe for text."""
+        if self.metric == "wer" or self.metric == "cer":
+            raise ValueError(f"evaluate.metric: {self.metric} is for audio, but text is to be scored")
+        return self.metric

@@ -27,7 +27,7 @@ def dial_curve(run: Path, keeps: Sequence[float], progress: Callable[[str], None
     if not RunFolder(run).is_finished:
         raise ValueError(f"{run}: not a finished run (expected metrics.json and model/ in it)")
     quiet_libraries()
-    recipe = load_recipe(run / "recipe.yaml")
+    recipe = load_recipe(run / "recipe.yaml").for_text()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = AutoModelForSeq2SeqLM.from_pretrained(run / "model").to(device).eval()
     if not isinstance(model, L0DropModel):
@@ -64,7 +64,7 @@ def dial_curve(run: Path, keeps: Sequence[float], progress: Callable[[str], None
             start = time.process_time()
             decoded = decode(keep)
             seconds = time.process_time() - start
-            score = scorer(recipe.evaluate.metric, recipe.evaluate.tokenize)(decoded.texts, texts)
+            score = scorer(recipe.evaluate.text_metric, recipe.evaluate.tokenize)(decoded.texts, texts)
             rows.append(DialRow(keep, decoded.meter.sparsity, score, seconds))
     return DialCurve(
         run=run.absolute().name,

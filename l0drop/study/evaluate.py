@@ -112,7 +112,7 @@ def read_files(source: Path, reference: Path | None) -> EvaluationText:
 
 def read_test_text(run: Path) -> EvaluationText:
     """The test text of a run's recipe, cut into examples as in training."""
-    recipe = load_recipe(run / "recipe.yaml")
+    recipe = load_recipe(run / "recipe.yaml").for_text()
     if "test" not in recipe.data.splits:
         raise CorpusError(f"{run / 'recipe.yaml'}: data.test is missing; give `source` and `reference`")
     text, prefix = open_split(recipe.data, "test"), recipe.data.source_prefix

@@ -206,7 +206,7 @@ def gather(
         entry.runs.append(_seed_run(folder, about["seed"], metrics, file.read_bytes()))
         lines = list(read_lines(file))
         start = Path((recipe.get("model") or {}).get("init") or name).name
-        counts = statistics_of(scoring.metric, lines, truth, scoring.tokenize)
+        counts = statistics_of(scoring.text_metric, lines, truth, scoring.tokenize)
         outputs.setdefault(system, []).append((about["seed"], start, counts))
     for system, found in outputs.items():
         others = {ON: continued_of(system, outputs)} if system != ON else {}
@@ -247,9 +247,9 @@ def _write_statistics(
 ) -> StatisticsFile:
     """Write the statistics of all runs, by name; returns the file's name and hash."""
     by_run: dict[str, dict[MetricName, Statistics]] = {
-        f"{system}-s{seed}": {scoring.metric: one} for system, found in outputs.items() for seed, _, one in found
+        f"{system}-s{seed}": {scoring.text_metric: one} for system, found in outputs.items() for seed, _, one in found
     }
-    scores = named_scores({scoring.metric: scorer(scoring.metric, scoring.tokenize)(truth, truth)})
+    scores = named_scores({scoring.text_metric: scorer(scoring.text_metric, scoring.tokenize)(truth, truth)})
     count = len(truth)
     content = SentenceStatistics(by_run, scores, [*range(1, count + 1)], [*range(count)]).as_bytes()
     write_whole(file, content)

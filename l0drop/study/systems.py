@@ -93,7 +93,7 @@ class System:
 
     @property
     def recipe(self) -> Recipe | None:
-        return None if self.run is None else load_recipe(self.run / "recipe.yaml")
+        return None if self.run is None else load_recipe(self.run / "recipe.yaml").for_text()
 
     @property
     def start(self) -> str:

@@ -22,7 +22,7 @@ from l0drop.data.tokenizer import TokenizerPair, fingerprint, load_tokenizers, r
 from l0drop.decoding.folder import check_exists, check_vocabulary, load_model
 from l0drop.decoding.languages import is_multilingual, language_id
 from l0drop.models.config import L0DropConfig
-from l0drop.models.families import positions_of
+from l0drop.models.families import family_of, positions_of
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.patterns import FREQUENT, RARE
 from l0drop.models.sparsify import sparsify
@@ -42,10 +42,16 @@ def build_tokenizers(recipe: Recipe, folder: Path, say: Say, bars: Bars = NO_BAR
     if recipe.model.init is not None:
         if recipe.tokenizer.pretrained is not None:
             raise ValueError("tokenizer.pretrained: model.init has its own tokenizer; remove this key")
-        tokenizers = _with_languages(load_tokenizers(recipe.model.init), recipe.model.init, recipe)
+        tokenizers = load_tokenizers(recipe.model.init)
+        if not recipe.is_audio:
+            tokenizers = _with_languages(tokenizers, recipe.model.init, recipe)
     elif (name := recipe.tokenizer.pretrained or recipe.model.pretrained) is not None:
         tokenizer = read_tokenizer(name)
-        tokenizers = _with_languages(TokenizerPair(tokenizer, tokenizer), name, recipe)
+        tokenizers = (
+            TokenizerPair(tokenizer, tokenizer)
+            if recipe.is_audio
+            else _with_languages(TokenizerPair(tokenizer, tokenizer), name, recipe)
+        )
     else:
         assert recipe.tokenizer.vocab_size is not None
         say(f"training a tokenizer with {recipe.tokenizer.vocab_size:,} subwords")
@@ -171,6 +177,15 @@ def has_teacher_outputs(recipe: Recipe, split: str) -> bool:
     return recipe.train.targets == "teacher" and (split == "train" or not has_targets)
 
 
+def teacher_name(recipe: Recipe) -> str:
+    """The folder or the name of the recipe's teacher."""
+    assert recipe.train.teacher is not None
+    own = recipe.train.teacher.model
+    name = recipe.model.init or recipe.model.pretrained if own == "init" else own
+    assert name is not None
+    return name
+
+
 def split_text(
     recipe: Recipe, split: str, tokenizers: TokenizerPair, translated: Update = lambda lines: None
 ) -> ParallelText:
@@ -181,10 +196,8 @@ def split_text(
     text = open_split(recipe.data, split, recipe.data.source_prefix)
     if not has_teacher_outputs(recipe, split):
         return text
-    teacher = recipe.train.teacher
+    teacher, name = recipe.train.teacher, teacher_name(recipe)
     assert teacher is not None
-    name = teacher.model if teacher.model != "init" else recipe.model.init or recipe.model.pretrained
-    assert name is not None
     return TeacherText(
         text=text,
         load=functools.partial(_load_teacher, recipe, name, tokenizers),
@@ -205,7 +218,7 @@ def _load_teacher(recipe: Recipe, name: str, tokenizers: TokenizerPair) -> PreTr
 
 def weights_stamp(name: Path | str) -> str | None:
     """A digest of a model folder's weights, so that a changed teacher is noticed; None for a name on the hub."""
-    files = sorted(_model_folder(str(name)).glob("*.safetensors"))
+    files = sorted(model_folder(str(name)).glob("*.safetensors"))
     if not files:
         return None
     digest = hashlib.sha256()
@@ -229,7 +242,7 @@ def references(recipe: Recipe, tokenizers: TokenizerPair, split: str, bars: Bars
         return [pair.target or "" for pair in pairs]
 
 
-def _model_folder(name: str) -> Path:
+def model_folder(name: str) -> Path:
     """The model folder inside a run folder, or the folder itself."""
     inner = Path(name) / "model"
     return inner if inner.is_dir() else Path(name)
@@ -237,13 +250,15 @@ def _model_folder(name: str) -> Path:
 
 def load_dense(name: str) -> PreTrainedModel:
     """Load a dense model from a run folder, a model folder or the hub."""
-    folder = _model_folder(name)
+    folder = model_folder(name)
     if folder.is_dir() and not (folder / "config.json").exists():
         raise ValueError(f"{name}: no trained model here (expected {name}/model); train that recipe first")
     check_exists(name)
     model = load_model(name, folder if folder.is_dir() else None, "auto")
     if isinstance(model, L0DropModel):
         raise ValueError(f"{name}: this model has gates already; start from its baseline")
+    if model.dtype == torch.float16:  # in which small gradients vanish
+        model.float()
     return _frozen_tables(model)
 
 
@@ -252,6 +267,7 @@ def build_model(recipe: Recipe, tokenizers: TokenizerPair) -> tuple[Any, PreTrai
     torch.manual_seed(recipe.seed)
     start = recipe.model.init or recipe.model.pretrained
     base = new_transformer(recipe, tokenizers) if start is None else load_dense(start)
+    _check_task(base, recipe, start or "model.transformer")
     check_vocabulary(base, tokenizers, start or "model.transformer")
     _check_positions(base, recipe, start or "model.transformer")
     if recipe.model.dropout is not None:
@@ -264,14 +280,35 @@ def build_model(recipe: Recipe, tokenizers: TokenizerPair) -> tuple[Any, PreTrai
             _check_teacher(teacher, recipe, name, tokenizers)
             _check_distributions(teacher, base, name, start or "model.transformer")
     if recipe.l0drop is None:
+        _freeze(base, recipe.train.freeze)
         return base, teacher
     model = sparsify(base, gate_config(recipe.l0drop, tokenizers))
     _set_schedule(model, recipe, recipe.l0drop)
-    if recipe.train.freeze == "all_but_gate":
-        gates = {id(p) for p in (*model.gate.parameters(), *model.inner_gates.parameters())}
-        for parameter in model.parameters():
-            parameter.requires_grad_(id(parameter) in gates)
+    _freeze(model, recipe.train.freeze)
     return model, teacher
+
+
+def _check_task(model: PreTrainedModel, recipe: Recipe, name: str) -> None:
+    reads_audio = family_of(type(model)).reads_audio
+    if reads_audio != recipe.is_audio:
+        kind = (
+            "reads audio: set task: transcription" if reads_audio else "reads text: task: transcription needs a Whisper"
+        )
+        raise ValueError(f"task: {name} {kind}")
+
+
+def _freeze(model: Any, freeze: str) -> None:
+    """Keep the parameters fixed that the recipe says; gates are always trained."""
+    if freeze == "nothing":
+        return
+    inner = (*model.gate.parameters(), *model.inner_gates.parameters()) if isinstance(model, L0DropModel) else ()
+    gates = {id(parameter) for parameter in inner}
+    base = model.base_class if isinstance(model, L0DropModel) else type(model)
+    fixed = base.get_encoder(model) if freeze == "encoder" else model
+    embeddings = {id(parameter) for parameter in model.get_decoder().parameters()} if freeze == "encoder" else set()
+    for parameter in fixed.parameters():
+        if id(parameter) not in gates | embeddings:  # an embedding that encoder and decoder share is trained
+            parameter.requires_grad_(False)
 
 
 def _set_schedule(model: Any, recipe: Recipe, section: L0Drop) -> None:
@@ -391,7 +428,7 @@ def _tokenizers_of(name: str) -> TokenizerPair | None:
     """The tokenizers of a run folder, a model folder, or a name on the hub; None if it has none."""
     if (Path(name) / "tokenizer").is_dir():
         return load_tokenizers(name)
-    folder = _model_folder(name)
+    folder = model_folder(name)
     path = str(folder) if folder.is_dir() else name
     missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     if cached_file(path, "tokenizer_config.json", **missing) is None:
@@ -411,10 +448,9 @@ def _check_distributions(teacher: PreTrainedModel, student: PreTrainedModel, nam
 
 def _check_positions(model: PreTrainedModel, recipe: Recipe, name: str, *, scored: bool = True) -> None:
     """scored: whether the model decodes for scoring."""
-    lengths = [
-        ("data.max_source", recipe.data.max_source, "encoder"),
-        ("data.max_target", recipe.data.max_target, "decoder"),
-    ]
+    lengths = [("data.max_target", recipe.data.max_target, "decoder")]
+    if not recipe.is_audio:
+        lengths.insert(0, ("data.max_source", recipe.data.max_source, "encoder"))
     if scored and recipe.evaluate.max_new_tokens is not None:
         lengths.append(("evaluate.max_new_tokens", recipe.evaluate.max_new_tokens, "decoder"))
     for key, length, side in lengths:

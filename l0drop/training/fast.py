@@ -53,7 +53,8 @@ class FastPath:
     ) -> None:
         train = recipe.train
         self.model, self.teacher_model = model, teacher
-        self.on = torch.cuda.is_available() if train.fast is None else train.fast
+        by_default = torch.cuda.is_available() and not recipe.is_audio
+        self.on = by_default if train.fast is None else train.fast
         self.compiled = _compiled(model) if train.compile else None
         dtype = torch.bfloat16 if bf16 else None
         layer = _output_layer(model, dtype) if self.on else None

@@ -52,8 +52,13 @@ def noise_keys(index: Tensor, step: int, seed: int) -> Tensor:
     return index.to(torch.int64) ^ (step << 32) ^ ((seed & 0xFF) << 55)
 
 
-def decoder_inputs(model: Any, labels: Tensor) -> dict[str, Tensor]:
-    """The labels shifted to the right, for a forward pass that computes no loss."""
+ENCODER_INPUTS = ("input_ids", "input_features", "attention_mask")
+
+
+def decoder_inputs(model: Any, labels: Tensor, given: Tensor | None = None) -> dict[str, Tensor]:
+    """The labels shifted to the right, or `given` ones with a prompt, for a forward pass that computes no loss."""
+    if given is not None:
+        return {"decoder_input_ids": given.to(labels.device)}
     if hasattr(model, "prepare_decoder_input_ids_from_labels"):
         return {"decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels)}
     config = model.config  # M2M100 shifts inside forward only, as BART does
@@ -95,8 +100,8 @@ class Objective:
     def __call__(self, model: Any, batch: dict[str, Any]) -> StepLoss:
         """The loss of a completed batch; `model` may be wrapped for several processes."""
         totals, labels = batch["totals"], batch["labels"]
-        arguments = {name: batch[name] for name in ("input_ids", "attention_mask")}
-        arguments |= decoder_inputs(self.model, labels)
+        arguments = {name: batch[name] for name in ENCODER_INPUTS if name in batch}
+        arguments |= decoder_inputs(self.model, labels, batch.get("decoder_input_ids"))
         arguments["use_cache"] = False
         dial: AbstractContextManager[Any] = nullcontext()
         if self.gated:
@@ -116,8 +121,9 @@ class Objective:
             numbers |= {"penalty": output.penalty, "sparsity": output.sparsity}
             numbers |= dict(zip(("dropped", "real"), self.model.training_counts, strict=True))
             if output.gates.open_probability is not None:
-                padding = batch["attention_mask"] == 0
-                numbers["open"] = output.gates.open_probability.masked_fill(padding, 0).sum()
+                open_BN = output.gates.open_probability
+                _, counted_BN = self.model.source_rows(batch["attention_mask"], open_BN)
+                numbers["open"] = open_BN.masked_fill(~counted_BN, 0).sum()
         return StepLoss(loss * self.processes, numbers, output)
 
     def _token_loss(
@@ -149,8 +155,8 @@ class Objective:
     def _teacher_pass(self, arguments: dict[str, Any]) -> tuple[Any, Tensor | None]:
         assert self.teacher is not None
         model, forward = self.teacher
-        names = ("input_ids", "attention_mask", "decoder_input_ids", "use_cache")
-        return forward(model, {name: arguments[name] for name in names})
+        names = (*ENCODER_INPUTS, "decoder_input_ids", "use_cache")
+        return forward(model, {name: arguments[name] for name in names if name in arguments})
 
     @torch.no_grad()
     def _distillation(self, arguments: dict[str, Any], real_R: Tensor) -> TokenDistillation:

@@ -15,13 +15,14 @@ from rich.console import Console
 
 from l0drop.core.out_of_memory import is_out_of_memory
 from l0drop.data import hints
-from l0drop.data.corpus import TokenizedCorpus
+from l0drop.data.clips import ClipCorpus
 from l0drop.data.held_out import held_out_counts
 from l0drop.data.text import one_line
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.data.whole import locked, whole_folder, write_whole
 from l0drop.decoding.corpus import described_decoding
 from l0drop.decoding.folder import first_line, generation_of
+from l0drop.decoding.speech import BATCH_CLIPS
 from l0drop.models.quiet import quiet_libraries
 from l0drop.recipe import Recipe, RecipeError, dump_recipe, load_recipe
 from l0drop.runs.processes import is_lost_peer, joined_processes
@@ -31,8 +32,9 @@ from l0drop.training.assemble import (
     build_corpora,
     build_model,
     build_tokenizers,
+    has_teacher_outputs,
     references,
-    split_text,
+    teacher_name,
 )
 from l0drop.training.averaging import averaged
 from l0drop.training.bars import Bars
@@ -47,9 +49,10 @@ from l0drop.training.checkpoints import (
     is_resumable,
     step_of,
 )
+from l0drop.training.examples import RunCorpus
 from l0drop.training.inputs import check_inputs
+from l0drop.training.speech import build_clips, build_extractor
 from l0drop.training.step_lines import StepLines
-from l0drop.training.teacher import TeacherText
 from l0drop.training.trainer import L0DropTrainer
 
 RUNS = Path("runs")
@@ -95,13 +98,13 @@ def _differences(one: Any, other: Any, path: str = "") -> set[str]:
 
 def prepare(
     recipe: Recipe, runs: Path = RUNS, console: Console | None = None
-) -> tuple[Path, TokenizerPair, dict[str, TokenizedCorpus]]:
+) -> tuple[Path, TokenizerPair, dict[str, RunCorpus]]:
     """Tokenizer and corpora of a run; the main process of each machine makes them while the others wait."""
     check_inputs(recipe, runs / recipe.name)
     return _prepare(recipe, runs, console or Console(stderr=True))
 
 
-def _prepare(recipe: Recipe, runs: Path, console: Console) -> tuple[Path, TokenizerPair, dict[str, TokenizedCorpus]]:
+def _prepare(recipe: Recipe, runs: Path, console: Console) -> tuple[Path, TokenizerPair, dict[str, RunCorpus]]:
     quiet_libraries()
     processes = joined_processes()
     bars = Bars(console, processes.is_main_process)
@@ -113,7 +116,11 @@ def _prepare(recipe: Recipe, runs: Path, console: Console) -> tuple[Path, Tokeni
     with processes.main_process_first():
         folder = open_run(recipe, runs)
         tokenizers = build_tokenizers(recipe, folder, say, bars)
-        corpora = build_corpora(recipe, folder, tokenizers, say, bars)
+        corpora: dict[str, RunCorpus] = {}
+        if recipe.is_audio:
+            corpora |= build_clips(recipe, folder, tokenizers, bars)
+        else:
+            corpora |= build_corpora(recipe, folder, tokenizers, say, bars)
     return folder, tokenizers, corpora
 
 
@@ -134,7 +141,7 @@ def _train(recipe: Recipe, runs: Path, console: Console) -> RunMetrics:
     if RunFolder(folder).is_finished:
         return RunMetrics.read(RunFolder(folder).metrics)
     bars = Bars(console, joined_processes().is_main_process)
-    valid = [] if corpora["valid"].target_lengths is None else references(recipe, tokenizers, "valid", bars)
+    valid = _references(recipe, tokenizers, corpora, "valid", bars)
     model, teacher = build_model(recipe, tokenizers)
     if recipe.train.compile:
         torch.compiler.reset()  # code left by an earlier run of this process was compiled at other shapes
@@ -167,6 +174,16 @@ def _train(recipe: Recipe, runs: Path, console: Console) -> RunMetrics:
     return metrics
 
 
+def _references(
+    recipe: Recipe, tokenizers: TokenizerPair, corpora: dict[str, RunCorpus], split: str, bars: Bars
+) -> list[str]:
+    """The target texts of a split; none for one without targets."""
+    corpus = corpora[split]
+    if isinstance(corpus, ClipCorpus):
+        return [corpus.text(index) for index in range(len(corpus))]
+    return [] if corpus.target_lengths is None else references(recipe, tokenizers, split, bars)
+
+
 def _train_or_resume(trainer: L0DropTrainer) -> None:
     if trainer.args.should_save:
         clear_staging(trainer.checkpoint_folder)
@@ -191,8 +208,9 @@ def _explained(error: Exception, trainer: L0DropTrainer) -> TrainingError | None
     step, last = trainer.state.global_step, checkpoints(trainer.checkpoint_folder)[-1:]
     resumed = f"the last checkpoint is {last[0]}" if last else "there is no checkpoint yet"
     if is_out_of_memory(error):
+        size = "train.batch_clips" if trainer.recipe.is_audio else "train.batch_tokens"
         return TrainingError(
-            f"out of memory at step {step + 1} ({first_line(error)}); {resumed}. Lower train.batch_tokens, or raise "
+            f"out of memory at step {step + 1} ({first_line(error)}); {resumed}. Lower {size}, or raise "
             "train.accumulation (less memory, the same gradient), and train under another `name` of the recipe"
         )
     if is_lost_peer(error):
@@ -220,7 +238,7 @@ def _finish(trainer: L0DropTrainer, folder: Path, tokenizers: TokenizerPair, bar
         checkpoints=[path.name for path in used],
         seed=recipe.seed,
         dtype=recipe.train.precision,
-        decoding=described_decoding(recipe.evaluate.batch_tokens, generation_of(recipe)),
+        decoding=_described_decoding(recipe),
         lambda_=model.lambda_ if trainer.gated else None,
         corpora={split: corpus.summary for split, corpus in trainer.corpora.items()},
         held_out=held_out_counts(recipe.data),
@@ -245,6 +263,8 @@ def _finish(trainer: L0DropTrainer, folder: Path, tokenizers: TokenizerPair, bar
             tokenizers.source.save_pretrained(partial)
             if not tokenizers.shared:
                 tokenizers.target.save_pretrained(partial / "tokenizer_target")
+            if recipe.is_audio:
+                build_extractor(recipe, folder)[0].save_pretrained(partial)
             if (folder / hints.FILE).exists():  # a rule's model makes hints from text wherever it is copied
                 shutil.copy(folder / hints.FILE, partial)
         metrics.write(RunFolder(folder).metrics)
@@ -252,14 +272,22 @@ def _finish(trainer: L0DropTrainer, folder: Path, tokenizers: TokenizerPair, bar
     return metrics
 
 
+def _described_decoding(recipe: Recipe) -> dict[str, Any]:
+    described = described_decoding(recipe.evaluate.batch_tokens, generation_of(recipe))
+    if recipe.is_audio:
+        del described["batch_tokens"]
+        described["batch_clips"] = BATCH_CLIPS
+    return described
+
+
 def _scored(trainer: L0DropTrainer, folder: Path, split: Split, tokenizers: TokenizerPair, bars: Bars) -> Scored | None:
     """Decode a split, write its outputs, and return its scores; None for a split without targets."""
     if split not in trainer.corpora or trainer.corpora[split].target_lengths is None:
         return None
     is_known = split == "valid"
-    texts = trainer.references if is_known else references(trainer.recipe, tokenizers, split, bars)
+    recipe, corpora = trainer.recipe, dict(trainer.corpora)
+    texts = trainer.references if is_known else _references(recipe, tokenizers, corpora, split, bars)
     score, meter, outputs = trainer.scoring.score(split, texts)
-    text = split_text(trainer.recipe, split, tokenizers)
     if trainer.args.should_save:
         write_whole(folder / "outputs" / f"{split}.txt", "".join(one_line(output) + "\n" for output in outputs))
     gates = None
@@ -269,6 +297,6 @@ def _scored(trainer: L0DropTrainer, folder: Path, split: Split, tokenizers: Toke
     return Scored(
         score,
         len(texts),
-        references=f"outputs of {text.identity['model']}" if isinstance(text, TeacherText) else None,
+        references=f"outputs of {teacher_name(recipe)}" if has_teacher_outputs(recipe, split) else None,
         gates=gates,
     )

@@ -1,25 +1,22 @@
 """Evaluation of a model in training: its gates, its cross-entropy, and the recipe's metric of what it decodes."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from l0drop.data.batches import collate
-from l0drop.data.corpus import TokenizedCorpus
-from l0drop.data.metrics import Score, scorer
+from l0drop.data.score import Score
 from l0drop.data.sparsity import SparsityMeter
 from l0drop.data.tokenizer import TokenizerPair
-from l0drop.decoding.corpus import decode_corpus, encoder_inputs, length_batches
-from l0drop.decoding.folder import generation_of
+from l0drop.decoding.corpus import encoder_inputs
 from l0drop.models.controls import evaluating
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import Recipe
 from l0drop.training.bars import Bars
+from l0drop.training.examples import RunCorpus, collated, decoded, evaluation_batches, metric_of
 from l0drop.training.objective import cross_entropy_sum, decoder_inputs
 from l0drop.training.ragged import any_shape
 
@@ -31,7 +28,7 @@ class Scoring:
         self,
         recipe: Recipe,
         model: Any,
-        corpora: dict[str, TokenizedCorpus],
+        corpora: Mapping[str, RunCorpus],
         tokenizers: TokenizerPair,
         processes: Accelerator,
         bars: Bars,
@@ -39,7 +36,7 @@ class Scoring:
         self.recipe, self.model, self.corpora, self.tokenizers = recipe, model, corpora, tokenizers
         self.processes, self.bars = processes, bars
         self.gated = isinstance(model, L0DropModel)
-        self.pad_id = int(tokenizers.source.pad_token_id)
+        self.pad_id = int(tokenizers.source.pad_token_id or 0)  # clips have no padding tokens
 
     @torch.no_grad()
     def validation_sparsity(self) -> float:
@@ -48,15 +45,14 @@ class Scoring:
         with evaluating(self.model):
             for inputs in self.encoder_batches(self.corpora["valid"], self.recipe.evaluate.sentences):
                 gates = self.model.get_encoder()(**inputs).gates
-                meter.add(gates.values, inputs["attention_mask"], gates.open_probability)
+                _, counted = self.model.source_rows(inputs["attention_mask"], gates.values)
+                meter.add(gates.values, counted, gates.open_probability)
         return meter.sparsity
 
-    def encoder_batches(self, corpus: TokenizedCorpus, sentences: int) -> Iterator[dict[str, Any]]:
+    def encoder_batches(self, corpus: RunCorpus, sentences: int) -> Iterator[dict[str, Any]]:
         """The first sentences of a corpus, in batches of similar length."""
-        chosen = np.arange(min(sentences, len(corpus)))
-        for indices in length_batches(corpus.source_lengths[chosen], self.recipe.evaluate.batch_tokens):
-            batch = collate([corpus[int(i)] for i in indices], self.pad_id)
-            yield encoder_inputs(batch, self.model.device, self.gated)
+        for examples in evaluation_batches(corpus, sentences, self.recipe.evaluate.batch_tokens):
+            yield encoder_inputs(collated(corpus, examples, self.pad_id), self.model.device, self.gated)
 
     @torch.no_grad()
     def validation_loss(self, count: int) -> float:
@@ -65,12 +61,13 @@ class Scoring:
         if corpus.target_lengths is None:
             return math.nan
         total = torch.zeros(2, dtype=torch.float64)
-        lengths = np.maximum(corpus.source_lengths, corpus.target_lengths)[:count]
-        for indices in self._own(length_batches(lengths, self.recipe.evaluate.batch_tokens)):
-            batch = collate([corpus[int(i)] for i in indices], self.pad_id)
+        batches = evaluation_batches(corpus, count, self.recipe.evaluate.batch_tokens, with_targets=True)
+        for examples in self._own(batches):
+            batch = collated(corpus, examples, self.pad_id)
             labels = batch["labels"].to(self.model.device)
             inputs = encoder_inputs(batch, self.model.device, self.gated)
-            logits = self.model(**inputs, **decoder_inputs(self.model, labels)).logits
+            given = decoder_inputs(self.model, labels, batch.get("decoder_input_ids"))
+            logits = self.model(**inputs, **given).logits
             total += torch.tensor([cross_entropy_sum(logits, labels, 0.0).item(), (labels != -100).sum().item()])
         total = self.processes.reduce(total.to(self.processes.device), "sum")
         return float(total[0] / total[1])
@@ -88,25 +85,15 @@ class Scoring:
 
         with any_shape(self.processes.device), self.bars.phase(f"{split}: sentences decoded", len(own)) as update:
             update(0)
-            decoded = decode_corpus(
-                self.model,
-                self.corpora[split],
-                own,
-                self.tokenizers.target,
-                pad_id=self.pad_id,
-                progress=add,
-                batch_tokens=self.recipe.evaluate.batch_tokens,
-                generation=generation_of(self.recipe),
-            )
+            done_here = decoded(self.recipe, self.model, self.corpora[split], own, self.tokenizers, add)
         texts = [""] * count
         meter = SparsityMeter()
-        for indices, part in gather_object([(own, (decoded.texts, vars(decoded.meter)))]):
+        for indices, part in gather_object([(own, (done_here.texts, vars(done_here.meter)))]):
             for index, text in zip(indices, part[0], strict=True):
                 texts[index] = text
             for name, value in part[1].items():
                 setattr(meter, name, getattr(meter, name) + value)
-        score = scorer(self.recipe.evaluate.metric, self.recipe.evaluate.tokenize)
-        return score(texts, references), meter, texts
+        return metric_of(self.recipe)(texts, references), meter, texts
 
     def _own(self, items: list[Any]) -> list[Any]:
         return items[self.processes.process_index :: self.processes.num_processes]

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from l0drop.data.batches import TokenBatches, collate
-from l0drop.data.corpus import TokenizedCorpus
+from l0drop.data.batches import Step, TokenBatches
+from l0drop.data.clip_batches import ClipBatches, ClipStep
+from l0drop.training.examples import RunCorpus, collated
 from l0drop.training.objective import Totals
 from l0drop.training.transfers import Packed
 
@@ -23,7 +24,7 @@ class StepStream(IterableDataset):
     """
 
     def __init__(
-        self, batches: TokenBatches, corpus: TokenizedCorpus, pad_id: int, current_step: Callable[[], int]
+        self, batches: TokenBatches | ClipBatches, corpus: RunCorpus, pad_id: int, current_step: Callable[[], int]
     ) -> None:
         self.batches, self.corpus, self.pad_id, self.current_step = batches, corpus, pad_id, current_step
 
@@ -33,17 +34,17 @@ class StepStream(IterableDataset):
     def every(self, turns: int, turn: int) -> Iterator[dict[str, Any]]:
         """Every `turns`-th micro-batch, starting with number `turn`."""
         start, numbers = self.current_step(), itertools.count()
-        for step, content in enumerate(self.batches.steps_from(start), start):
+        steps: Iterator[Step | ClipStep] = self.batches.steps_from(start)
+        for step, content in enumerate(steps, start):
             for indices in content.mine:
                 if next(numbers) % turns != turn:
                     continue
-                batch = collate([self.corpus[int(i)] for i in indices], self.pad_id, length=content.length)
+                batch = collated(self.corpus, indices, self.pad_id, content.length)
                 is_real = (batch["labels"] != -100).flatten()
                 real = is_real.nonzero().flatten()
-                known: dict[str, Any] = {
-                    "target_tokens": len(real),
-                    "source_tokens": int(batch["attention_mask"].sum()),
-                }
+                known: dict[str, Any] = {"target_tokens": len(real)}
+                if "source_tokens" not in batch:
+                    known["source_tokens"] = int(batch["attention_mask"].sum())
                 known["real"] = real if content.length is None else extended(real, is_real)
                 totals = Totals(content.target_tokens, content.sentences)
                 yield {**batch, **known, "step": step, "totals": totals}

@@ -8,7 +8,7 @@ checkpoints that are complete or absent, and resumed runs that equal uninterrupt
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,6 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from l0drop.data.batches import TokenBatches
-from l0drop.data.corpus import TokenizedCorpus
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import Recipe
@@ -30,6 +28,7 @@ from l0drop.training.bars import NO_BARS, Bars
 from l0drop.training.captured import CapturedSteps
 from l0drop.training.checkpoints import STAGING, ResumeState, TrainingError, clear_staging, publish
 from l0drop.training.compiled import Compiled
+from l0drop.training.examples import RunCorpus, training_batches
 from l0drop.training.fast import FastPath
 from l0drop.training.log_sums import LogSums
 from l0drop.training.objective import Objective
@@ -54,7 +53,7 @@ class L0DropTrainer(Trainer):
         self,
         recipe: Recipe,
         model: Any,
-        corpora: dict[str, TokenizedCorpus],
+        corpora: Mapping[str, RunCorpus],
         references: list[str],
         tokenizers: TokenizerPair,
         folder: Path,
@@ -96,14 +95,11 @@ class L0DropTrainer(Trainer):
             every = recipe.train.steer_every if has_target else None
             self.steering = Steering(model, every, self.scoring.validation_sparsity, alone=alone)
             self.add_callback(self.steering)
-        self.batches = TokenBatches(
-            corpora["train"].source_lengths,
-            corpora["train"].target_lengths,
-            recipe.train.batch_tokens,
-            seed=recipe.seed,
+        self.batches = training_batches(
+            recipe,
+            corpora["train"],
             processes=processes,
             rank=self.accelerator.process_index,
-            accumulation=recipe.train.accumulation,
             multiple=self.fast.length_multiple,
         )
         self._to_compile_at: list[int] = []
@@ -222,6 +218,8 @@ class L0DropTrainer(Trainer):
             if self.references:
                 score, meter, _ = self.scoring.score("valid", self.references[:count])
                 value = metrics[f"eval_{score.name}"] = score.value
+                if self.recipe.is_audio:
+                    value = -value  # an error rate
                 if self.gated:
                     metrics["eval_sparsity"] = meter.sparsity
         self.model.train()

@@ -9,8 +9,9 @@ from transformers import BartForConditionalGeneration
 from l0drop import Engine, Gates, L0DropConfig, sparsify
 from l0drop.decoding import attention as attention_module
 from l0drop.decoding import caches as caches_module
-from l0drop.decoding import engine as engine_module
-from l0drop.decoding.engine import group_by_rows
+from l0drop.decoding import encode as encode_module
+from l0drop.decoding import loop as loop_module
+from l0drop.decoding.loop import group_by_rows
 from l0drop.decoding.stack import Stack
 from l0drop.models.entmax import with_entmax
 from tests.models import zoo
@@ -111,7 +112,7 @@ def test_transposed_values_change_nothing(family, longest, monkeypatch):
     """For several block sizes, while finished sentences leave and the memory gets shorter."""
     monkeypatch.setattr(attention_module, "TRANSPOSE_FROM", 1)
     monkeypatch.setattr(attention_module, "LONGEST_BLOCK", longest)
-    monkeypatch.setattr(engine_module, "SHRINK_AT", 1.0)
+    monkeypatch.setattr(loop_module, "SHRINK_AT", 1.0)
     batch = zoo.ragged_batch(lengths=(24, 17, 9, 20, 24, 3, 5, 11), seed=8)
     kept = []
     keep = caches_module.MemoryLayer.keep
@@ -236,14 +237,14 @@ def test_memory_of_the_cross_attention(gating):
 
 def test_memory_is_never_repeated_for_beams(monkeypatch):
     seen = []
-    original = engine_module.DecoderCache.descend
+    original = loop_module.DecoderCache.descend
 
     def watched(self, parents):
         seen.append({layer.keys.shape[0] for layer in [*self.memory, *self.prefix]})
         original(self, parents)
 
-    monkeypatch.setattr(engine_module.DecoderCache, "descend", watched)
-    monkeypatch.setattr(engine_module, "GROUP_COST", 1e9)
+    monkeypatch.setattr(loop_module.DecoderCache, "descend", watched)
+    monkeypatch.setattr(loop_module, "GROUP_COST", 1e9)
     Engine(gated("marian")).generate(**_inputs(), num_beams=4, max_new_tokens=6, min_new_tokens=6)
     assert len(seen) == 6
     assert all(rows == {6} for rows in seen)
@@ -251,7 +252,7 @@ def test_memory_is_never_repeated_for_beams(monkeypatch):
 
 @pytest.mark.parametrize("shrink_at", [0.0, 0.5, 1.0])
 def test_removing_finished_sentences_changes_nothing(monkeypatch, shrink_at):
-    monkeypatch.setattr(engine_module, "SHRINK_AT", shrink_at)
+    monkeypatch.setattr(loop_module, "SHRINK_AT", shrink_at)
     model = gated("marian")
     batch = zoo.ragged_batch(lengths=(24, 17, 9, 20, 24, 3, 5, 11), seed=8)
     theirs, ours = both(model, batch, num_beams=4, eos_token_id=MANY_EOS, num_return_sequences=2)
@@ -260,7 +261,7 @@ def test_removing_finished_sentences_changes_nothing(monkeypatch, shrink_at):
 
 @pytest.mark.parametrize("cost", [0.0, 1e9])
 def test_groups_change_nothing(monkeypatch, cost):
-    monkeypatch.setattr(engine_module, "GROUP_COST", cost)
+    monkeypatch.setattr(loop_module, "GROUP_COST", cost)
     theirs, ours = both(gated("t5"), zoo.ragged_batch(), num_beams=4, eos_token_id=MANY_EOS)
     assert_same(theirs, ours, tie=1e-9)
 
@@ -277,7 +278,7 @@ def test_groups_have_the_lowest_cost():
 
     def cost(groups):
         costs = ((len(g), max(rows[i] for i in g)) for g in groups)
-        return sum(engine_module.GROUP_COST + n * (1 + engine_module.ROW_COST * k) for n, k in costs)
+        return sum(loop_module.GROUP_COST + n * (1 + loop_module.ROW_COST * k) for n, k in costs)
 
     def cuts(items):
         yield [items]
@@ -295,8 +296,8 @@ def test_encoding_in_groups_changes_nothing(monkeypatch, family, dense, most, gr
     model = gated("marian", "mask", layerwise=True) if family == "layerwise" else gated(family)
     batch = zoo.ragged_batch(lengths=(24, 5, 9, 24, 5, 17), seed=3)
     together = Engine(model).encode(**_inputs(batch), dense=dense)
-    monkeypatch.setattr(engine_module, "ENCODE_COST", 0.0)
-    monkeypatch.setattr(engine_module, "ENCODE_TOKENS", most)
+    monkeypatch.setattr(encode_module, "ENCODE_COST", 0.0)
+    monkeypatch.setattr(encode_module, "ENCODE_TOKENS", most)
     engine = Engine(model)
     assert len(engine._groups_to_encode(batch["attention_mask"].bool())) == (1 if family == "led" else groups)
     apart = engine.encode(**_inputs(batch), dense=dense)
@@ -322,7 +323,7 @@ def test_arguments_per_sentence_follow_their_sentence(monkeypatch):
     together = [Engine(m).generate(**_inputs(batch), **given, num_beams=3, max_new_tokens=9) for m, given in ways]
     with model.dial(keep=keep):
         outside = Engine(model).generate(**_inputs(batch), num_beams=3, max_new_tokens=9)
-    monkeypatch.setattr(engine_module, "ENCODE_COST", 0.0)
+    monkeypatch.setattr(encode_module, "ENCODE_COST", 0.0)
     apart = [Engine(m).generate(**_inputs(batch), **given, num_beams=3, max_new_tokens=9) for m, given in ways]
     with model.dial(keep=keep):
         apart.append(Engine(model).generate(**_inputs(batch), num_beams=3, max_new_tokens=9))
@@ -345,10 +346,10 @@ DIALS = ({"keep": 0.3}, {"max_memory": 4}, {"shift": 1.5}, {"dense": True}, {}, 
     ],
     ids=str,
 )
-@pytest.mark.parametrize("cost", [0.0, engine_module.ENCODE_COST])
+@pytest.mark.parametrize("cost", [0.0, encode_module.ENCODE_COST])
 def test_each_sentence_has_its_own_dial(monkeypatch, family, config, cost):
     """The result of a sentence is that of decoding it alone, whatever dials its neighbours have."""
-    monkeypatch.setattr(engine_module, "ENCODE_COST", cost)
+    monkeypatch.setattr(encode_module, "ENCODE_COST", cost)
     engine = Engine(gated(family, **config))
     batch = zoo.ragged_batch()
     settings = {"num_beams": 3, "max_new_tokens": 9, "num_return_sequences": 2}

@@ -12,8 +12,9 @@ from rich.console import Console
 from l0drop.recipe import parse_recipe
 from l0drop.runs.json_file import as_json
 from l0drop.training.run import train as trained_run
+from tests.models import whispers
 from tests.snippets import ROOT
-from tests.training import tiny
+from tests.training import tiny, tiny_speech
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"), key=lambda path: ("base" not in path.name, path.name))
 SIZES = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 1, "heads": 2, "ffn": 64}
@@ -55,6 +56,14 @@ def stand_in(corpus: dict[str, Any], folder: Path, seed: int, lines: int) -> dic
     return {k: v for k, v in {**corpus, "hub": str(folder / "hub")}.items() if k != "config"}
 
 
+def audio_stand_in(corpus: dict[str, Any], folder: Path, seed: int, clips: int) -> dict[str, Any]:
+    """A small list of audio files with the keys of a recipe's corpus."""
+    file = Path(tiny_speech.write_audio(folder.parent, folder.name, clips, seed))
+    columns = (line.split("\t") for line in file.read_text().splitlines())
+    file.write_text("".join(f"{name}\t{text}\n" for name, _, text in columns))
+    return {**corpus, "tsv": str(file)}
+
+
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory, baseline: Path) -> Path:
     return tmp_path_factory.mktemp("recipes")
@@ -74,14 +83,26 @@ def run_recipe(path: Path, workplace: Path, baseline: Path) -> None:
     lines = 40 if "valid" in values["data"] else 120  # enough to hold some out
     for split, seed in {"train": 1, "valid": 2, "test": 3}.items():
         if split in values["data"]:
-            values["data"][split] = stand_in(values["data"][split], workplace / path.stem / split, seed, lines)
+            corpus = values["data"][split]
+            audio = "tsv" in corpus
+            values["data"][split] = (audio_stand_in if audio else stand_in)(
+                corpus, workplace / path.stem / split, seed, 8 if audio else lines
+            )
+    is_audio = values.get("task") == "transcription"
     if "transformer" in values["model"]:
         values["model"]["transformer"] = {**(values["model"]["transformer"] or {}), **SIZES}
         values["tokenizer"]["vocab_size"] = 90
-    if "pretrained" in values["model"]:
+    if is_audio:
+        folder = workplace / "whisper"
+        values["model"]["pretrained"] = str(
+            folder if folder.exists() else whispers.save(whispers.build(multilingual=False), folder)
+        )
+        values["data"]["max_target"] = 20
+    elif "pretrained" in values["model"]:
         values["model"]["pretrained"] = str(baseline / "model")
         values["data"] |= {"max_source": 64, "max_target": 64}  # the positions of the small model
-    changes = {"steps": 2, "save_every": 2, "eval_every": 2, "log_every": 1, "warmup": 1, "batch_tokens": 20_000}
+    changes = {"steps": 2, "save_every": 2, "eval_every": 2, "log_every": 1, "warmup": 1}
+    changes |= {"batch_clips": 4} if is_audio else {"batch_tokens": 20_000}
     values["train"] = {**values["train"], **changes, "average": 1}
     values["evaluate"] = {**values.get("evaluate", {}), "beams": 1, "sentences": 4, "max_new_tokens": 6}
     metrics = train(parse_recipe(values, path.name), Path("runs"), Console(quiet=True))

@@ -137,6 +137,7 @@ def tokenizer() -> hf.PreTrainedTokenizerFast:
     times = [f"<|{i * 0.02:.2f}|>" for i in range(TIMES)]
     vocabulary = {token: i for i, token in enumerate([*words, *special, *times])}
     model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=" a0"))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.Split(" ", "merged_with_next")
     model.decoder = tokenizers.decoders.Fuse()
     return hf.PreTrainedTokenizerFast(
         tokenizer_object=model, eos_token="<|endoftext|>", additional_special_tokens=special[1:]

@@ -71,7 +71,7 @@ class Material:
                 yield collate([self.corpus[first + int(index)] for index in chosen], self.pad_id)
 
     def score(self, texts: list[str]) -> Score:
-        return scorer(self.evaluate.metric, self.evaluate.tokenize)(texts, self.references)
+        return scorer(self.evaluate.text_metric, self.evaluate.tokenize)(texts, self.references)
 
     def decode(self, model: Any, progress: Advance | None = None) -> tuple[list[str], SparsityMeter]:
         """The model's outputs, one per reference."""

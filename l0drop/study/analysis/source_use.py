@@ -39,7 +39,7 @@ def source_use(
         return replace(example, source=empty, hints={k: v[-len(empty) :] for k, v in example.hints.items()})
 
     without = output_for(model, material, of_nothing(corpus[0]))
-    metric = scorer(material.evaluate.metric, material.evaluate.tokenize)
+    metric = scorer(material.evaluate.text_metric, material.evaluate.tokenize)
     controls = control_scores(texts, material.references, without, metric)
     changes = {"own_source": None, "shuffled_source": of_the_next, "no_source": of_nothing}
     entropies = {name: forced_cross_entropy(model, material, change, progress) for name, change in changes.items()}

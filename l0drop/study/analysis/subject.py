@@ -95,7 +95,7 @@ def opened(
     """Load models and text; the tokenized text is deleted afterwards."""
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     folder, run = locate_model(name)
-    recipe = None if run is None else load_recipe(run / "recipe.yaml")
+    recipe = None if run is None else load_recipe(run / "recipe.yaml").for_text()
     model = load(name, device)
     models, names, missing = _roles(name, model, recipe, baseline, entmax, device)
     tokenizers = load_pair(name, folder, run, model)

@@ -1,0 +1,167 @@
+"""Turn a list of audio files into a corpus of clips on disk."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+
+from l0drop.data.audio import RATE, Audio, log_mel
+from l0drop.data.clips import ClipCorpus
+from l0drop.data.corpus import FORMAT, MANIFEST, Summary, file_digest, manifest_digest
+from l0drop.data.prepare import check_replaceable, without_paths
+from l0drop.data.speech_targets import SpeechTargets
+from l0drop.data.text import CorpusError, Pair
+from l0drop.data.whole import locked, whole_folder
+
+LAYOUT = {
+    "features": "float16",
+    "frames.offsets": "int64",
+    "covered": "int32",
+    "peak": "float32",
+    "target.ids": "uint32",
+    "target.offsets": "int64",
+    "text.bytes": "uint8",
+    "text.offsets": "int64",
+}
+
+
+class ListedAudio(Protocol):
+    """Audio files with texts: a list, or a list with a teacher's transcripts."""
+
+    @property
+    def file(self) -> Path: ...
+
+    def __iter__(self) -> Iterator[Pair]: ...
+
+    def read(self, pair: Pair, most_seconds: float) -> Audio: ...
+
+    def inputs(self) -> list[dict[str, Any]]: ...
+
+
+def prepare_clips(
+    audio: ListedAudio,
+    targets: SpeechTargets,
+    extractor: Any,
+    out_dir: Path | str,
+    *,
+    max_target: int,
+    progress: Callable[[int], None] | None = None,
+    instead: Path | None = None,
+) -> ClipCorpus:
+    """Write features and target tokens into `out_dir`, or open the corpus there if it was made from the same audio.
+
+    If the folder `instead` holds such a corpus, it is opened and nothing is written. Lines without a file or without a
+    text are skipped and counted; a file that cannot be read, or exceeds one window, raises CorpusError with its line.
+    Texts of more than `max_target` tokens, EOS included, are cut. `progress` receives the number of lines read so far.
+    """
+    out_dir = Path(out_dir)
+    request = {
+        "inputs": audio.inputs(),
+        "features": feature_settings(extractor),
+        "targets": targets.fingerprint,
+        "limits": {"target": max_target},
+    }
+    if instead is not None and _is_made_from(instead, request):
+        return ClipCorpus.open(instead)
+    if not _is_made_from(out_dir, request):
+        with locked(out_dir):
+            if not _is_made_from(out_dir, request):  # another process may have written it while this one waited
+                check_replaceable(out_dir)
+                with whole_folder(out_dir) as partial:
+                    _write(partial, audio, targets, extractor, request, max_target - 1, progress)
+    return ClipCorpus.open(out_dir)
+
+
+def feature_settings(extractor: Any) -> dict[str, int]:
+    """The settings of a feature extractor that features depend on; `window`: frames of one window."""
+    return {
+        "mels": int(extractor.feature_size),
+        "window": round(extractor.n_samples) // int(extractor.hop_length),
+        "hop": int(extractor.hop_length),
+        "fft": int(extractor.n_fft),
+    }
+
+
+def covered_frames(samples: int, extractor: Any) -> tuple[int, int]:
+    """The frames that cover these samples, and those that see any of them: a frame reaches half a window around it."""
+    hop, half, window = extractor.hop_length, extractor.n_fft // 2, feature_settings(extractor)["window"]
+    return min(window, max(1, samples // hop)), min(window, math.ceil((samples + half) / hop))
+
+
+class _Columns:
+    """The files of a corpus, to which arrays are appended."""
+
+    def __init__(self, folder: Path, files: ExitStack) -> None:
+        self._files: dict[str, IO[bytes]] = {name: files.enter_context((folder / name).open("wb")) for name in LAYOUT}
+        self.lengths = dict.fromkeys(LAYOUT, 0)
+
+    def append(self, name: str, values: Any) -> None:
+        array = np.asarray(values).astype(LAYOUT[name])
+        array.tofile(self._files[name])
+        self.lengths[name] += array.size
+
+
+def _write(
+    folder: Path,
+    audio: ListedAudio,
+    targets: SpeechTargets,
+    extractor: Any,
+    request: dict[str, Any],
+    max_tokens: int,
+    progress: Callable[[int], None] | None,
+) -> None:
+    summary, mels = Summary(), request["features"]["mels"]
+    seconds = round(extractor.n_samples) / RATE
+    with ExitStack() as files:
+        columns = _Columns(folder, files)
+        for name in ("frames", "target", "text"):
+            columns.append(f"{name}.offsets", [0])
+        for pair in audio:
+            summary.lines += 1
+            if pair.is_blank or pair.is_one_sided:
+                summary.blank += pair.is_blank
+                summary.one_sided += pair.is_one_sided
+            else:
+                clip = audio.read(pair, seconds)
+                (ids,) = targets.encode([pair.target or ""])
+                covered, seen = covered_frames(len(clip.samples), extractor)
+                features = log_mel(clip.samples, extractor, padded=True)
+                columns.append("features", features[:, :seen].T.contiguous().numpy().ravel())
+                columns.append("frames.offsets", [columns.lengths["features"] // mels])
+                columns.append("covered", [covered])
+                columns.append("peak", [float(features.max())])
+                columns.append("target.ids", ids[:max_tokens])
+                columns.append("target.offsets", [columns.lengths["target.ids"]])
+                columns.append("text.bytes", np.frombuffer((pair.target or "").encode(), np.uint8))
+                columns.append("text.offsets", [columns.lengths["text.bytes"]])
+                summary.pairs += 1
+                summary.truncated_target += len(ids) > max_tokens
+                summary.source_tokens += math.ceil(covered / 2)
+                summary.target_tokens += min(len(ids), max_tokens) + 1
+            if progress:
+                progress(summary.lines)
+    if not summary.pairs:
+        raise CorpusError(f"{audio.file}: none of the {summary.lines} lines has both a file and a text")
+    written = {
+        name: {"dtype": dtype, "length": columns.lengths[name], "sha256": file_digest(folder / name)}
+        for name, dtype in LAYOUT.items()
+    }
+    manifest: dict[str, Any] = {
+        "format": FORMAT, "request": request, "summary": asdict(summary), "columns": written,
+    }  # fmt: skip
+    manifest["sha256"] = manifest_digest(json.loads(json.dumps(manifest)))
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _is_made_from(folder: Path, request: dict[str, Any]) -> bool:
+    try:
+        corpus = ClipCorpus.open(folder)
+        corpus.check()
+    except CorpusError:
+        return False
+    return without_paths(corpus.manifest["request"]) == without_paths(request)

@@ -1,0 +1,147 @@
+"""From a recipe for audio to its feature extractor and clips, with a teacher's transcripts if it asks for them."""
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, WhisperFeatureExtractor
+
+from l0drop.data.audio import RATE, Audio
+from l0drop.data.audio_list import AudioList, open_audio
+from l0drop.data.clips import ClipCorpus
+from l0drop.data.prepare_clips import prepare_clips
+from l0drop.data.speech_targets import SpeechTargets
+from l0drop.data.text import Pair
+from l0drop.data.tokenizer import TokenizerPair, fingerprint
+from l0drop.data.whole import locked, whole_folder
+from l0drop.decoding.folder import first_line
+from l0drop.decoding.speech import SpeechModel
+from l0drop.recipe import Recipe
+from l0drop.training.assemble import has_teacher_outputs, load_dense, model_folder, teacher_name, weights_stamp
+from l0drop.training.bars import NO_BARS, Bars
+
+WINDOW = 64
+"""The number of clips that are read and transcribed before more are read."""
+EXTRACTOR = "extractor"
+"""The folder of a run with its feature extractor and the model's generation settings."""
+
+
+def build_extractor(recipe: Recipe, folder: Path) -> tuple[Any, GenerationConfig]:
+    """The feature extractor and the generation settings in the run's folder, or those of the model it starts from."""
+    own = folder / EXTRACTOR
+    if not own.is_dir():
+        start = recipe.model.init or recipe.model.pretrained
+        assert start is not None
+        found = model_folder(start)
+        path = str(found) if found.is_dir() else start
+        try:
+            extractor = WhisperFeatureExtractor.from_pretrained(path)
+            settings = GenerationConfig.from_pretrained(path)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"{start}: task: transcription needs a Whisper with its feature extractor and generation_config.json "
+                f"({first_line(error)})"
+            ) from error
+        with locked(own), whole_folder(own) as partial:
+            extractor.save_pretrained(partial)
+            settings.save_pretrained(partial)
+    return WhisperFeatureExtractor.from_pretrained(own), GenerationConfig.from_pretrained(own)
+
+
+def build_clips(recipe: Recipe, folder: Path, tokenizers: TokenizerPair, bars: Bars = NO_BARS) -> dict[str, ClipCorpus]:
+    """The clips of a run's splits; missing ones are written."""
+    extractor, settings = build_extractor(recipe, folder)
+    start = recipe.model.init or recipe.model.pretrained or ""
+    targets = SpeechTargets.of(tokenizers.target, settings, recipe.data.language, start)
+    corpora = {}
+    for split in recipe.data.splits:
+        audio: AudioList | TeacherTranscripts = open_audio(recipe.data, split)
+        by_teacher = has_teacher_outputs(recipe, split)
+        with bars.phase(f"{split}: clips {'transcribed' if by_teacher else 'read'}") as update:
+            if by_teacher:
+                assert isinstance(audio, AudioList)
+                audio = _taught(recipe, audio, tokenizers, extractor, targets, update)
+            corpora[split] = prepare_clips(
+                audio,
+                targets,
+                extractor,
+                folder / "data" / split,
+                max_target=recipe.data.max_target,
+                progress=None if by_teacher else update,
+                instead=Path(recipe.model.init) / "data" / split if recipe.model.init is not None else None,
+            )
+    return corpora
+
+
+def _taught(
+    recipe: Recipe,
+    audio: AudioList,
+    tokenizers: TokenizerPair,
+    extractor: Any,
+    targets: SpeechTargets,
+    update: Callable[[int], None],
+) -> "TeacherTranscripts":
+    teacher, name = recipe.train.teacher, teacher_name(recipe)
+    assert teacher is not None
+    return TeacherTranscripts(
+        audio=audio,
+        load=functools.partial(_load_teacher, name, extractor, tokenizers),
+        identity={"model": name, "weights": weights_stamp(name), "tokenizer": fingerprint(tokenizers.target)},
+        generation={
+            "num_beams": teacher.beams,
+            "max_new_tokens": teacher.max_new_tokens or recipe.data.max_target,
+            "do_sample": False,
+            **targets.generation,
+        },
+        seconds=round(extractor.n_samples) / RATE,
+        transcribed=update,
+    )
+
+
+def _load_teacher(name: str, extractor: Any, tokenizers: TokenizerPair) -> SpeechModel:
+    model = load_dense(name).eval().to("cuda" if torch.cuda.is_available() else "cpu")
+    return SpeechModel("train.teacher", model, extractor, tokenizers.target)
+
+
+@dataclass(frozen=True)
+class TeacherTranscripts:
+    """A list of audio files with the teacher's transcripts as texts; silence has a blank one, and is skipped."""
+
+    audio: AudioList
+    load: Callable[[], SpeechModel]
+    identity: dict[str, Any]
+    generation: dict[str, Any]
+    seconds: float
+    """The longest clip."""
+    transcribed: Callable[[int], None] = lambda clips: None
+    """Called with the number of clips transcribed so far."""
+
+    @property
+    def file(self) -> Path:
+        return self.audio.file
+
+    def read(self, pair: Pair, most_seconds: float) -> Audio:
+        return self.audio.read(pair, most_seconds)
+
+    def inputs(self) -> list[dict[str, Any]]:
+        return [*self.audio.inputs(), {"teacher": self.identity, **self.generation}]
+
+    def __iter__(self) -> Iterator[Pair]:
+        model = self.load()  # only if transcripts are missing
+        settings = model.settings(self.generation)
+        pairs, done = iter(self.audio), 0
+        while window := list(islice(pairs, WINDOW)):
+            texts = [""] * len(window)
+            heard = [i for i, pair in enumerate(window) if pair.source.strip()]
+            clips = [self.read(window[i], self.seconds) for i in heard]
+            for batch in model.batches(clips):
+                for index, result in zip(batch, model.decode([clips[i] for i in batch], settings), strict=True):
+                    texts[heard[index]] = result.text
+                done += len(batch)
+                self.transcribed(done)
+            for pair, text in zip(window, texts, strict=True):
+                yield pair._replace(target=text)

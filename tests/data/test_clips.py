@@ -1,0 +1,161 @@
+"""Prepared clips: features without padding, target tokens, joined clips, and lists with faults."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from l0drop.data.audio import log_mel
+from l0drop.data.audio_list import AudioList
+from l0drop.data.clips import ClipCorpus, joined
+from l0drop.data.corpus import TokenizedCorpus
+from l0drop.data.prepare_clips import prepare_clips
+from l0drop.data.speech_targets import SpeechTargets
+from l0drop.data.text import CorpusError, TsvFile
+from tests.models import whispers
+
+SECONDS = (0.48, 0.4799, 0.4677, 0.31, 0.2001, 0.05, 0.013)
+TEXTS = ("b1 c2", "d3", "e4 f5 g6", "b1", "h7 b1", "c2", "d3 d3 d3 d3")
+
+
+def targets(multilingual: bool = False) -> SpeechTargets:
+    settings = whispers.build(multilingual=multilingual).generation_config
+    return SpeechTargets.of(whispers.tokenizer(), settings, "en", "tiny")
+
+
+def listed(folder: Path, sounds: dict[str, np.ndarray], texts: tuple[str, ...] = TEXTS) -> AudioList:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, samples in sounds.items():
+        soundfile.write(folder / name, samples, 16_000, subtype="FLOAT")
+    lines = (f"{name}\t{text}\n" for name, text in zip(sounds, texts, strict=False))
+    (folder / "list.tsv").write_text("".join(lines))
+    return AudioList(folder / "list.tsv", TsvFile(folder / "list.tsv"))
+
+
+def tones() -> dict[str, np.ndarray]:
+    """Clips of several lengths; the fourth has a quiet end, below the limit of the dynamic range."""
+    sounds = {f"{i}.wav": whispers.tone(seconds, seed=i) for i, seconds in enumerate(SECONDS)}
+    sounds["3.wav"][2000:] *= 1e-7
+    return sounds
+
+
+def prepared(folder: Path, audio: AudioList, **options: Any) -> ClipCorpus:
+    settings = {"max_target": 20, **options}
+    return prepare_clips(audio, targets(), whispers.extractor(), folder / "corpus", **settings)
+
+
+def test_features_are_those_of_the_padded_clip(tmp_path: Path) -> None:
+    sounds = tones()
+    corpus = prepared(tmp_path, listed(tmp_path, sounds))
+    extractor = whispers.extractor()
+    shorter = 0
+    for index, samples in enumerate(sounds.values()):
+        clip = corpus[index]
+        expected = log_mel(samples, extractor, padded=True).numpy()
+        window = clip.window(whispers.FRAMES)
+        assert np.abs(window - expected).max() < 2**-10, "float16"
+        stored = len(clip.features)
+        assert np.abs(window[:, stored:] - expected[:, stored:]).max(initial=0) < 1e-6, "padding is not rounded"
+        assert clip.covered == max(1, len(samples) // 160)
+        shorter += stored < whispers.FRAMES
+    assert shorter >= 4
+    assert corpus.summary.pairs == len(SECONDS)
+
+
+def test_silence_is_padding_of_another_value(tmp_path: Path) -> None:
+    corpus = prepared(tmp_path, listed(tmp_path, {"a.wav": np.zeros(1600, np.float32)}))
+    assert np.all(corpus[0].window(whispers.FRAMES) == -1.5)
+
+
+def test_joined_features_are_those_of_the_joined_audio(tmp_path: Path) -> None:
+    sounds = {"quiet.wav": 0.01 * whispers.tone(0.2, 1), "loud.wav": whispers.tone(0.15, 2)}
+    corpus = prepared(tmp_path, listed(tmp_path, sounds))
+    quiet, loud = corpus[0], corpus[1]
+    both = joined([quiet, loud])
+    seam = len(quiet.features)
+    samples = np.zeros(seam * 160 + len(sounds["loud.wav"]), np.float32)
+    samples[: len(sounds["quiet.wav"])] = sounds["quiet.wav"]
+    samples[seam * 160 :] = sounds["loud.wav"]
+    expected = log_mel(samples, whispers.extractor(), padded=True).numpy()
+    error = np.abs(both.window(whispers.FRAMES) - expected).max(0)
+    assert error[np.abs(np.arange(whispers.FRAMES) - seam) > 2].max() < 2**-10
+    alone = np.abs(quiet.window(whispers.FRAMES)[:, : seam - 3] - expected[:, : seam - 3]).max()
+    assert alone > 0.01, "the louder clip raises the limit"
+    assert both.covered == seam + loud.covered
+    assert both.ids.tolist() == [*quiet.ids, *loud.ids]
+
+
+def test_the_prompt_is_given_and_has_no_labels(tmp_path: Path) -> None:
+    corpus = prepared(tmp_path, listed(tmp_path, tones()))
+    batch = corpus.collate([corpus[0], corpus[3]])
+    start, untimed, end = whispers.START, whispers.NO_TIMESTAMPS, whispers.EOS
+    assert batch["decoder_input_ids"].tolist() == [[start, untimed, 1, 2], [start, untimed, 1, end]]
+    assert batch["labels"].tolist() == [[-100, 1, 2, end], [-100, 1, end, -100]]
+    assert batch["attention_mask"].sum(1).tolist() == [48, 31]
+    assert batch["source_tokens"] == 24 + 16
+    assert corpus.text(2) == "e4 f5 g6"
+
+
+def test_a_multilingual_model_is_told_language_and_task() -> None:
+    found = targets(multilingual=True)
+    assert found.prompt == (whispers.START, 62, 64, whispers.NO_TIMESTAMPS)
+    assert found.generation == {"return_timestamps": False, "language": "en", "task": "transcribe"}
+    settings = whispers.build().generation_config
+    with pytest.raises(ValueError, match=r"data\.language: tiny has no language 'fr'; it has 2: de, en"):
+        SpeechTargets.of(whispers.tokenizer(), settings, "fr", "tiny")
+    settings = whispers.build(multilingual=False).generation_config
+    with pytest.raises(ValueError, match=r"data\.language: tiny knows English alone"):
+        SpeechTargets.of(whispers.tokenizer(), settings, "de", "tiny")
+
+
+def test_long_texts_are_cut_and_blank_ones_skipped(tmp_path: Path) -> None:
+    corpus = prepared(tmp_path, listed(tmp_path, tones(), ("b1 c2 d3", "", *TEXTS[2:])), max_target=3)
+    assert (corpus.summary.lines, corpus.summary.pairs, corpus.summary.one_sided) == (7, 6, 1)
+    assert corpus.summary.truncated_target == 3
+    assert corpus[0].ids.tolist() == [1, 2]
+    assert corpus.text(0) == "b1 c2 d3"
+
+
+def test_an_equal_request_is_not_written_again(tmp_path: Path) -> None:
+    audio = listed(tmp_path, tones())
+    manifest = tmp_path / "corpus" / "manifest.json"
+    first = prepared(tmp_path, audio).made_from
+    written = manifest.stat().st_mtime_ns
+    assert prepared(tmp_path, audio).made_from == first
+    assert manifest.stat().st_mtime_ns == written
+    soundfile.write(tmp_path / "1.wav", whispers.tone(0.2, 9), 16_000, subtype="FLOAT")
+    assert prepared(tmp_path, audio).made_from != first, "other audio"
+    (tmp_path / "corpus" / "features").write_bytes(b"damaged")
+    prepared(tmp_path, audio).check()
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, r"there is no such file"),
+        (b"no audio", r"cannot be read as audio"),
+        (whispers.wav(0.6), r"has 0\.6 seconds, more than a window of 0\.48; cut it into shorter clips"),
+        (whispers.wav(0.0), r"has no samples"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_line(tmp_path: Path, content: bytes | None, problem: str) -> None:
+    audio = listed(tmp_path, tones())
+    (tmp_path / "2.wav").unlink()
+    if content is not None:
+        (tmp_path / "2.wav").write_bytes(content)
+    with pytest.raises(CorpusError, match=rf"list\.tsv, line 3: .*2\.wav: {problem}"):
+        prepared(tmp_path, audio)
+    assert not (tmp_path / "corpus").exists(), "whole or not at all"
+
+
+def test_text_and_audio_are_not_mixed_up(tmp_path: Path) -> None:
+    corpus = prepared(tmp_path, listed(tmp_path, tones()))
+    with pytest.raises(CorpusError, match="holds audio, not text"):
+        TokenizedCorpus.open(corpus.folder)
+    manifest = json.loads((corpus.folder / "manifest.json").read_text())
+    assert manifest["columns"]["features"]["dtype"] == "float16"
+    assert torch.isfinite(corpus.collate([corpus[0]])["input_features"]).all()

@@ -1,0 +1,149 @@
+"""Training a Whisper from audio: texts or a teacher, joined clips, frozen parts, resuming, one process and two."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from rich.console import Console
+from safetensors.torch import load_file
+
+from l0drop import load
+from l0drop.data.text import CorpusError
+from l0drop.models.modeling import L0DropModel
+from l0drop.recipe import parse_recipe
+from l0drop.runs.json_file import as_json
+from l0drop.training.run import prepare
+from l0drop.training.run import train as trained_run
+from tests.models import whispers
+from tests.training import tiny, tiny_speech
+from tests.training.stopped import stopped_at
+
+QUIET = Console(quiet=True)
+TAUGHT = {"targets": "teacher", "teacher": {"weight": 1.0}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("speech")
+
+
+def run(values: dict[str, Any], runs: Path) -> tuple[dict[str, Any], Path]:
+    return as_json(trained_run(parse_recipe(values, "test"), runs, QUIET)), runs / values["name"]
+
+
+def logged(run_folder: Path) -> list[dict[str, Any]]:
+    entries = map(json.loads, (run_folder / "log.jsonl").read_text().splitlines())
+    return [entry for entry in entries if "loss" in entry]
+
+
+def weights(run_folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(run_folder / "model" / "model.safetensors")
+
+
+def test_a_run_from_texts(folder: Path, tmp_path: Path) -> None:
+    metrics, found = run(tiny_speech.recipe(folder, data={"join": 0.5}), tmp_path)
+    assert metrics["test"]["score"]["name"] == "WER"
+    assert metrics["test"]["score"]["signature"].startswith("unit:word")
+    assert metrics["valid"]["sparsity"] == pytest.approx(metrics["calibration"]["after"], abs=1e-6)
+    assert metrics["corpora"]["train"]["pairs"] == 24
+    entries = logged(found)
+    assert {"cross_entropy", "penalty", "sparsity", "expected_open_rate", "lambda"} <= set(entries[0])
+    assert 0 < entries[0]["expected_open_rate"] <= 1
+    model = load(found)
+    assert isinstance(model.model, L0DropModel)
+    results = model.transcribe([folder / "test" / "0.wav", whispers.tone(0.3)], max_new_tokens=8)
+    lines = (found / "outputs" / "test.txt").read_text().splitlines()
+    assert len(lines) == 6
+    assert results[0].text == lines[0], "scoring and transcribing agree"
+
+
+def test_audio_alone_with_a_teacher(folder: Path, tmp_path: Path) -> None:
+    values = tiny_speech.recipe(folder, train={**TAUGHT, "steps": 3})
+    for split in ("train", "valid"):
+        values["data"][split] = {"tsv": str(folder / split / "list.tsv"), "target_column": None}
+    metrics, found = run(values, tmp_path)
+    assert metrics["valid"]["references"] == f"outputs of {folder / 'whisper'}"
+    assert "references" not in metrics["test"], "the test list has texts"
+    assert logged(found)[0]["divergence"] >= 0
+    _, _, corpora = prepare(parse_recipe(values, "test"), tmp_path, QUIET)
+    teacher = load(folder / "whisper")
+    expected = [teacher.transcribe([folder / "train" / f"{i}.wav"], max_new_tokens=20)[0].text for i in range(3)]
+    assert [corpora["train"].text(i) for i in range(3)] == expected  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("section", [None, {"gating": "mask", "gate": "open", "cut_padding": 0.04}])
+def test_rivals(folder: Path, tmp_path: Path, section: dict[str, Any] | None) -> None:
+    values = tiny_speech.recipe(folder, l0drop=section, train={**TAUGHT, "steps": 2})
+    metrics, found = run(values, tmp_path)
+    result = load(found).transcribe([folder / "test" / "0.wav"], max_new_tokens=8)[0]
+    assert result.text == (found / "outputs" / "test.txt").read_text().splitlines()[0]
+    assert metrics["test"].get("sparsity", 0.0) == 0.0
+    assert (result.rows_kept < result.rows) == (section is not None)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_fixed_encoder(folder: Path, tmp_path: Path, gated: bool) -> None:
+    l0drop = {"lambda_": 0.1, "start": 1.0} if gated else None
+    _, found = run(tiny_speech.recipe(folder, l0drop=l0drop, train={"freeze": "encoder", "steps": 2}), tmp_path)
+    before, after = load_file(folder / "whisper" / "model.safetensors"), weights(found)
+    for name, tensor in before.items():
+        assert torch.equal(after[name], tensor) == name.startswith("model.encoder"), name
+    assert not gated or float(after["gate.weight"].abs().max()) > 0
+
+
+def test_a_resumed_run_is_an_uninterrupted_one(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    l0drop = {"target_sparsity": 0.4, "start": 1.0, "gating": "mask", "layerwise": [1], "cut_padding": 0.04}
+    values = tiny_speech.recipe(folder, l0drop=l0drop, data={"join": 0.5}, train={**TAUGHT, "accumulation": 2})
+    _, whole = run(values, tmp_path / "whole")
+    stopped_at(4, lambda: run(values, tmp_path / "parts"), monkeypatch)
+    _, parts = run(values, tmp_path / "parts")
+    expected, found = weights(whole), weights(parts)
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    same = ("loss", "cross_entropy", "divergence", "penalty", "sparsity", "lambda")
+    assert [[entry[key] for key in same] for entry in logged(whole)] == [
+        [entry[key] for key in same] for entry in logged(parts)
+    ]
+
+
+@pytest.mark.slow
+def test_one_process_and_two_take_the_same_steps(folder: Path, tmp_path: Path) -> None:
+    values = tiny_speech.recipe(folder, data={"join": 0.5}, train={"steps": 4, "save_every": 4})
+    _, one = run(values, tmp_path / "one")
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(values))
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = str(found.getsockname()[1])
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
+    two = subprocess.run(
+        [*launch, "-m", "l0drop", "train", str(file), "--runs", str(tmp_path / "two")],
+        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert two.returncode == 0, two.stderr[-3000:]
+    for first, second in zip(logged(one), logged(tmp_path / "two" / "speech"), strict=True):
+        for key in ("loss", "cross_entropy", "penalty", "sparsity", "lambda"):
+            assert second[key] == pytest.approx(first[key], abs=1e-5, rel=1e-5), (first["step"], key)
+    outputs = [(place / "outputs" / "test.txt").read_text() for place in (one, tmp_path / "two" / "speech")]
+    assert outputs[0].count("\n") == outputs[1].count("\n") == 6
+
+
+def test_a_missing_clip_is_named(folder: Path, tmp_path: Path) -> None:
+    values = tiny_speech.recipe(folder)
+    (tmp_path / "list.tsv").write_text("gone.wav\tspeaker\tb1\n")
+    values["data"]["valid"] = {"tsv": str(tmp_path / "list.tsv"), "target_column": 2}
+    with pytest.raises(CorpusError, match=r"list\.tsv, line 1: .*gone\.wav: there is no such file"):
+        run(values, tmp_path / "runs")
+
+
+def test_tasks_and_models_fit(folder: Path, tmp_path: Path) -> None:
+    values = tiny.sparse(tmp_path / "text", "unused")
+    values["model"] = {"pretrained": str(folder / "whisper")}
+    with pytest.raises(ValueError, match=r"task: .* reads audio: set task: transcription"):
+        run(values, tmp_path / "runs")
