@@ -8,8 +8,7 @@ allocator.
 """
 
 import copy
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -19,8 +18,9 @@ import numpy as np
 import torch
 import transformers
 
+from l0drop.bench.agreement import QUICK_JUDGES, TIE, agreement_of
 from l0drop.bench.peers import Peer, Tokens, build_peer, ctranslate2_library, rescore, ungated
-from l0drop.bench.remote import Remote, running
+from l0drop.bench.remote import running
 from l0drop.bench.speech_peers import build_speech_peer, prompt_of
 from l0drop.bench.speech_workloads import INSIDE
 from l0drop.bench.timing import Say, Stopwatch, in_turns, ratio
@@ -36,13 +36,11 @@ from l0drop.runs.benchmark import (
     Seconds,
     TimedSystem,
     Timing,
-    TokenAgreement,
 )
 from l0drop.runs.provenance import provenance
 
 PHASES = ("encode", "decode", "end_to_end")
 SLOW = ("hf-short", "hf-dense")
-TIE = 1e-4
 COMPARED = (
     ("end_to_end", "engine-dense", "engine-short"),
     ("decode", "engine-dense", "engine-short"),
@@ -256,8 +254,8 @@ def decode_benchmark(
         outcomes = {name: remote.ask("outcome") for name, remote in remotes.items()}
         progress("comparing tokens")
         variants = {name: workload.variant(name) for name in systems}
-        sentences, agreement = _agreement(remotes, variants)
-        gated = next((name for name in _QUICK_JUDGES if name in remotes), None)
+        sentences, agreement = agreement_of(remotes, variants)
+        gated = next((name for name in QUICK_JUDGES if name in remotes), None)
         gating = None if gated is None else remotes[gated].ask("gating")
         own = {variant: name for name, variant in variants.items() if variant and not name.startswith("ct2")}
         variant_gates = {variant: remotes[name].ask("gating") for variant, name in own.items()}
@@ -310,79 +308,3 @@ def _latency(rounds: list[list[Seconds]]) -> Latency:
     clocks = ([[one.cpu for one in found] for found in rounds], [[one.wall for one in found] for found in rounds])
     medians = (1000 * np.median(seconds, axis=0) for seconds in clocks)
     return Latency(*(Percentiles(*(float(np.percentile(alone, p)) for p in (50, 99))) for alone in medians))
-
-
-# --- agreement of tokens -------------------------------------------------------------------------------------------
-
-_JUDGES = ("hf-dense", "engine-dense", "hf-short", "engine-short")
-_QUICK_JUDGES = ("engine-dense", "engine-short", "hf-dense", "hf-short")
-
-
-def _agreement(
-    remotes: Mapping[str, Remote], variants: Mapping[str, str]
-) -> tuple[int, dict[str, TokenAgreement | None]]:
-    """The number of sentences, and each system's agreement with a reference, ties counted separately.
-
-    A system with a model of its own (`variants`) is compared with our engine on that model's full memory. None for the
-    reference itself, and for a system whose reference did not run.
-    """
-    hypotheses = {name: remote.ask("hypotheses") for name, remote in remotes.items()}
-    found: dict[str, TokenAgreement | None] = dict.fromkeys(remotes)
-    sentences = sum(map(len, next(iter(hypotheses.values()))))
-    peers = [name for name in remotes if name.startswith("ct2")]
-    with_own = [name for name in remotes if variants[name] and name not in peers]
-    for name in with_own:
-        score = functools.partial(_scores, remotes[name], True)
-        reference = "engine-dense, the same gates"
-        dense = remotes[name].ask("dense_hypotheses")
-        found[name] = compare(hypotheses[name], dense, score, reference=reference, must_agree="int8" not in name)
-    judge, quick = (next((name for name in names if name in remotes), None) for names in (_JUDGES, _QUICK_JUDGES))
-    if peers and variants[peers[0]]:
-        quick = f"engine-{variants[peers[0]]}"
-        peers = peers if quick in remotes else []
-    if judge is None or quick is None:
-        return sentences, found
-    for name in remotes.keys() - {judge, *with_own, *(one for one in remotes if one.startswith("ct2"))}:
-        score = functools.partial(_scores, remotes[judge], True)
-        found[name] = compare(
-            hypotheses[name], hypotheses[judge], score, reference=judge, must_agree="int8" not in name
-        )
-    without_gates = remotes[quick].ask("ungated_hypotheses") if peers else []
-    for name in peers:
-        score = functools.partial(_scores, remotes[quick], False)
-        reference = f"{quick}, without gates"
-        found[name] = compare(
-            hypotheses[name], without_gates, score, reference=reference, must_agree=remotes[name].ask("must_agree")
-        )
-    return sentences, found
-
-
-Output = tuple[int, int, list[int]]
-
-
-def _scores(judge: Remote, gated: bool, outputs: list[Output]) -> list[float]:
-    return judge.ask("scores", outputs, gated) if outputs else []
-
-
-def compare(
-    one: list[Tokens],
-    other: list[Tokens],
-    score: Callable[[list[Output]], list[float]],
-    *,
-    reference: str,
-    must_agree: bool,
-) -> TokenAgreement:
-    """Count the sentences of `one` with the tokens of `other`, the reference; `score` decides whether others tie."""
-    sentences = [(batch, row) for batch, rows in enumerate(other) for row in range(len(rows))]
-    differing = [(batch, row) for batch, row in sentences if one[batch][row] != other[batch][row]]
-    both = (score([(batch, row, system[batch][row]) for batch, row in differing]) for system in (one, other))
-    gaps = [abs(a - b) for a, b in zip(*both, strict=True)]
-    tied = sum(gap < TIE for gap in gaps)
-    return TokenAgreement(
-        reference,
-        must_agree,
-        same=len(sentences) - len(differing),
-        tied=tied,
-        different=len(differing) - tied,
-        largest_score_gap=max(gaps, default=0.0),
-    )

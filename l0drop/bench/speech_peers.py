@@ -159,17 +159,13 @@ class CTranslate2SpeechPeer(CTranslate2Peer):
             beam_size=wanted["num_beams"],
             length_penalty=wanted.get("length_penalty", 1.0),
             max_length=2 * max(most, len(self._prompt)),  # half of it is for new tokens
-            suppress_tokens=[*never, *self._ends()] if least else never,
+            suppress_tokens=[*never, *_ends(self.model)] if least else never,
             suppress_blank=bool(settings.begin_suppress_tokens),
         )
         return ended([result.sequences_ids[0][:most] for result in results], self.model, most)
 
     def generate(self, batch: Any, **changes: Any) -> Tokens:
         return self.decode(self.encode(batch), **changes)
-
-    def _ends(self) -> list[int]:
-        ends: Any = self.model.generation_config.eos_token_id
-        return [ends] if isinstance(ends, int) else list(ends)
 
 
 def build_speech_peer(name: str, model: L0DropModel, threads: int = 1, **generation: Any) -> Peer:
@@ -184,10 +180,15 @@ def build_speech_peer(name: str, model: L0DropModel, threads: int = 1, **generat
 
 def ended(rows: list[list[int]], model: L0DropModel, most: int) -> Tokens:
     """New tokens up to and including the end token, which Whisper's outputs lack and are padded with."""
-    settings: Any = model.generation_config
-    end = settings.eos_token_id if isinstance(settings.eos_token_id, int) else settings.eos_token_id[0]
+    end = _ends(model)[0]
     found = [row[: row.index(end)] if end in row else row for row in rows]
     return [row if len(row) == most else [*row, end] for row in found]
+
+
+def _ends(model: L0DropModel) -> list[int]:
+    settings: Any = model.generation_config
+    ends = settings.eos_token_id
+    return [ends] if isinstance(ends, int) else list(ends)
 
 
 @torch.no_grad()

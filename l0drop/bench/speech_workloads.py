@@ -119,13 +119,13 @@ def _random_whisper(config: Mapping[str, Any]) -> hf.WhisperForConditionalGenera
 class Recordings:
     """The first clips of a list of audio files, decoded by a Whisper (a folder, a name on the Hugging Face hub).
 
-    list: a text file with one audio file per line, up to the first tab; relative names start at its folder. Clips of
+    audio: a text file with one audio file per line, up to the first tab; relative names start at its folder. Clips of
     more than one window are refused. baseline: a dense model, which CTranslate2 decodes too. rival: another sparse
     model. A model without a gate decodes with every gate open.
     """
 
     model: str
-    list: Path
+    audio: Path
     clips: int = 100
     batch: int = 8
     max_new_tokens: int = 128
@@ -152,31 +152,31 @@ class Recordings:
 
     def load(self, variant: str = "") -> tuple[L0DropModel, list[Clips]]:
         speech = load_speech(getattr(self, variant) if variant else self.model, device="cpu", dtype="float32")
-        audio = [read_audio(file) for file in self.files()]
-        for clip in audio:
+        clips = [read_audio(file) for file in self.files()]
+        for clip in clips:
             if speech.is_long(clip) or clip.is_silent:
                 wrong = "is silent" if clip.is_silent else "is longer than one window"
-                raise ValueError(f"{self.list}: {clip.name} {wrong}; the benchmark takes short clips of speech")
-        audio.sort(key=lambda clip: -len(clip.samples))
+                raise ValueError(f"{self.audio}: {clip.name} {wrong}; the benchmark takes short clips of speech")
+        clips.sort(key=lambda clip: -len(clip.samples))
         model: Any = speech.model
         plain_whisper(model)
         sparse = model if isinstance(model, L0DropModel) else sparsify(model)
         hop, frames = speech.extractor.hop_length, speech.window_frames
         batches = []
-        for start in range(0, len(audio), self.batch):
-            part = audio[start : start + self.batch]
+        for start in range(0, len(clips), self.batch):
+            part = clips[start : start + self.batch]
             features = torch.stack([log_mel(clip.samples, speech.extractor, padded=True) for clip in part])
             covered = torch.tensor([max(1, len(clip.samples) // hop) for clip in part])
             batches.append(Clips(features, (torch.arange(frames) < covered[:, None]).long()))
         return sparse.eval(), batches
 
-    def files(self) -> "list[Path]":
+    def files(self) -> list[Path]:
         """The audio files to decode."""
-        lines = (line.split("\t")[0].strip() for line in read_lines(self.list))
+        lines = (line.split("\t")[0].strip() for line in read_lines(self.audio))
         names = [name for name in lines if name][: self.clips]
         if not names:
-            raise ValueError(f"{self.list}: names no audio file; write one per line")
-        return [self.list.parent / name for name in names]
+            raise ValueError(f"{self.audio}: names no audio file; write one per line")
+        return [self.audio.parent / name for name in names]
 
     @property
     def generation(self) -> dict[str, Any]:
@@ -189,7 +189,7 @@ class Recordings:
         return WorkloadRecord(
             "recordings, float32, outputs of natural length",
             model=self.model,
-            input=FileStamp(**file_stamp(self.list)),
+            input=FileStamp(**file_stamp(self.audio)),
             batch=self.batch,
             seconds_of_audio=sum(read_audio(file).seconds for file in self.files()),
             baseline=self.baseline,
