@@ -79,12 +79,14 @@ def all_tables() -> dict[str, str]:
 
 
 def speed_tables() -> dict[str, Table]:
-    shapes = {shape: files.decoding(f"decode-{shape}") for shape in speed.SHAPES}
+    shapes = {shape: files.decoding_of_shape(shape) for shape in speed.SHAPES}
     found = {"speed": speed.speed_table(shapes, speed.SHORT), "speed-all": speed.speed_table(shapes)}
     found["speed-2-threads"] = speed.threads_table(DecodeBenchmarks.read(RESULTS / "decode-2-threads.json").shapes)
     found |= {f"speed-{shape}": speed.systems_table(shape, result) for shape, result in shapes.items()}
     predicted = speed.predict_tables(read("predict"))
     found |= dict(zip(("predict", "predict-check", "predict-pays"), predicted, strict=True))
+    whisper = speed.whisper_tables(files.whispers())
+    found |= dict(zip(("whisper-float32", "whisper-int8", "whisper-seconds"), whisper, strict=True))
     ragged = speed.ragged_tables(files.decoding("decode-ragged"), files.decoding("decode-even"))
     found |= dict(zip(("ragged", "ragged-ratios"), ragged, strict=True))
     found |= {f"profile-{shape}": speed.profile_table(read(f"profile-{shape}-after")) for shape in PROFILED}

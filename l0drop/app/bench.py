@@ -101,12 +101,24 @@ def drift(threads: Threads = 1, output: Output = None) -> None:
 def decode(
     model: Annotated[str | None, typer.Argument(help="A run or model folder, or a name on the hub.")] = None,
     input_: Annotated[Path | None, typer.Option("--input", help="Text for the model to decode.")] = None,
-    sentences: Annotated[int | None, typer.Option(help="Lines of it to decode. Default: 100.", min=1)] = None,
+    audio: Annotated[
+        Path | None, typer.Option(help="For a Whisper: a text file with one audio file per line, up to 30 s each.")
+    ] = None,
+    baseline: Annotated[str | None, typer.Option(help="A dense Whisper, which CTranslate2 decodes too.")] = None,
+    rival: Annotated[str | None, typer.Option(help="Another sparse Whisper to time beside MODEL.")] = None,
+    language: Annotated[str | None, typer.Option(help="The language of the audio, for a multilingual model.")] = None,
+    sentences: Annotated[int | None, typer.Option(help="Lines or clips to decode. Default: 100.", min=1)] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Longest output. Default: 128.", min=1)] = None,
     shape: Annotated[
-        str | None, typer.Option(help="wikisum, cnndm, mt, or several with commas. Default: cnndm, without MODEL.")
+        str | None,
+        typer.Option(
+            help="wikisum, cnndm, mt, whisper-tiny, whisper-small, whisper-large-v3, whisper-turbo, or several with "
+            "commas. Default: cnndm, without MODEL."
+        ),
     ] = None,
-    batch: Annotated[int | None, typer.Option(help="Sentences in a batch. Default: the shape's, or 32.", min=1)] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Sentences in a batch. Default: the shape's, 32, or 8 clips.", min=1)
+    ] = None,
     source: Annotated[int | None, typer.Option(help="Source tokens. Default: the shape's.", min=1)] = None,
     target: Annotated[int | None, typer.Option(help="Tokens to produce. Default: the shape's.", min=1)] = None,
     dropped: Annotated[float | None, typer.Option(help="Share of encodings dropped. Default: the shape's.")] = None,
@@ -119,10 +131,10 @@ def decode(
 ) -> None:
     """Time decoding with our engine, Hugging Face's generate and CTranslate2, on the short and on the dense memory.
 
-    With MODEL, decode lines of text; without, a batch of a given shape on a Transformer base with random weights.
+    With MODEL, decode lines of text or clips of audio; without, a batch of a given shape on a Transformer base or a
+    Whisper with random weights.
     """
     from l0drop.bench.decoding import decode_benchmark
-    from l0drop.bench.peers import SYSTEMS
     from l0drop.bench.workloads import chosen_workloads
     from l0drop.report.benchmark import decode_table, sparsity_alone, speed_up_table
     from l0drop.runs.benchmark import DecodeBenchmarks
@@ -130,9 +142,10 @@ def decode(
     workloads = chosen_workloads(
         model, input_, None if shape is None else [name.strip() for name in shape.split(",")], beams=beams,
         sizes=given(batch=batch, source=source, target=target, dropped=dropped),
-        limits=given(sentences=sentences, max_new_tokens=max_new_tokens),
+        limits=given(sentences=sentences, max_new_tokens=max_new_tokens), audio=audio,
+        speech=given(baseline=baseline, rival=rival, language=language),
     )  # fmt: skip
-    chosen = SYSTEMS if systems is None else tuple(name.strip() for name in systems.split(","))
+    chosen = None if systems is None else tuple(name.strip() for name in systems.split(","))
     results = {}
     for name, workload in workloads.items():
         results[name] = decode_benchmark(workload, chosen, rounds, slow_rounds, threads, progress=log.print)

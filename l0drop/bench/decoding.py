@@ -8,20 +8,24 @@ allocator.
 """
 
 import copy
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
 
-from l0drop.bench.peers import SYSTEMS, Tokens, build_peer, ctranslate2_library, rescore, ungated
-from l0drop.bench.remote import Remote, running
+from l0drop.bench.agreement import QUICK_JUDGES, TIE, agreement_of
+from l0drop.bench.peers import Peer, Tokens, build_peer, ctranslate2_library, rescore, ungated
+from l0drop.bench.remote import running
+from l0drop.bench.speech_peers import build_speech_peer, prompt_of
+from l0drop.bench.speech_workloads import INSIDE
 from l0drop.bench.timing import Say, Stopwatch, in_turns, ratio
 from l0drop.bench.workloads import Text, Workload
+from l0drop.models.modeling import L0DropModel
 from l0drop.runs.benchmark import (
     DecodeBenchmark,
     GateCounts,
@@ -32,13 +36,11 @@ from l0drop.runs.benchmark import (
     Seconds,
     TimedSystem,
     Timing,
-    TokenAgreement,
 )
 from l0drop.runs.provenance import provenance
 
 PHASES = ("encode", "decode", "end_to_end")
 SLOW = ("hf-short", "hf-dense")
-TIE = 1e-4
 COMPARED = (
     ("end_to_end", "engine-dense", "engine-short"),
     ("decode", "engine-dense", "engine-short"),
@@ -51,6 +53,18 @@ COMPARED = (
     ("end_to_end", "hf-dense", "engine-short"),
 )
 """Phase, system, faster system. The pairs of one engine, dense and short, show the gain from sparsity alone."""
+SPEECH_COMPARED = tuple(
+    ("end_to_end", system, by)
+    for dense, ct2, others, own in (
+        ("engine-dense", "ct2-float32", ("engine-baseline", "engine-rival"), "engine-{}"),
+        ("engine-int8-dense", "ct2-int8", ("engine-int8-baseline", "engine-int8-rival"), "engine-int8-{}"),
+    )
+    for system, by in (
+        *((slow, own.format(f"inside-{layer}")) for layer in INSIDE for slow in (dense, ct2)),
+        *((other, own.format("short")) for other in others),
+    )
+)
+"""The same for systems that only Whisper's workloads have."""
 NOTES = {
     "systems": "engine-short and hf-short decode on the short memory, engine-dense and hf-dense the same gated model "
     "on the full gated memory, engine-int8 the same with 8-bit weights; ct2 decodes the base model with the same "
@@ -65,7 +79,8 @@ NOTES = {
     "expose them)",
     "agreement": "sentences with the same tokens as the reference; where they differ, the dense model scores both "
     f"outputs in float64, and a difference of normalised scores below {TIE:g} is a tie; ct2 is compared with "
-    "the reference without gates, and int8 systems, whose weights are rounded, need not agree",
+    "the reference without gates, and int8 systems, whose weights are rounded, need not agree, nor does "
+    "CTranslate2's Whisper with beams, which normalises probabilities after suppressing tokens, not before",
 }
 
 
@@ -78,8 +93,8 @@ class Worker:
     def __init__(self, name: str, workload: Workload, threads: int) -> None:
         torch.set_num_threads(threads)
         transformers.logging.disable_progress_bar()
-        model, self.batches = workload.load()
-        self.peer = build_peer(name, model, threads, **workload.generation)
+        model, self.batches = workload.load(workload.variant(name))
+        self.peer = build_system(name, model, threads, **workload.generation)
         self.name, self.threads = name, threads
         self.model = model if self.peer.gated else None
         self.tokens: list[Tokens] = []
@@ -133,30 +148,55 @@ class Worker:
         assert self.model is not None
         with torch.no_grad():
             memories = [self.model.get_encoder()(**batch.encoder_inputs) for batch in self.batches]
+        audio = self.model.family.reads_audio
         dropped, real = (sum(int(getattr(memory, name).sum()) for memory in memories) for name in ("dropped", "real"))
         return GateCounts(
             sparsity=dropped / real,
             source_tokens=real,
-            longest_source=max(batch.input_ids.shape[1] for batch in self.batches),
+            longest_source=max(batch.positions for batch in self.batches),
             longest_memory=max(memory.last_hidden_state.shape[1] for memory in memories),
+            sparsity_of_all=float(torch.cat([m.gates.values == 0 for m in memories]).float().mean()) if audio else None,
         )
 
     def hypotheses(self) -> list[Tokens]:
         """The outputs of the last round, batch by batch."""
         return self.tokens
 
+    def must_agree(self) -> bool:
+        """Whether its search and its weights are those of generate, so that its tokens must be the same."""
+        return self.peer.exact
+
     def ungated_hypotheses(self) -> list[Tokens]:
         """The outputs of this system without gates."""
         assert self.model is not None
-        peer = build_peer(self.name, ungated(self.model), self.threads, **self.peer.generation)
+        peer = build_system(self.name, ungated(self.model), self.threads, **self.peer.generation)
+        return [peer.generate(batch) for batch in self.batches]
+
+    def dense_hypotheses(self) -> list[Tokens]:
+        """The outputs of our engine in float32 with this model's dropped rows masked instead of removed."""
+        assert self.model is not None
+        peer = build_system("engine-dense", self.model, self.threads, **self.peer.generation)
         return [peer.generate(batch) for batch in self.batches]
 
     def scores(self, outputs: list[tuple[int, int, list[int]]], gated: bool) -> list[float]:
         """Scores of outputs (batch, sentence, tokens) by the dense model in float64."""
         assert self.model is not None
         model = copy.deepcopy(self.model if gated else ungated(self.model)).double()
-        penalty = self.peer.generation["length_penalty"]
-        return [rescore(model, self.batches[batch][row], tokens, penalty) for batch, row, tokens in outputs]
+        generation, settings = self.peer.generation, self.model.generation_config
+        prompt = [settings.decoder_start_token_id]
+        if model.family.reads_audio:
+            prompt = prompt_of(settings, generation.get("language"))
+        scores = []
+        for batch, row, tokens in outputs:
+            inputs = self.batches[batch][row].encoder_inputs
+            exact = {name: x.double() if x.is_floating_point() else x for name, x in inputs.items() if name != "hints"}
+            scores.append(rescore(model, {**inputs, **exact}, tokens, generation["length_penalty"], prompt))
+        return scores
+
+
+def build_system(name: str, model: L0DropModel, threads: int, **generation: Any) -> Peer:
+    """The system of that name for a text model or a Whisper."""
+    return (build_speech_peer if model.family.reads_audio else build_peer)(name, model, threads, **generation)
 
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -180,19 +220,20 @@ def _forget_peak() -> None:
 
 def decode_benchmark(
     workload: Workload,
-    systems: Sequence[str] = SYSTEMS,
+    systems: Sequence[str] | None = None,
     rounds: int = 5,
     slow_rounds: int = 1,
     threads: int = 1,
     progress: Say = print,
 ) -> DecodeBenchmark:
-    """Time the systems on a workload and compare their tokens. Hugging Face's generate runs only `slow_rounds`.
+    """Time systems (default: all) on a workload and compare their tokens. `generate` runs only `slow_rounds`.
 
     With text, also measure the latency: each sentence decoded alone.
     """
+    systems = workload.systems if systems is None else systems
     for name in systems or [""]:
-        if name not in SYSTEMS:
-            raise ValueError(f"systems: expected some of {', '.join(SYSTEMS)}, got {name!r}")
+        if name not in workload.systems:
+            raise ValueError(f"systems: expected some of {', '.join(workload.systems)}, got {name!r}")
     if any(name.startswith("ct2") for name in systems):
         ctranslate2_library()
     wanted = {name: min(rounds, slow_rounds) if name in SLOW else rounds for name in systems}
@@ -212,13 +253,17 @@ def decode_benchmark(
             progress(f"round {number + 1} of {wanted[name]}, {name}: {seconds['end_to_end'].cpu:.2f} CPU s")
         outcomes = {name: remote.ask("outcome") for name, remote in remotes.items()}
         progress("comparing tokens")
-        sentences, agreement = _agreement(remotes)
-        gated = next((name for name in _QUICK_JUDGES if name in remotes), None)
+        variants = {name: workload.variant(name) for name in systems}
+        sentences, agreement = agreement_of(remotes, variants)
+        gated = next((name for name in QUICK_JUDGES if name in remotes), None)
         gating = None if gated is None else remotes[gated].ask("gating")
+        own = {variant: name for name, variant in variants.items() if variant and not name.startswith("ct2")}
+        variant_gates = {variant: remotes[name].ask("gating") for variant, name in own.items()}
     return DecodeBenchmark(
         workload=workload.describe(),
         sentences=sentences,
         gates=gating,
+        variant_gates=variant_gates or None,
         generation=workload.generation,
         systems={
             name: TimedSystem(
@@ -250,10 +295,10 @@ def _times(timings: dict[str, dict[str, Timing]], name: str) -> dict[str, float]
 
 
 def _ratios(timings: dict[str, dict[str, Timing]]) -> list[Ratio]:
-    """The ratios of `COMPARED` for which both systems ran."""
+    """The compared pairs of which both systems ran."""
     return [
         Ratio(phase, one, other, ratio({name: timings[name][phase] for name in (one, other)}, one, other))
-        for phase, one, other in COMPARED
+        for phase, one, other in (*COMPARED, *SPEECH_COMPARED)
         if one in timings and other in timings
     ]
 
@@ -263,67 +308,3 @@ def _latency(rounds: list[list[Seconds]]) -> Latency:
     clocks = ([[one.cpu for one in found] for found in rounds], [[one.wall for one in found] for found in rounds])
     medians = (1000 * np.median(seconds, axis=0) for seconds in clocks)
     return Latency(*(Percentiles(*(float(np.percentile(alone, p)) for p in (50, 99))) for alone in medians))
-
-
-# --- agreement of tokens -------------------------------------------------------------------------------------------
-
-_JUDGES = ("hf-dense", "engine-dense", "hf-short", "engine-short")
-_QUICK_JUDGES = ("engine-dense", "engine-short", "hf-dense", "hf-short")
-
-
-def _agreement(remotes: Mapping[str, Remote]) -> tuple[int, dict[str, TokenAgreement | None]]:
-    """The number of sentences, and each system's agreement with a reference, ties counted separately.
-
-    None for the reference itself, and for all systems if no gated system ran.
-    """
-    hypotheses = {name: remote.ask("hypotheses") for name, remote in remotes.items()}
-    found: dict[str, TokenAgreement | None] = dict.fromkeys(remotes)
-    sentences = sum(map(len, next(iter(hypotheses.values()))))
-    judge, quick = (next((name for name in names if name in remotes), None) for names in (_JUDGES, _QUICK_JUDGES))
-    if judge is None or quick is None:
-        return sentences, found
-    peers = [name for name in remotes if name.startswith("ct2")]
-    for name in remotes.keys() - {judge, *peers}:
-        score = functools.partial(_scores, remotes[judge], True)
-        found[name] = compare(
-            hypotheses[name], hypotheses[judge], score, reference=judge, must_agree="int8" not in name
-        )
-    without_gates = remotes[quick].ask("ungated_hypotheses") if peers else []
-    for name in peers:
-        score = functools.partial(_scores, remotes[quick], False)
-        reference = f"{quick}, without gates"
-        found[name] = compare(
-            hypotheses[name], without_gates, score, reference=reference, must_agree=name == "ct2-float32"
-        )
-    return sentences, found
-
-
-Output = tuple[int, int, list[int]]
-
-
-def _scores(judge: Remote, gated: bool, outputs: list[Output]) -> list[float]:
-    return judge.ask("scores", outputs, gated) if outputs else []
-
-
-def compare(
-    one: list[Tokens],
-    other: list[Tokens],
-    score: Callable[[list[Output]], list[float]],
-    *,
-    reference: str,
-    must_agree: bool,
-) -> TokenAgreement:
-    """Count the sentences of `one` with the tokens of `other`, the reference; `score` decides whether others tie."""
-    sentences = [(batch, row) for batch, rows in enumerate(other) for row in range(len(rows))]
-    differing = [(batch, row) for batch, row in sentences if one[batch][row] != other[batch][row]]
-    both = (score([(batch, row, system[batch][row]) for batch, row in differing]) for system in (one, other))
-    gaps = [abs(a - b) for a, b in zip(*both, strict=True)]
-    tied = sum(gap < TIE for gap in gaps)
-    return TokenAgreement(
-        reference,
-        must_agree,
-        same=len(sentences) - len(differing),
-        tied=tied,
-        different=len(differing) - tied,
-        largest_score_gap=max(gaps, default=0.0),
-    )

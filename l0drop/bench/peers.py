@@ -55,6 +55,11 @@ class Batch:
         return Batch(self.input_ids[row, real][None], self.attention_mask[row, real][None], hints)
 
     @property
+    def positions(self) -> int:
+        """Source positions of the longest sentence."""
+        return self.input_ids.shape[1]
+
+    @property
     def encoder_inputs(self) -> dict[str, Any]:
         """Arguments of the model's encoder."""
         inputs: dict[str, Any] = {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
@@ -67,6 +72,8 @@ class Peer:
     gated = True
     apart = True
     """Whether `decode` can be called without `encode`."""
+    exact = True
+    """Whether search and weights are those of generate, up to rounding errors."""
 
     def __init__(self, model: L0DropModel, **generation: Any) -> None:
         self.model, self.generation = model, generation
@@ -109,7 +116,7 @@ class EnginePeer(Peer):
         return super().weight_bytes() + self.engine.copied_bytes
 
     def cross_bytes(self, batch: Batch) -> int | None:
-        self.generate(batch, **_BRIEF)
+        self.generate(batch, **BRIEF)
         return None if self.engine.through_generate else self.engine.memory_bytes
 
 
@@ -129,7 +136,7 @@ class HuggingFacePeer(Peer):
         return cut(self._generate(memory, **changes), self.model)
 
     def cross_bytes(self, batch: Batch) -> int | None:
-        output = self._generate(self.encode(batch), return_dict_in_generate=True, **_BRIEF)
+        output = self._generate(self.encode(batch), return_dict_in_generate=True, **BRIEF)
         layers = output.past_key_values.cross_attention_cache.layers
         return sum(tensor.nbytes for layer in layers for tensor in (layer.keys, layer.values))
 
@@ -137,7 +144,7 @@ class HuggingFacePeer(Peer):
         return self.model.generate(encoder_outputs=memory, do_sample=False, **{**self.generation, **changes})
 
 
-_BRIEF = {
+BRIEF = {
     "min_new_tokens": 2,
     "max_new_tokens": 2,
 }  # the size of cross-attention's cache does not depend on the output length
@@ -152,6 +159,7 @@ class CTranslate2Peer(Peer):
 
     def __init__(self, model: L0DropModel, compute_type: str, threads: int, **generation: Any) -> None:
         self.generation = self._checked(model.generation_config, generation)
+        self.exact = compute_type == "float32"
         library = ctranslate2_library()
         options = {"device": "cpu", "compute_type": compute_type, "inter_threads": 1, "intra_threads": threads}
         with TemporaryDirectory() as name:
@@ -236,7 +244,7 @@ def plain_generation(model: PreTrainedModel) -> None:
 
 def ungated(model: L0DropModel) -> L0DropModel:
     """The same weights with every gate open, as CTranslate2 decodes them."""
-    return sparsify(_base(model)).eval()
+    return sparsify(base_of(model)).eval()
 
 
 def cut(sequences_BT: Tensor, model: PreTrainedModel) -> Tokens:
@@ -252,13 +260,13 @@ def cut(sequences_BT: Tensor, model: PreTrainedModel) -> Tokens:
 
 
 @torch.no_grad()
-def rescore(model: L0DropModel, batch: Batch, tokens: list[int], length_penalty: float) -> float:
-    """The log-probability of one sentence's output on the full gated memory, / length^length_penalty."""
-    assert model.generation_config is not None
-    start = model.generation_config.decoder_start_token_id
-    decoder_input_ids = torch.tensor([[start, *tokens[:-1]]])
+def rescore(
+    model: L0DropModel, inputs: Mapping[str, Any], tokens: list[int], length_penalty: float, prompt: list[int]
+) -> float:
+    """The log-probability of one output on the full gated memory, / length^length_penalty. It follows a prompt."""
+    decoder_input_ids = torch.tensor([[*prompt, *tokens[:-1]]])
     with model.dial(dense=True):
-        logits_TV = model(**batch.encoder_inputs, decoder_input_ids=decoder_input_ids).logits[0]
+        logits_TV = model(**inputs, decoder_input_ids=decoder_input_ids).logits[0, len(prompt) - 1 :]
     chosen_T = logits_TV.log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])
     return float(chosen_T.sum()) / len(tokens) ** length_penalty
 
@@ -291,7 +299,7 @@ def convert(model: PreTrainedModel, folder: Path, compute_type: str = "float32")
     from ctranslate2.converters import transformers as converters
     from ctranslate2.specs.transformer_spec import TransformerEncoderModelSpec
 
-    base = _base(model)
+    base = base_of(model)
     family = base.config.model_type
     if family not in (*_NORMALIZES, "t5"):
         able = ", ".join((*_NORMALIZES, "t5"))
@@ -325,7 +333,7 @@ def convert(model: PreTrainedModel, folder: Path, compute_type: str = "float32")
         part.save(str(folder / name))
 
 
-def _base(model: PreTrainedModel) -> Any:
+def base_of(model: PreTrainedModel) -> Any:
     """The model without its gate: the same Parameter objects, a separate config."""
     if isinstance(model, L0DropModel):
         return adopt_parameters(model, model.base_class, model.config.to_base())

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 import transformers as hf
 
-from l0drop.bench.peers import Batch, plain_generation
+from l0drop.bench.peers import SYSTEMS, Batch, plain_generation
 from l0drop.bench.random_models import Share, sharpen, transformer_base
+from l0drop.bench.speech_workloads import WHISPER_SHAPES, RandomWhisper, Recordings
 from l0drop.data.batches import collate
 from l0drop.data.corpus import Example
 from l0drop.data.text import file_stamp, read_lines
@@ -35,7 +36,14 @@ SHAPES = {
 class Workload(Protocol):
     """The input and the search settings of all systems; small enough to be sent to another process."""
 
-    def load(self) -> tuple[L0DropModel, list[Batch]]:
+    @property
+    def systems(self) -> tuple[str, ...]:
+        """The systems that can decode it."""
+
+    def variant(self, system: str) -> str:
+        """The name of the model that a system decodes; blank for the workload's own."""
+
+    def load(self, variant: str = "") -> tuple[L0DropModel, list[Any]]:
         """The model, in eval mode and float32, and the batches, longest first."""
 
     @property
@@ -69,7 +77,14 @@ class RandomModel:
     beams: int = 4
     changes: Mapping[str, Any] = field(default_factory=dict)
 
-    def load(self) -> tuple[L0DropModel, list[Batch]]:
+    @property
+    def systems(self) -> tuple[str, ...]:
+        return SYSTEMS
+
+    def variant(self, system: str) -> str:
+        return ""
+
+    def load(self, variant: str = "") -> tuple[L0DropModel, list[Batch]]:
         positions = max(4096, self.shape.source, self.shape.target + 1)
         base = peaked_base(**{"max_position_embeddings": positions, **self.changes})
         model = sparsify(base, L0DropConfig(gating="zero")).eval()
@@ -110,7 +125,14 @@ class Text:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
 
-    def load(self) -> tuple[L0DropModel, list[Batch]]:
+    @property
+    def systems(self) -> tuple[str, ...]:
+        return SYSTEMS
+
+    def variant(self, system: str) -> str:
+        return ""
+
+    def load(self, variant: str = "") -> tuple[L0DropModel, list[Batch]]:
         text = load(self.model, device="cpu", dtype="float32")
         lines = [line for line, _ in zip(read_lines(self.file), range(self.sentences), strict=False)]
         sources = sorted((s for s in text.encode(lines) if not s.is_blank), key=lambda s: len(s.ids), reverse=True)
@@ -152,22 +174,41 @@ def chosen_workloads(
     beams: int = 4,
     sizes: Mapping[str, Any] | None = None,
     limits: Mapping[str, Any] | None = None,
+    audio: Path | None = None,
+    speech: Mapping[str, Any] | None = None,
 ) -> dict[str, Workload]:
-    """The workloads by name: text for a model, or without one the batches of these SHAPES (cnndm) on random weights.
+    """The workloads by name: text or audio for a model, or without one the batches of these shapes on random weights.
 
-    sizes: numbers that replace those of a `Shape`; a model takes `batch` alone. limits: `sentences` and
-    `max_new_tokens` of `Text`.
+    shapes: of `SHAPES` or `WHISPER_SHAPES`; default: cnndm. sizes: numbers that replace those of a `Shape`; a model
+    takes `batch` alone. limits: `sentences` (or clips) and `max_new_tokens` of `Text` or `Recordings`. speech:
+    `language`, `baseline` and `rival` of `Recordings`.
     """
-    sizes, limits = sizes or {}, limits or {}
+    sizes, limits, speech = sizes or {}, limits or {}, speech or {}
+    if audio is None:
+        for name in speech:
+            raise ValueError(f"`{name}`: needs `audio`, a list of audio files")
     if model is None:
-        for name in (*(["input"] if file is not None else []), *limits):
+        inputs = {"input": file, "audio": audio}
+        for name in (*(name for name, given in inputs.items() if given is not None), *limits):
             raise ValueError(f"`{name}`: needs a model folder")
+        known = {**SHAPES, **WHISPER_SHAPES}
         for name in shapes or ():
-            if name not in SHAPES:
-                raise ValueError(f"`shape`: expected some of {', '.join(SHAPES)}, got {name!r}")
-        return {name: RandomModel(replace(SHAPES[name], **sizes), beams) for name in shapes or ("cnndm",)}
+            if name not in known:
+                raise ValueError(f"`shape`: expected some of {', '.join(known)}, got {name!r}")
+        return {name: _random(name, replace(known[name], **sizes), beams) for name in shapes or ("cnndm",)}
     for name in (*(name for name in sizes if name != "batch"), *(["shape"] if shapes is not None else [])):
         raise ValueError(f"`{name}`: is for random weights; a model decodes text of natural length")
+    if audio is not None:
+        if file is not None:
+            raise ValueError("`input`: is for text; `audio` names the recordings")
+        clips = {"clips" if name == "sentences" else name: value for name, value in limits.items()}
+        return {"audio": Recordings(model, audio, beams=beams, **sizes, **clips, **speech)}
     if file is None:
-        raise ValueError("`input`: missing; name a text file to decode")
+        raise ValueError("`input`: missing; name a text file to decode, or with `audio` a list of audio files")
     return {"text": Text(model, file, beams=beams, **sizes, **limits)}
+
+
+def _random(name: str, shape: Shape, beams: int) -> Workload:
+    if name in SHAPES:
+        return RandomModel(shape, beams)
+    return RandomWhisper(name.removeprefix("whisper-"), shape, beams)

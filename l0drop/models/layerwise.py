@@ -61,7 +61,8 @@ class _Step:
 
     def __call__(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
         if self.position == 1:
-            hidden_states = self.run.after(0, self.run.entered(hidden_states))
+            self.run.was_entered = True
+            hidden_states = self.run.after(0, hidden_states)
         bias = attention_mask if self.run.bias is None else self.run.bias.to(hidden_states.dtype)
         return self.run.after(self.position, self.layer(hidden_states, bias, **kwargs))
 
@@ -69,8 +70,8 @@ class _Step:
 class LayerRun:
     """The gates of one pass through the encoder, by the layer that they follow, counted from 1; 0: before the first.
 
-    cut: rows behind the last column of `mask_BN` leave the batch before the first layer, and layers mask the others
-    that are not real. Otherwise the encoder has its own mask.
+    cut: padding was cut before the first layer, and layers mask the rows that are not real. Otherwise the encoder has
+    its own mask.
     """
 
     def __init__(
@@ -94,11 +95,6 @@ class LayerRun:
         self.was_entered = False
         if cut and not bool(mask_BN.all()):
             self.bias = padding_bias(mask_BN, torch.float32)
-
-    def entered(self, hidden: Tensor) -> Tensor:
-        """The first layer's input, without the rows that were cut."""
-        self.was_entered = True
-        return hidden[:, : self.mask_BN.shape[1]]
 
     def after(self, position: int, hidden: Tensor) -> Tensor:
         """Apply the gate that follows the layer, if there is one. The model's ordinary gate follows the last layer."""

@@ -16,7 +16,7 @@ import functools
 import json
 import os
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from l0drop.models.layerwise import GatedLayers, LayerRun
 from l0drop.models.loading import GATE_NAMES, check_weights
 from l0drop.models.outputs import L0DropEncoderOutput, L0DropOutput
 from l0drop.models.stamp import check_base, check_stamp, write_stamp
-from l0drop.models.whisper import at_source
+from l0drop.models.whisper import at_source, cut_early, first_rows
 
 DIAL_STREAM = 1 << 21
 """The first stream of keyed noise for the dial in training; gates use lower ones."""
@@ -139,6 +139,7 @@ class L0DropModel(Controls, PreTrainedModel):
         encoder = super().get_encoder()
         if not isinstance(encoder.layers, GatedLayers):
             encoder.layers = GatedLayers(encoder.layers)
+        cut_early(encoder)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Gate) and isinstance(self.__dict__.get("_modules", {}).get(name), Gate):
@@ -244,7 +245,11 @@ class L0DropModel(Controls, PreTrainedModel):
             gates = dict(zip(self.inner_layers, self.inner_gates, strict=True))
             short = self._is_short(dial)
             run = LayerRun(gates, decide, mask_BN, self.config.l0drop.gating, remove_rows=short, cut=cut)
-        with encoder.layers.running(run) if run is not None else nullcontext():
+        with ExitStack() as stack:
+            if run is not None:
+                stack.enter_context(encoder.layers.running(run))
+                if cut:
+                    stack.enter_context(first_rows(encoder, run.mask_BN.shape[1]))
             outputs = encoder(**kwargs)
         assert run is None or (run.was_entered and len(run.layer_gates) == len(self.inner_gates)), (
             "the encoder did not iterate its layers"

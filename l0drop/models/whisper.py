@@ -1,13 +1,20 @@
-"""What Whisper needs beside the other families: a bias on its cross-attention, and times of words on kept rows.
+"""What Whisper needs beside the other families: a bias on its cross-attention, an encoder of the first rows of a
+window, and times of words on kept rows.
 
 Hugging Face's Whisper passes no mask to its cross-attention, but hands further keyword arguments of `forward` down to
 its decoder layers. So the bias travels as the argument `memory_bias`, and the decoder layers of an L0Drop model pass it
 on.
 
+Its encoder insists on features of a whole window. So where padding is cut, the features enter whole, and the first
+convolution takes the frames that the first rows need.
+
 Shapes: B clips, k beams, N encoder rows (1,500 for 30 seconds), H heads, T tokens.
 """
 
 import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -38,6 +45,62 @@ class BiasedDecoderLayer(WhisperDecoderLayer):
         return super().forward(
             hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask=memory_bias, **kwargs
         )
+
+
+# --- the first rows of a window ------------------------------------------------------------------------------------
+
+_FIRST_ROWS: ContextVar[Mapping[nn.Module, int] | None] = ContextVar("first_rows", default=None)
+"""The modules of the encoder that this thread runs on fewer rows, and the number of rows."""
+
+
+@contextmanager
+def first_rows(encoder: Any, rows: int) -> Iterator[None]:
+    """Inside, an encoder prepared by `cut_early` computes only the first rows of its windows."""
+    token = _FIRST_ROWS.set({encoder.conv1: rows, encoder.embed_positions: rows})
+    try:
+        yield
+    finally:
+        _FIRST_ROWS.reset(token)
+
+
+class _CutConvolution(nn.Conv1d):
+    """Whisper's first convolution. Inside `first_rows` its output is the frames that the first K rows need.
+
+    Row k of the second convolution reads frames 2k - 1 to 2k + 1 of the first. So K rows need 2K frames, and they need
+    one frame more of the features.
+    """
+
+    adapts = nn.Conv1d
+
+    def forward(self, input: Tensor) -> Tensor:
+        rows = (_FIRST_ROWS.get() or {}).get(self)
+        if rows is None:
+            return super().forward(input)
+        frames = FRAMES_PER_ROW * rows
+        return super().forward(input[..., : frames + 1])[..., :frames]
+
+
+class _CutPositions(nn.Embedding):
+    """The encoder's positions; inside `first_rows` those of the first rows."""
+
+    adapts = nn.Embedding
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input[: (_FIRST_ROWS.get() or {}).get(self)])
+
+
+def cut_early(encoder: Any) -> None:
+    """Prepare an encoder for `first_rows`. Its parameters stay the same objects."""
+    old = encoder.conv1
+    kernel = {"kernel_size": old.kernel_size, "stride": old.stride, "padding": old.padding}
+    encoder.conv1 = _CutConvolution(old.in_channels, old.out_channels, **kernel, device="meta")
+    encoder.conv1._parameters.update(old._parameters)
+    positions = encoder.embed_positions
+    encoder.embed_positions = _CutPositions(positions.num_embeddings, positions.embedding_dim, device="meta")
+    encoder.embed_positions._parameters.update(positions._parameters)
+
+
+# --- the model -----------------------------------------------------------------------------------------------------
 
 
 class WhisperParts(PreTrainedModel):

@@ -26,9 +26,13 @@ Titled = tuple[str, Table]
 
 def decode_table(result: DecodeBenchmark) -> Titled:
     """A row per system: CPU time, throughput, latency or memory, and agreement of tokens."""
-    title = f"{result.sentences} sentences, beam {result.generation['num_beams']}"
+    unit = result.workload.unit
+    rate = "clips/s" if unit == "clips" else "sent./s"
+    title = f"{result.sentences} {unit}, beam {result.generation['num_beams']}"
     if (gates := result.gates) is not None:
         title += f", longest source {gates.longest_source}, {gates.sparsity:.1%} dropped"
+        if gates.sparsity_of_all is not None and gates.sparsity_of_all != gates.sparsity:
+            title += f" of the rows that audio covers, {gates.sparsity_of_all:.1%} of all"
     is_text = any(system.latency_ms is not None for system in result.systems.values())
     last = ("P50 ms", "P99 ms") if is_text else ("peak MiB", "K/V MiB")
     verdicts = {name: _verdict(result.agreement[name], result.sentences) for name in result.systems}
@@ -43,14 +47,14 @@ def decode_table(result: DecodeBenchmark) -> Titled:
         for name, system in result.systems.items()
     ]
     note = (
-        "total: encode + decode. sent./s: sentences per second of wall time. "
+        f"total: encode + decode. {rate}: {unit} per second of wall time. "
         + ("P50, P99: latency of a sentence decoded alone, wall time. " if is_text else "")
         + ("" if is_text else "peak: memory beyond the loaded system; K/V: cross-attention's keys and values. ")
-        + "same tokens: sentences with the same tokens as the reference system, which is marked -."
+        + "same tokens: outputs with the same tokens as the reference system, which is marked -."
     )
     wrong = {verdict: "bad" for verdict in verdicts.values() if verdict.endswith("!")}
     note += " !: tokens differ that should be the same." if wrong else ""
-    head = ["", "encode", "decode", "total", "sent./s", *last, "same tokens"]
+    head = ["", "encode", "decode", "total", rate, *last, "same tokens"]
     return f"{title}; CPU seconds, medians", Table(head, rows, note, styles=wrong)
 
 

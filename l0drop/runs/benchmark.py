@@ -65,9 +65,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class WorkloadRecord:
-    """What was decoded: a batch of a shape on random weights, or lines of a text on a model.
+    """What was decoded: a batch of a shape on random weights, or lines of a text or recordings on a model.
 
-    changes: to the config of the random model. batch: sentences in a batch of text.
+    changes: to the config of the random model. batch: sentences in a batch of text, or clips. whisper: the size of a
+    random Whisper. baseline, rival: models that were decoded beside `model`.
     """
 
     what: str
@@ -77,6 +78,15 @@ class WorkloadRecord:
     model: str | None = optional()
     input: FileStamp | None = optional()
     batch: int | None = optional()
+    whisper: str | None = optional()
+    seconds_of_audio: float | None = optional()
+    baseline: str | None = optional()
+    rival: str | None = optional()
+
+    @property
+    def unit(self) -> str:
+        """The name of the inputs."""
+        return "sentences" if self.whisper is None and self.seconds_of_audio is None else "clips"
 
 
 @dataclass(frozen=True)
@@ -144,23 +154,31 @@ class TokenAgreement:
 
 @dataclass(frozen=True)
 class GateCounts:
-    """What the gates dropped, and the longest source and memory."""
+    """What the gates dropped, and the longest source and memory.
+
+    Of audio, sparsity and source_tokens count the rows that audio covers; sparsity_of_all counts those of padding too.
+    """
 
     sparsity: float
     source_tokens: int
     longest_source: int
     longest_memory: int
+    sparsity_of_all: float | None = optional()
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeBenchmark(JsonFile):
-    """Several systems that decode the same batches. agreement: None for the reference itself."""
+    """Several systems that decode the same batches. agreement: None for the reference itself.
+
+    variant_gates: what the gates dropped in systems that have a model of their own.
+    """
 
     COMMAND = "l0drop bench decode"
 
     workload: WorkloadRecord = flat()
     sentences: int
     gates: GateCounts | None
+    variant_gates: dict[str, GateCounts] | None = optional()
     generation: Settings
     systems: dict[str, TimedSystem]
     ratios: list[Ratio] = field(default_factory=list)

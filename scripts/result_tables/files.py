@@ -1,10 +1,11 @@
 """The published results."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from l0drop.runs.analysis import Analysis, SweepAnalysis
-from l0drop.runs.benchmark import DecodeBenchmark
+from l0drop.runs.benchmark import DecodeBenchmark, DecodeBenchmarks
 from l0drop.runs.evaluation import Evaluation
 from l0drop.runs.json_file import from_json, read_any
 from l0drop.runs.study import Rivals, StudyResults
@@ -30,6 +31,19 @@ def evaluation(name: str, folder: Path = RESULTS) -> Evaluation:
 
 def decoding(name: str) -> DecodeBenchmark:
     return DecodeBenchmark.read(RESULTS / f"{name}.json")
+
+
+def decoding_of_shape(shape: str) -> DecodeBenchmark:
+    """The systems of one shape. Those in int8 are from a later run of their own, so ratios hold among them only."""
+    found, later = decoding(f"decode-{shape}"), DecodeBenchmarks.read(RESULTS / "decode-int8.json").shapes[shape]
+    systems = {name: later.systems.get(name, system) for name, system in found.systems.items()}
+    return replace(found, systems=systems, agreement={**found.agreement, **later.agreement})
+
+
+def whispers() -> list[DecodeBenchmark]:
+    """Random Whispers, small models and batches first."""
+    found = [DecodeBenchmark.read(file) for file in RESULTS.glob("decode-whisper-*.json")]
+    return sorted(found, key=lambda one: (one.workload.whisper != "tiny", one.sentences, one.generation["num_beams"]))
 
 
 def rivals(name: str) -> Rivals:

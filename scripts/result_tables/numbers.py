@@ -51,7 +51,8 @@ def of_quality() -> dict[str, str]:
 def of_speed() -> dict[str, str]:
     found = {}
     for shape in ("multi30k", "europarl", "mt", "cnndm", "wikisum"):
-        timed = files.decoding(f"decode-{shape}")
+        own = shape in ("multi30k", "europarl")
+        timed = files.decoding(f"decode-{shape}") if own else files.decoding_of_shape(shape)
         for name, prefix in (("engine", "speed"), ("engine-int8", "speed-int8")):
             found[f"{prefix}-{shape}"] = ratio(timed, "end_to_end", f"{name}-short", f"{name}-dense")
     systems = files.decoding("decode-ragged").systems
@@ -67,7 +68,15 @@ def of_speed() -> dict[str, str]:
         "pays-from-32": f"{round(predicted['pays_from']['32']['both'], -1)}",
         "predicted-512": f"{long['speed_up']['both']:.2f}×",
     }
-    return found | pays | {"speed-one-document-cost": f"{alone:.0%}"}
+    int8 = files.evaluation("int8-evaluation").first
+    bleu = int8.differences["bleu"]
+    rounded = {
+        "int8-bleu": f"{bleu.system:.2f}",
+        "int8-bleu-float32": f"{bleu.baseline:.2f}",
+        "int8-bleu-bounds": f"{bleu.lower:+.2f} and {bleu.upper:+.2f}",
+        "int8-same": f"{int8.same_outputs}",
+    }
+    return found | pays | rounded | {"speed-one-document-cost": f"{alone:.0%}"}
 
 
 def of_training() -> dict[str, str]:

@@ -51,6 +51,10 @@ ALL = (
     Comparison("decode", "engine-dense", "ct2-float32"),
     Comparison("decode", "engine-int8-dense", "ct2-int8"),
 )
+WHISPER_PEERS = {"engine": "ct2-float32", "engine-int8": "ct2-int8"}
+"""Our engine, and the peer with weights of the same type."""
+UNCOMPARED = dict.fromkeys(("engine-int8-short", "engine-int8-dense", "ct2-int8"), "not compared")
+"""Systems that ran apart from the reference."""
 SHORTEST = 64
 """The shortest source in the table of predictions; below it there is nothing to gain."""
 STEP = ("step", "linear layers", "attention", "vocabulary", "copies", "other operations", "between them")
@@ -121,10 +125,38 @@ def systems_table(shape: str, result: DecodeBenchmark) -> Table:
         cache = memory.cross_cache
         peak = f"{(memory.beyond_loaded or 0) / 2**20:.0f}"
         row.append(peak if cache is None else f"{peak}, {cache / 2**20:.0f}")
-        row.append("reference" if agreement is None else f"{agreement.same} of {result.sentences}")
+        row.append(
+            UNCOMPARED.get(name, "reference") if agreement is None else f"{agreement.same} of {result.sentences}"
+        )
         rows.append(row)
     head = [f"{SHAPES[shape]}, system", "encode, CPU s", "decode, CPU s", "end to end, CPU s"]
     return Table([*head, "peak memory, cross-attention K/V, MiB", "outputs with the same tokens"], rows)
+
+
+def whisper_tables(results: Iterable[DecodeBenchmark]) -> tuple[Table, Table, Table]:
+    """Whispers with random weights: speed-ups in float32 and in int8, and seconds."""
+    ratios: dict[str, list[list[str]]] = {engine: [] for engine in WHISPER_PEERS}
+    seconds = []
+    for result in results:
+        clips = f"{result.sentences} clip{'s' if result.sentences > 1 else ''}"
+        row = [f"{result.workload.whisper}, {clips}, beam {result.generation['num_beams']}"]
+        for engine, peer in WHISPER_PEERS.items():
+            short, dense, inside = (f"{engine}-{which}" for which in ("short", "dense", "inside-1"))
+            pairs = [("decode", short, dense), *(("end_to_end", one, dense) for one in (short, inside))]
+            pairs += [("end_to_end", one, peer) for one in (dense, inside)]
+            ratios[engine].append(row + [ratio(result, *pair) for pair in pairs])
+        for system in ("engine-dense", "engine-inside-1", "ct2-float32", "engine-int8-dense", "ct2-int8"):
+            found = result.systems.get(system)
+            row.append("-" if found is None else ", ".join(f"{found.median[p].cpu:.2f}" for p in ("encode", "decode")))
+        seconds.append(row)
+    head = ["decoding: short over dense", "end to end: short over dense", "end to end: early gate over dense"]
+    head += ["end to end: dense over CTranslate2", "end to end: early gate over CTranslate2"]
+    columns = ["engine, dense", "engine, early gate", "CTranslate2", "engine int8, dense", "CTranslate2 int8"]
+    float32, int8 = (
+        Table([f"speed-up, {name}", *head], ratios[engine])
+        for name, engine in (("float32", "engine"), ("int8", "engine-int8"))
+    )
+    return float32, int8, Table(["encode, decode, CPU s", *columns], seconds)
 
 
 def ragged_tables(ragged: DecodeBenchmark, even: DecodeBenchmark) -> tuple[Table, Table]:

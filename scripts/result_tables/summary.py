@@ -14,7 +14,7 @@ TRAINED = {
     "Europarl, sentences": ("europarl", "zero-0.46", "decode-europarl"),
 }
 """A task: its study, the sparse system, and the timing at its source length and sparsity."""
-TIMED = ("decode-cnndm", "decode-wikisum")
+TIMED = ("cnndm", "wikisum")
 NOTE = "† "
 """How the note under a table begins; it belongs to the generated block."""
 
@@ -40,7 +40,7 @@ def quality_table() -> Table:
 
 def length_table() -> Table:
     rows = []
-    for timed in map(files.decoding, TIMED):
+    for timed in map(files.decoding_of_shape, TIMED):
         shape = timed.workload.shape
         assert shape is not None
         row = [f"{shape.source:,} tokens", f"{shape.dropped:.1%}"]

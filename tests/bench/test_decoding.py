@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from l0drop.app import cli
-from l0drop.bench.decoding import COMPARED, PHASES, compare, decode_benchmark
+from l0drop.bench.agreement import compare
+from l0drop.bench.decoding import COMPARED, PHASES, decode_benchmark
 from l0drop.bench.peers import SYSTEMS
 from l0drop.bench.timing import in_turns
 from l0drop.bench.workloads import SHAPES, RandomModel, Text
@@ -205,7 +206,7 @@ def test_the_command_decodes_a_custom_shape(tmp_path, monkeypatch, capsys):
         ("folder", "input: missing; name a text file"),
         ("folder --input x --source 3", "source: is for random weights"),
         ("folder --input x --shape mt", "shape: is for random weights"),
-        ("--shape books", "shape: expected some of wikisum, cnndm, mt, got 'books'"),
+        ("--shape books", "whisper-large-v3, whisper-turbo, got 'books'"),
         ("--dropped 1.5", "dropped: expected a share in [0, 1), got 1.5"),
         ("--systems engine-short,gpu", "systems: expected some of engine-short,"),
         ("./nowhere --input x --systems hf-short", "./nowhere: there is no such folder"),

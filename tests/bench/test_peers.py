@@ -138,6 +138,7 @@ def test_the_cross_attention_cache_is_as_small_as_the_memory(gated):
 
 def test_rescoring_gives_the_score_of_the_search(gated):
     model, batch = copy.deepcopy(gated).double(), batch_of()
+    start = model.generation_config.decoder_start_token_id
     with model.dial(dense=True):
         output = model.generate(
             **batch.encoder_inputs, **NATURAL, do_sample=False, return_dict_in_generate=True, output_scores=True
@@ -145,7 +146,7 @@ def test_rescoring_gives_the_score_of_the_search(gated):
     for row, tokens in enumerate(cut(output.sequences, model)):
         # the search sums in float32
         expected = pytest.approx(float(output.sequences_scores[row]), abs=1e-5)
-        assert rescore(model, batch[row], tokens, length_penalty=0.6) == expected
+        assert rescore(model, batch[row].encoder_inputs, tokens, 0.6, [start]) == expected
 
 
 def test_converting_does_not_change_the_model(tmp_path):

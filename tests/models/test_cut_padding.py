@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import AutoModelForSpeechSeq2Seq
 
 from l0drop import Engine, L0DropConfig, load, sparsify
+from l0drop.models.whisper import first_rows
 from tests.models import whispers, zoo
 
 END = (48, 30, 17, 40, 11, 6)
@@ -99,6 +100,47 @@ def test_short_memory_is_the_dense_one(name: str) -> None:
     with model.dial(dense=True):
         dense = logits(model, features)
     assert (logits(model, features) - dense).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("rows", [1, 2, 11, whispers.ROWS - 1, whispers.ROWS])
+@pytest.mark.parametrize("training", [False, True])
+def test_the_convolutions_of_the_first_rows(rows: int, training: bool) -> None:
+    """They are those of the whole window, and so are their gradients."""
+    encoder = build("rule").model.encoder.train(training)
+    other = build("rule").model.encoder.train(training)
+    found: list[Tensor] = []
+    for one in (encoder, other):
+        one.layers[0].register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+    features = whispers.features().double().requires_grad_()
+    encoder(features)
+    with first_rows(encoder, rows):
+        encoder(features)
+        other(features)  # not this encoder's rows
+    whole, cut, unrelated = found
+    assert (cut.shape[1], unrelated.shape[1]) == (rows, whispers.ROWS)
+    assert (cut - whole[:, :rows]).abs().max() < 1e-10
+    leaves = [features, *encoder.conv1.parameters(), *encoder.conv2.parameters()]
+    weights = torch.randn(cut.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for one, two in zip(
+        *(torch.autograd.grad((x * weights).sum(), leaves) for x in (cut, whole[:, :rows])), strict=True
+    ):
+        assert (one - two).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("name", ["rule", "zero", "layers"])
+def test_the_convolutions_run_on_the_rows_that_stay(name: str) -> None:
+    """In `forward`, `generate` and the engine; a model that is switched off runs on the whole window."""
+    model, features = build(name, torch.float32, multilingual=False), padded()[2:3]
+    frames: list[int] = []
+    model.model.encoder.conv2.register_forward_pre_hook(lambda _, inputs: frames.append(inputs[0].shape[-1]))
+    logits(model, features)
+    logits(model.train(), features, own_loss=True)
+    model.eval().generate(features, max_new_tokens=3)
+    Engine(model).generate(features, max_new_tokens=3)
+    assert frames == 4 * [2 * expected_rows()[2]]
+    model.config.l0drop.enabled = False
+    logits(model, features)
+    assert frames[4:] == [whispers.FRAMES]
 
 
 def test_without_padding_nothing_is_cut() -> None:
