@@ -86,9 +86,8 @@ class SpeechFindings:
             return []
         drops = "" if last.sparsity is None else f"drops {last.sparsity:.1%} of the rows that audio covers and "
         against = "" if last.references is None else f", against {last.references}"
-        return [
-            f"After training it {drops}reaches {last.score.value:.2f} {last.score.name} on {last.sentences:,} clips{against}."
-        ]
+        scored = f"{last.score.value:.2f} {last.score.name} on {last.sentences:,} clips"
+        return [f"After training it {drops}reaches {scored}{against}."]
 
     @property
     def signatures(self) -> dict[str, str]:
