@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from l0drop.app.command import with_options
 from l0drop.app.evaluate_speech import reads_audio, refuse
 from l0drop.app.options import Threads, use_threads
-from l0drop.app.terminal import console, log, stopped_by_user
+from l0drop.app.terminal import console, log, progress_bars, stopped_by_user
 
 if TYPE_CHECKING:
     from l0drop.runs.analysis import Analysis, SweepAnalysis
@@ -65,7 +64,7 @@ def analyze(
     show: Annotated[
         list[int] | None,
         typer.Option(
-            help="Draw the attention map of this sentence, counted from 0; of audio, store this clip's spectrogram.",
+            help="Draw the attention map of this sentence, counted from 0; of audio, this clip's spectrogram.",
             metavar="N",
         ),
     ] = None,
@@ -81,7 +80,8 @@ def analyze(
     For a sweep, measure groups, attention and entropy of all points, and all parts of one point: the one that the
     report shows if the sweep was evaluated, else the learned gate whose sparsity is nearest to half.
 
-    Of a Whisper, measure which rows it drops: by energy, by position, inside words and at their edges.
+    Of a Whisper, measure which rows it drops: by energy, by position, inside words and at their edges; draw
+    spectrograms with dropped rows in grey.
 
     An analysis replaces the earlier one and its figures. With --only, other parts stay if models, text and settings are
     the same.
@@ -149,8 +149,9 @@ def _show(result: "Analysis | SweepAnalysis", folder: Path) -> None:
 def analyze_speech(
     folder: str, audio: Path | None, baseline: str | None, clips: int | None, show: Sequence[int], output: Path | None
 ) -> None:
-    """Measure the dropped rows of a Whisper, write analysis.json, and print its tables."""
+    """Measure the dropped rows of a Whisper, write analysis.json, draw spectrograms, and print tables."""
     from l0drop.decoding.folder import locate_model
+    from l0drop.report.figures import draw_all
     from l0drop.report.speech_tables import rows_tables
     from l0drop.runs.run import RunFolder
     from l0drop.runs.table import for_terminal
@@ -159,8 +160,7 @@ def analyze_speech(
     target = output or locate_model(folder)[1] or Path(folder)
     if not target.is_dir() and output is None:
         raise ValueError(f"`output`: {folder} is not a folder here; name one for analysis.json")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=log) as progress:
+    with progress_bars() as progress:
 
         def begin(total: int) -> Callable[[int], None]:
             task = progress.add_task("clips", total=total)
@@ -168,18 +168,18 @@ def analyze_speech(
 
         result = SpeechAnalysisJob(folder, audio, baseline, clips, show).run(begin)
     result.write(RunFolder(target).analysis)
+    drawn = draw_all(target)
     for title, table in rows_tables(result):
         console.print(for_terminal(table, title))
     for part, why in result.left_out.items():
         _warn(f"omitted: {part} ({why})")
-    _say(str(RunFolder(target).analysis))
+    _say(f"{RunFolder(target).analysis}, and {len(drawn)} figures in {target / 'figures'}")
 
 
 @contextmanager
 def bars() -> Iterator[Callable[[str, int], Any]]:
     """Progress bars, one for each step of the analysis."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=log) as progress:
+    with progress_bars() as progress:
 
         @contextmanager
         def bar(title: str, total: int) -> Iterator[Callable[[int], None]]:

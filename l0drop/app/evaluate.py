@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from l0drop.app.command import with_options
 from l0drop.app.evaluate_speech import evaluate_speech, reads_audio, refuse
 from l0drop.app.options import Dtype, Threads, use_threads
-from l0drop.app.terminal import console, log, stopped_by_user
+from l0drop.app.terminal import console, log, progress_bars, stopped_by_user
 
 if TYPE_CHECKING:
     from l0drop.runs.evaluation import Evaluation
@@ -78,6 +77,13 @@ def evaluate(
         typer.Option(
             help="For audio: cut off beginnings and ends that are this many decibels below the loudest moment.",
             metavar="DB",
+        ),
+    ] = None,
+    keep: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="For audio: also score the first MODEL with this share of its rows kept; repeat it for a curve.",
+            metavar="SHARE",
         ),
     ] = None,
     dense: Annotated[
@@ -174,9 +180,9 @@ def evaluate(
     if reads_audio(models[0], audio):
         refuse(text_only, "text")
         judged = _given({"margin": margin, "resamples": resamples, "trim": trim})
-        evaluate_speech(models, audio, baseline or [], judged, _given(search), output, device, dtype)
+        evaluate_speech(models, audio, baseline or [], judged, _given(search), keep or [], output, device, dtype)
         return
-    refuse({"trim": trim}, "audio")
+    refuse({"trim": trim, "keep": keep}, "audio")
     judging = {"metric": metric and metric.value, "tokenize": tokenize and tokenize.value, "margin": margin,
                "languages": _languages(languages), "controls": controls, "resamples": resamples}  # fmt: skip
     generation = {**search, "source_lang": source_lang, "target_lang": target_lang}
@@ -220,8 +226,7 @@ def _warn(text: str) -> None:
 @contextmanager
 def decoding(lines: int) -> "Iterator[Callable[[System], Callable[[int], None]]]":
     """A progress bar per decoding system."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=log) as bars:
+    with progress_bars() as bars:
 
         def begin(system: "System") -> Callable[[int], None]:
             task = bars.add_task(escape(system.path.name), total=lines)

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from l0drop.app.terminal import console, log
+from l0drop.app.terminal import console, log, progress_bars
 
 if TYPE_CHECKING:
     from l0drop.runs.speech import SpeechEvaluation
@@ -36,6 +35,7 @@ def evaluate_speech(
     baseline: list[Path],
     judging: dict[str, Any],
     generation: dict[str, Any],
+    keep: list[float],
     output: Path | None,
     device: str | None,
     dtype: str | None,
@@ -48,10 +48,9 @@ def evaluate_speech(
         raise ValueError("`baseline`: for audio there is one, which every MODEL is compared with")
     reference = baseline[0] if baseline else None
     job = SpeechJob(
-        models, audio, reference, SpeechJudging(**judging), generation, output=output, device=device, dtype=dtype
+        models, audio, reference, SpeechJudging(**judging), generation, keep, output=output, device=device, dtype=dtype
     )
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=log) as bars:
+    with progress_bars() as bars:
 
         def begin(system: "System", clips: int) -> Callable[[int], None]:
             task = bars.add_task(escape(system.path.name), total=clips)
@@ -64,11 +63,19 @@ def evaluate_speech(
 
 def show(evaluation: "SpeechEvaluation") -> None:
     """Print error rates, speakers, tail risk, times and verdicts."""
-    from l0drop.report.speech_tables import errors_table, names, speakers_table, speech_tail_table, time_table
+    from l0drop.report.speech_tables import (
+        dial_table,
+        errors_table,
+        names,
+        speakers_table,
+        speech_tail_table,
+        time_table,
+    )
     from l0drop.runs.table import for_terminal
 
     for title, table in (
         (None, errors_table(evaluation)),
+        ("along the dial", dial_table(evaluation)),
         ("by speaker", speakers_table(evaluation)),
         ("tail risk", speech_tail_table(evaluation)),
         ("time, end to end", time_table(evaluation)),

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from l0drop.app.command import with_options
 
@@ -32,6 +33,13 @@ def warn(text: str) -> None:
 def fail(text: str) -> None:
     """Print an error."""
     log.print(f"[bold red]error:[/] {escape(text)}", highlight=False, soft_wrap=True)
+
+
+def progress_bars() -> Progress:
+    """Bars with a title, a count and the time."""
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=log
+    )
 
 
 @contextmanager

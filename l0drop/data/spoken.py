@@ -1,7 +1,8 @@
 """Clips with their speakers and reference texts, to score transcripts: from a list, or from a recipe.
 
 TSV: file, text; or file, speaker, text. JSON lines: objects with `file`, `text` and, if known, `speaker`. Files are
-relative to the folder of the list. A clip whose speaker is not known has a blank one.
+relative to the folder of the list. A clip whose speaker is not known has a blank one. A blank text is
+that of a clip in which nobody speaks.
 """
 
 import json
@@ -29,7 +30,7 @@ class SpokenClip:
 
 
 def read_spoken(path: Path | str) -> list[SpokenClip]:
-    """All clips of a list; CorpusError names the line of one without a file or a text."""
+    """All clips of a list; CorpusError names the line at fault."""
     path = Path(path)
     return _clips(path, _json_rows(path) if path.suffix == ".jsonl" else _tsv_rows(path))
 
@@ -62,13 +63,13 @@ def _clips(path: Path, rows: Iterable[Row]) -> list[SpokenClip]:
     clips = []
     for number, name, speaker, text in rows:
         file = path.parent / name
-        if not text.strip():
-            raise CorpusError(f"{path}, line {number}: {name} has no text to score against; remove the line")
         if not file.is_file():
             raise CorpusError(f"{path}, line {number}: {file}: there is no such file")
         clips.append(SpokenClip(name, file, speaker, text, number))
     if not clips:
         raise CorpusError(f"{path}: all of its lines are blank")
+    if not any(clip.text.strip() for clip in clips):
+        raise CorpusError(f"{path}: none of its lines has a text to score against")
     return clips
 
 

@@ -8,6 +8,8 @@ page.py        HTML, around page.html
 markdown.py    Markdown, with tables in place of figures
 figures/       figures as SVG
 picture.py     sentences with dropped pieces struck out, as SVG
+
+Of a run on audio: speech_findings.py, speech_tables.py, speech_page.py.
 """
 
 from pathlib import Path
@@ -26,7 +28,12 @@ def write_report(folder: Path, margin: float | None = None) -> list[Path]:
     from l0drop.report.findings import gather
     from l0drop.report.markdown import markdown
     from l0drop.report.page import page
+    from l0drop.report.speech_findings import gather_speech, is_audio
+    from l0drop.report.speech_page import speech_markdown, speech_page
 
+    if is_audio(folder):
+        heard = gather_speech(folder, margin)
+        return _written(folder, {HTML: speech_page(heard, draw_all(folder)), MARKDOWN: speech_markdown(heard)})
     findings = gather(folder, margin)
     drawings: dict[str, Drawing] = {}
     for path in findings.analysed:  # figures of a sweep as a whole come before those of one model
@@ -35,7 +42,10 @@ def write_report(folder: Path, margin: float | None = None) -> list[Path]:
     if len(findings.judged) > 1:
         curve = difference_curve(findings)
         drawings[curve.name] = curve
-    files = {HTML: page(findings, list(drawings.values())), MARKDOWN: markdown(findings)}
+    return _written(folder, {HTML: page(findings, list(drawings.values())), MARKDOWN: markdown(findings)})
+
+
+def _written(folder: Path, files: dict[str, str]) -> list[Path]:
     for name, content in files.items():
         write_whole(folder / name, content)
     return [folder / name for name in files]

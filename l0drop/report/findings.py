@@ -24,7 +24,6 @@ from l0drop.runs.evaluation import (
 from l0drop.runs.json_file import Settings
 from l0drop.runs.provenance import Provenance
 from l0drop.runs.run import RunFolder, RunMetrics, Scored, Split
-from l0drop.runs.speech import SPEECH_ANALYSIS, SPEECH_EVALUATION, kind_of
 from l0drop.runs.sweep import Outcome, Sweep, SweepFolder
 from l0drop.runs.table import Table
 from l0drop.study.agreement import comparable, differences_to_training
@@ -180,11 +179,6 @@ def gather(folder: Path, margin: float | None = None) -> Findings:
     if margin is not None:
         check_margin(margin)
     run = RunFolder(folder)
-    for file in (run.analysis, EvaluationFolder(run.evaluation).metrics):
-        if kind_of(file) in (SPEECH_ANALYSIS, SPEECH_EVALUATION):
-            raise ReportError(
-                f"{file}: is about audio, and reports are for text; its tables are what its command prints"
-            )
     if SweepFolder(folder).is_sweep:
         return _of_sweep(SweepFolder(folder), margin)
     if is_demo_task(run.metrics):
@@ -399,16 +393,17 @@ def _compared_with(rows: list[Row]) -> str | None:
 
 
 def _provenance(trained: _Trained, evaluation: Evaluation | None) -> dict[str, Settings]:
-    found: dict[str, Settings] = {"training": {**trained.settings, **_software(trained.made_by)}}
+    found: dict[str, Settings] = {"training": {**trained.settings, **software(trained.made_by)}}
     decoding = trained.decoding
     if evaluation is not None:
         decoding = evaluation.first.system.decoding or decoding
-        found["evaluation"] = _software(evaluation.made_by)
+        found["evaluation"] = software(evaluation.made_by)
     found["decoding"] = {key: value for key, value in decoding.items() if key not in SOFTWARE}
     return found
 
 
-def _software(made_by: Provenance | None) -> dict[str, str | int | None]:
+def software(made_by: Provenance | None) -> dict[str, str | int | None]:
+    """Versions and machine."""
     return {} if made_by is None else {key: getattr(made_by, key) for key in SOFTWARE}
 
 

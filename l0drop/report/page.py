@@ -4,7 +4,7 @@ All text from data is escaped, and the page forbids scripts and requests, so tha
 than text.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
 
@@ -14,6 +14,7 @@ from l0drop.report.findings import Findings
 from l0drop.report.summary import summary
 from l0drop.runs.escape import html
 from l0drop.runs.evaluation import Example
+from l0drop.runs.json_file import Settings
 from l0drop.runs.table import Table, as_html
 from l0drop.study.analysis.tables import NOT_DRAWN
 from l0drop.study.source_need import QUESTION
@@ -32,23 +33,28 @@ def page(findings: Findings, drawings: Sequence[Drawing]) -> str:
     not_drawn = {title: table for title, table in findings.measured.items() if title in NOT_DRAWN}
     sections = {
         "Verdict": _verdict(findings),
-        "Quality, sparsity and speed": "".join(_figure(d) for d in _named(drawings, RESULTS)),
+        "Quality, sparsity and speed": "".join(figure(d) for d in _named(drawings, RESULTS)),
         "Examples": _examples(findings),
         "Comparison with the dense model": _comparison(findings),
         "Tail risk": _tail(findings),
         "Rules and the learned gate": as_html(evaluation.rules_table(findings)) if findings.has_rules else "",
         "Analysis": _analysis(findings, analysis, not_drawn),
-        "Settings": _settings(findings),
-        "Not in this report": _list(html(note) for note in findings.missing),
-        "Background": "".join(_figure(d) for d in _named(drawings, THEORY)),
+        "Settings": settings(findings.provenance, findings.signatures, findings.recipe),
+        "Not in this report": listed(html(note) for note in findings.missing),
+        "Background": "".join(figure(d) for d in _named(drawings, THEORY)),
     }
-    shown = {name: body for name, body in sections.items() if body}
     made_by = findings.provenance["training"]
     subtitle = [_KINDS[findings.kind], *(f"{key} {made_by[key]}" for key in ("l0drop", "commit") if made_by.get(key))]
+    return assembled(findings.name, subtitle, sections)
+
+
+def assembled(title: str, subtitle: Sequence[str], sections: Mapping[str, str]) -> str:
+    """A page of these sections, which are HTML; those without content are omitted."""
+    shown = {name: body for name, body in sections.items() if body}
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
-        title=html(findings.name),
+        title=html(title),
         subtitle=html(", ".join(subtitle)),
-        contents=_list(f'<a href="#{_anchor(name)}">{name}</a>' for name in shown),
+        contents=listed(f'<a href="#{_anchor(name)}">{name}</a>' for name in shown),
         body="\n".join(
             f'<section id="{_anchor(name)}">\n<h2>{name}</h2>\n{body}\n</section>' for name, body in shown.items()
         ),
@@ -99,12 +105,13 @@ def _tail(findings: Findings) -> str:
 
 
 def _analysis(findings: Findings, drawings: Sequence[Drawing], tables: dict[str, Table]) -> str:
-    return "".join(map(_figure, drawings)) + "".join(
+    return "".join(map(figure, drawings)) + "".join(
         f"<h3>{html(title)}</h3>{as_html(table)}" for title, table in tables.items()
     )
 
 
-def _figure(drawing: Drawing) -> str:
+def figure(drawing: Drawing) -> str:
+    """A figure with its title and caption."""
     return (
         f'<figure>\n<h3>{html(drawing.title)}</h3>\n<div class="scroll">{drawing.svg}</div>\n'
         f"<figcaption>{html(drawing.caption)}</figcaption>\n</figure>\n"
@@ -146,18 +153,19 @@ def _segment(segment: str, state: str) -> str:
             return html(segment)
 
 
-def _settings(findings: Findings) -> str:
+def settings(provenance: Mapping[str, Settings], signatures: Mapping[str, str], recipe: str) -> str:
+    """Software and settings, the signatures of scores, and the recipe."""
     parts = []
-    for name, values in findings.provenance.items():
+    for name, values in provenance.items():
         known = ", ".join(f"{key} {value}" for key, value in values.items() if value is not None)
         parts.append(f"<p><strong>{html(name.capitalize())}:</strong> {html(known)}</p>" if known else "")
-    signatures = findings.signatures.items()
-    parts.append(_list(f"{html(name)}: <code>{html(signature)}</code>" for name, signature in signatures))
-    if findings.recipe:
-        parts.append(f"<details><summary>The recipe</summary><pre>{html(findings.recipe)}</pre></details>")
+    parts.append(listed(f"{html(name)}: <code>{html(signature)}</code>" for name, signature in signatures.items()))
+    if recipe:
+        parts.append(f"<details><summary>The recipe</summary><pre>{html(recipe)}</pre></details>")
     return "\n".join(parts)
 
 
-def _list(items: Iterable[str]) -> str:
+def listed(items: Iterable[str]) -> str:
+    """A list of HTML items; blank if there are none."""
     found = "".join(f"<li>{item}</li>" for item in items)
     return f"<ul>{found}</ul>" if found else ""

@@ -92,6 +92,34 @@ def speech_tail_table(evaluation: SpeechEvaluation) -> Table | None:
     return Table(head, rows, note)
 
 
+def dial_table(evaluation: SpeechEvaluation) -> Table | None:
+    """The first system at several settings of the dial; None if it was not turned."""
+    if not evaluation.curve:
+        return None
+    baseline = None if evaluation.baseline is None else evaluation.baseline.scores["wer"].value
+    rows = [
+        [f"{row.keep:g}", f"{row.sparsity:.1%}", f"{row.score.value:.2f}",
+         "" if baseline is None else f"{row.score.value - baseline:+.2f}", f"{row.cpu_seconds:.1f}"]
+        for row in evaluation.curve
+    ]  # fmt: skip
+    named = names(evaluation)
+    note = f"{named[0]} with the share of rows to keep set at run time."
+    if baseline is not None:
+        note += f" Differences are to {named[-1]}."
+    return Table(["keep", "dropped", "WER", "difference", "CPU seconds"], rows, note).without_empty_columns()
+
+
+def worst_table(evaluation: SpeechEvaluation) -> Table | None:
+    """The clips whose word error rate rises most, of the first system; None without any."""
+    tail = evaluation.systems[0].tail
+    if tail is None or not tail.worst:
+        return None
+    rows = [[one.file, f"{one.line:,}", f"{one.difference:+.1f}"] for one in tail.worst]
+    return Table(
+        ["clip", "line of the list", "change of its WER, points"], rows, "The largest rises of the first model."
+    )
+
+
 def time_table(evaluation: SpeechEvaluation) -> Table | None:
     """End-to-end times of the systems that decoded; None if none did."""
     sides = list(zip(names(evaluation), _sides(evaluation), strict=True))

@@ -26,6 +26,7 @@ from l0drop.runs.json_file import (
     read_any,
 )
 from l0drop.runs.provenance import Provenance
+from l0drop.runs.run import DialRow
 
 SPEECH_EVALUATION, SPEECH_ANALYSIS = "speech evaluation", "speech analysis"
 ErrorRate = Literal["wer", "cer"]
@@ -152,7 +153,10 @@ class SpeechSystem:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechEvaluation(JsonFile):
-    """`evaluation/metrics.json` of transcripts. silent: clips without sound, whose transcripts are blank."""
+    """`evaluation/metrics.json` of transcripts.
+
+    silent: clips without sound, whose transcripts are blank. curve: the first system at several settings of the dial.
+    """
 
     COMMAND = "l0drop evaluate"
 
@@ -164,6 +168,7 @@ class SpeechEvaluation(JsonFile):
     systems: list[SpeechSystem]
     baseline: SpeechSystem | None = optional()
     seconds_trimmed: float | None = optional()
+    curve: list[DialRow] = optional(factory=list)
     what: str = SPEECH_EVALUATION
     made_by: Provenance | None = flat()
 

@@ -10,6 +10,7 @@ from l0drop.report.figures.distribution import density
 from l0drop.report.figures.drawing import Drawing
 from l0drop.report.figures.files import draw_all
 from l0drop.report.figures.scores import difference_curve, quality, quality_and_time, seeds_and_sparsity
+from l0drop.report.figures.speech import error_curve, spectrograms
 from l0drop.report.figures.times import speed
 from l0drop.report.figures.words import groups, positions
 
@@ -21,10 +22,12 @@ __all__ = [
     "difference_curve",
     "draw_all",
     "entropy",
+    "error_curve",
     "groups",
     "positions",
     "quality",
     "quality_and_time",
     "seeds_and_sparsity",
+    "spectrograms",
     "speed",
 ]

@@ -8,12 +8,15 @@ from l0drop.report.figures.attention import attention_maps, attention_mass, entr
 from l0drop.report.figures.distribution import density
 from l0drop.report.figures.drawing import Drawing
 from l0drop.report.figures.scores import quality, scored
+from l0drop.report.figures.speech import can_be_drawn, error_curve, spectrograms
 from l0drop.report.figures.times import speed, timed
 from l0drop.report.figures.words import groups, positions
 from l0drop.runs.analysis import Analysis, SweepAnalysis, read_analysis
 from l0drop.runs.benchmark import read_decode_benchmark
+from l0drop.runs.evaluation import EvaluationFolder
 from l0drop.runs.json_file import write_json
 from l0drop.runs.run import RunFolder
+from l0drop.runs.speech import SPEECH_ANALYSIS, SPEECH_EVALUATION, SpeechAnalysis, SpeechEvaluation, kind_of
 from l0drop.runs.sweep import Sweep, SweepFolder
 
 INDEX = "figures.json"
@@ -25,7 +28,12 @@ def drawings(folder: Path) -> Iterator[Drawing]:
     sweep, run = SweepFolder(folder), RunFolder(folder)
     if sweep.is_sweep and scored(found := Sweep.read(sweep.summary)):
         yield quality(found)
-    if run.analysis.is_file():
+    metrics = EvaluationFolder(run.evaluation).metrics
+    if kind_of(metrics) == SPEECH_EVALUATION and can_be_drawn(heard := SpeechEvaluation.read(metrics)):
+        yield error_curve(heard)
+    if kind_of(run.analysis) == SPEECH_ANALYSIS:
+        yield from spectrograms(SpeechAnalysis.read(run.analysis))
+    elif run.analysis.is_file():
         yield from of_analysis(read_analysis(run.analysis))
     bench = read_decode_benchmark(run.benchmark) if run.benchmark.is_file() else None
     if bench is not None and timed(bench):

@@ -31,6 +31,8 @@ POSITIONS = 15
 """Bins of a window: 2 seconds each."""
 AFTER_END = (0.1, 0.5, 2.0, 5.0, 10.0)
 """The last second of each bin of padding, counted from the end of the audio."""
+DRAWN = 3
+"""Clips to draw if none are named."""
 MELS, LEVELS = 40, 99
 """The resolution of a stored spectrogram."""
 
@@ -91,7 +93,7 @@ class SpeechAnalysisJob:
 
     audio: a list of clips (default: the test clips of the run's recipe). dense: the model whose words give the times
     (default: the start of fine-tuning); without one there are no figures on words. clips: from the start of the list.
-    show: clips to draw, counted from 0 (default: the first that can be drawn).
+    show: clips to draw, counted from 0 (default: the first three that can be drawn).
     """
 
     model: str
@@ -129,7 +131,7 @@ class SpeechAnalysisJob:
             energy = row_energy(audio, model.covered_rows(audio))
             words = None if dense is None else word_times(dense, audio, {})
             study.add(kept_N, energy, None if words is None else places(words, energy))
-            if number in self.show or (not self.show and not shown):
+            if number in self.show or (not self.show and len(shown) < DRAWN):
                 shown.append(_shown(model, clip, audio, kept_N, words or []))
         if not seconds:
             raise ValueError(f"{file}: all of its clips are silent or longer than one window")

@@ -19,7 +19,7 @@ from l0drop.decoding.speech import BATCH_CLIPS
 from l0drop.runs.evaluation import EvaluationFolder, FileStamp
 from l0drop.runs.json_file import Settings
 from l0drop.runs.provenance import provenance
-from l0drop.runs.run import RunFolder
+from l0drop.runs.run import DialRow, RunFolder
 from l0drop.runs.speech import (
     COLUMNS,
     ERROR_RATES,
@@ -108,7 +108,8 @@ class SpeechJob:
 
     models: runs, model folders, or files with one transcript per clip; each is compared with `baseline`. audio: a list
     of clips (default: the test clips of the first model's recipe). generation: settings of `SpeechModel.transcribe`;
-    others come from the first model's recipe. dtype: for the models, not the baseline. output: default: evaluation/ in
+    others come from the first model's recipe. keep: shares of rows to keep, at which the first model is scored too.
+    dtype: for the models, not the baseline. output: default: evaluation/ in
     the first model's folder.
     """
 
@@ -117,6 +118,7 @@ class SpeechJob:
     baseline: Path | None = None
     judging: SpeechJudging = field(default_factory=SpeechJudging)
     generation: Settings = field(default_factory=dict)
+    keep: Sequence[float] = ()
     batch_size: int = BATCH_CLIPS
     output: Path | None = None
     device: str | None = None
@@ -129,18 +131,27 @@ class SpeechJob:
         folder = _output_folder(systems[0], self.output)
         audio, clips = clips_to_score(systems[0].run, self.audio)
         generation = {**recipe_generation(systems[0].run), **self.generation}
-        outputs: list[Transcribed] = []
-        for system in [*systems, *([] if baseline is None else [baseline])]:
+        if self.keep and not systems[0].is_model:
+            raise ValueError(f"`keep`: {systems[0].path} is a file of transcripts; the dial needs a gated model")
+
+        def transcripts(system: System, settings: Settings) -> Transcribed:
             advance = progress(system, len(clips)) if progress and system.is_model else None
-            outputs.append(
-                transcribed(
-                    system, clips, generation, trim=self.judging.trim, batch_size=self.batch_size,
-                    device=self.device, progress=advance,
-                )
+            return transcribed(
+                system, clips, settings, trim=self.judging.trim, batch_size=self.batch_size, device=self.device,
+                progress=advance,
             )  # fmt: skip
+
+        sides = [*systems, *([] if baseline is None else [baseline])]
+        outputs = [transcripts(system, generation) for system in sides]
+        if self.keep and outputs[0].sparsity is None:
+            raise ValueError(f"`keep`: {systems[0].path} has no gates to open or close")
+        dialled = {keep: transcripts(systems[0], {**generation, "keep": keep}) for keep in self.keep}
         theirs = None if baseline is None else outputs.pop()
         stamp = FileStamp(**file_stamp(audio))
         evaluation, counts = evaluate_transcripts(systems, outputs, baseline, theirs, clips, self.judging, stamp)
+        references = [clip.text for clip in clips]
+        curve = [_dial_row(keep, found, references) for keep, found in dialled.items()]
+        evaluation = replace(evaluation, curve=curve)
         texts = {one.transcripts: found.texts for one, found in zip(evaluation.systems, outputs, strict=True)}
         if evaluation.baseline is not None and theirs is not None:
             texts[evaluation.baseline.transcripts] = theirs.texts
@@ -202,6 +213,12 @@ def recomputed(folder: Path) -> list[dict[ErrorRate, ErrorDifference]]:
         }
         for ours in statistics.values()
     ]
+
+
+def _dial_row(keep: float, found: Transcribed, references: Sequence[str]) -> DialRow:
+    assert found.sparsity is not None
+    assert found.time is not None
+    return DialRow(keep, found.sparsity, wer(found.texts, references), found.time.cpu_seconds)
 
 
 class _Judged:

@@ -69,10 +69,17 @@ def test_options_for_text_are_refused(folder: Path, words: tuple[str, ...]) -> N
     assert f"{words[0]}: for text only" in str(found.exception)
 
 
-def test_a_report_on_audio_is_refused(folder: Path) -> None:
-    evaluated(folder)
-    found = invoke("report", folder / "sparse")
-    assert "reports are for text" in str(found.exception)
+def test_a_report_has_the_curve_along_the_dial(folder: Path) -> None:
+    found = evaluated(folder, "--baseline", folder / "whisper", "--keep", 0.3, "--keep", 0.9)
+    assert [row.keep for row in found.curve] == [0.3, 0.9]
+    assert found.curve[0].sparsity > found.curve[1].sparsity
+    ran = invoke("report", folder / "sparse")
+    assert ran.exit_code == 0, ran.output
+    page = (folder / "sparse" / "report.html").read_text(encoding="utf-8")
+    assert "Word error rate against sparsity" in page
+    assert f"{found.curve[0].sparsity:.1%}" in page
+    refused = invoke("evaluate", folder / "whisper", "--audio", folder / "test" / "list.tsv", "--keep", 0.3)
+    assert "--keep" in str(refused.exception)
 
 
 def test_an_analysis_of_a_run_takes_words_from_its_start(folder: Path, tmp_path: Path) -> None:
@@ -82,5 +89,6 @@ def test_an_analysis_of_a_run_takes_words_from_its_start(folder: Path, tmp_path:
     assert (analysis.clips, analysis.dense) == (4, str(folder / "whisper"))
     assert analysis.left_out == {}
     assert sum(rate.tokens for rate in analysis.words.values()) == analysis.covered.tokens
+    assert (tmp_path / "figures" / "spectrogram.svg").is_file()
     refused = invoke("analyze", folder / "sparse", "--only", "mass")
     assert "--only: for text only" in str(refused.exception)

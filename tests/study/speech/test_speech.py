@@ -105,7 +105,7 @@ def test_lists_name_the_line_at_fault(tmp_path: Path) -> None:
     for line, message in (
         ("a.wav", "line 1: 1 tab-separated"),
         ("a.wav\tx\ty\na.wav\ty", "line 2: 2 tab-separated columns, expected 3"),
-        ("a.wav\tx\t ", "has no text"),
+        ("a.wav\tx\t ", "none of its lines has a text"),
         ("b.wav\tx\ty", "no such"),
     ):
         file.write_text(line + "\n")
@@ -159,7 +159,7 @@ def test_an_analysis_counts_every_row_once(folder: Path, tmp_path: Path) -> None
         assert sum(one.tokens for one in bins) == found.covered.tokens
         dropped = sum(one.tokens * (one.sparsity or 0) for one in bins)
         assert dropped / found.covered.tokens == pytest.approx(found.covered.sparsity)
-    (shown,) = found.shown
-    assert len(shown.levels) == len(shown.kept) == 10
+    assert [one.line for one in found.shown] == [1, 2, 3]
+    assert len(found.shown[0].levels) == len(found.shown[0].kept) == 10
     bare = SpeechAnalysisJob(str(folder / "sparse"), folder / "list.tsv").run()
     assert "give `baseline`" in bare.left_out["words"]
