@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -13,11 +14,11 @@ from l0drop.report.speech_tables import names
 from l0drop.runs.escape import printable
 from l0drop.runs.speech import ShownClip, SpeechAnalysis, SpeechEvaluation, TimedWord
 
-PANEL_SECONDS = 5.0
+PANEL_SECONDS = 4.0
 """The most audio that one line of a spectrogram shows."""
-WIDTH, PANEL, WORD_LINE = 6.4, 1.0, 0.16
+WIDTH, PANEL, WORD_LINE = 6.4, 1.0, 0.19
 """Inches: of the figure, of a spectrogram, of a line of words."""
-WORD_SIZE, CHARACTER = 7.5, 0.62
+WORD_SIZE, CHARACTER = 9, 0.62
 """Points, and the width of a character as a share of them."""
 LINES = 3
 """Of words below a spectrogram, so that long ones do not overlap."""
@@ -64,8 +65,8 @@ def _spectrogram(clip: ShownClip, analysis: SpeechAnalysis, name: str) -> Drawin
         "the rows that audio covers; the blue line marks kept rows."
     )
     if clip.words:
-        caption += f" Words: those of {analysis.dense}, at the times of its attention."
-    caption += f" Transcript of {analysis.model}: {clip.text.strip() or '(empty)'}"
+        caption += f" Words: those of {Path(str(analysis.dense)).name}, at the times of its attention."
+    caption += f" Transcript of {Path(analysis.model).name}: {clip.text.strip() or '(empty)'}"
     return rendered(name, f"Dropped rows of {clip.file}", caption, figure)
 
 
@@ -118,7 +119,7 @@ def error_curve(evaluation: SpeechEvaluation) -> Drawing:
         figure, (axes,) = axes_of()
         if evaluation.curve:
             rows = sorted(evaluation.curve, key=lambda row: row.sparsity)
-            label = f"{printable(named[0])}, other `keep`"
+            label = f"{printable(named[0])}, other shares kept"
             axes.plot([row.sparsity for row in rows], [row.score.value for row in rows], "o-", color=BLUE, label=label)
             for row in rows:
                 axes.annotate(
