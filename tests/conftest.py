@@ -1,5 +1,6 @@
 """For all tests: one thread, on which tiny models run fastest, a trained baseline to start from, and GPUs' manners."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ from hypothesis import Phase, settings
 from torch import Tensor
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    # Triton's interpreter runs kernels on the CPU; Triton reads this when it is imported
+    os.environ["TRITON_INTERPRET"] = "1"
 # for `make mutate`: the same examples in every run, and a failing one is not simplified
 settings.register_profile("mutation", derandomize=True, database=None, phases=(Phase.explicit, Phase.generate))
 

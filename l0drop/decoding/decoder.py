@@ -83,13 +83,18 @@ def _take_head(model: Any) -> Any:
     """Remove the output layer from a model, which then returns the states instead of logits."""
     layer = model.get_output_embeddings()
     (name,) = [name for name, module in model.named_children() if module is layer]
+    head = _Head(*head_of(model))
     model._modules[name] = nn.Identity()
-    bias = layer.bias
     added = model._buffers.get("final_logits_bias")
     if added is not None:
         model._buffers["final_logits_bias"] = added.new_zeros(1, 1)
-        if bias is not None:
-            bias = bias + added[0]
-        elif bool((added != 0).any()):
-            bias = added[0]
-    return _Head(layer.weight, bias)
+    return head
+
+
+def head_of(model: Any) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of a model's output layer, with the model's constant addition to its logits in the bias."""
+    layer = model.get_output_embeddings()
+    bias, added = layer.bias, model._buffers.get("final_logits_bias")
+    if added is not None and (bias is not None or bool((added != 0).any())):
+        bias = added[0] if bias is None else bias + added[0]
+    return layer.weight, bias

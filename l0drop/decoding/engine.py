@@ -5,12 +5,13 @@ and compresses the memory once. The beams of a sentence share the memory's keys 
 target, which are not copied when beams are reordered (`caches.py`). Linear layers are packed for the machine
 (`linear.py`), and finished sentences leave the batch.
 
-The decoder's forward is Hugging Face's own (`decoder.py`).
+The decoder's forward is Hugging Face's own (`decoder.py`). On a GPU a search runs in captured steps instead (`gpu/`).
 
 Shapes: B sentences, N source positions, K memory rows, k beams, R = B·k rows, T tokens, V vocabulary.
 """
 
 import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from torch import Tensor
 from l0drop.core.gates import Gates
 from l0drop.decoding.decoder import Decoder
 from l0drop.decoding.encode import Encoded, Encoder, check_memory
+from l0drop.decoding.gpu.slots import BrokenScoresError, Slots, reason_against
 from l0drop.decoding.linear import MadeFrom, chosen_kind
 from l0drop.decoding.loop import group_by_rows, search_memories
 from l0drop.decoding.search import Search, refuse_broken
@@ -86,6 +88,8 @@ class Engine(Encoder):
         self.memory_bytes = 0
         """Peak size of the keys and values of the last decoded memory, of any thread."""
         self._made_decoder: MadeFrom[Decoder] = MadeFrom()
+        self._made_slots: MadeFrom[Slots] = MadeFrom()
+        self._reasons: set[str] = set()
 
     def generate(
         self,
@@ -167,7 +171,7 @@ class Engine(Encoder):
     @property
     def copied_bytes(self) -> int:
         """Size of the packed or rounded copies of weights made so far."""
-        made = (self._made_decoder.latest, self._made_encoder.latest)
+        made = (self._made_decoder.latest, self._made_encoder.latest, self._made_slots.latest)
         return sum(part.copied_bytes for part in made if part is not None)
 
     def refresh(self) -> None:
@@ -176,6 +180,7 @@ class Engine(Encoder):
         Changed weights are noticed without it, except for writes to a few elements through `.data`.
         """
         self._made_decoder.discard()
+        self._made_slots.discard()
         self._made_encoder.discard()
 
     # --- decoding ------------------------------------------------------------------------------------------------
@@ -191,6 +196,11 @@ class Engine(Encoder):
     def run_search(self, encoded: Encoded, search: Search, given_BP: Tensor | None = None) -> Generation:
         """The outputs of a search on a batch of memories. `given_BP` are the tokens that outputs begin with."""
         check_memory(encoded.memory)
+        if self._fits_slots(search):
+            try:
+                return self._search_in_slots(encoded, search, given_BP)
+            except BrokenScoresError:
+                pass  # the plain search raises an error that says where they are from
         self.memory_bytes = 0
         rows = encoded.rows
         sentences = len(rows)
@@ -209,6 +219,22 @@ class Engine(Encoder):
                 lengths[chosen] = done.done_length[:, : search.returned]
         sequences = tokens.flatten(0, 1)[:, : int(lengths.max())]
         return Generation(sequences, scores.flatten(), encoded.gates, encoded.kept)
+
+    def _fits_slots(self, search: Search) -> bool:
+        """Whether this search runs in captured steps. A GPU's search that does not is slower, and says why, once."""
+        if self.model.device.type != "cuda":
+            return False
+        reason = reason_against(self.model, search)
+        if reason is not None and reason not in self._reasons:
+            self._reasons.add(reason)
+            warnings.warn(f"{reason}: the engine has no captured step for it; decoding is slower", stacklevel=4)
+        return reason is None
+
+    def _search_in_slots(self, encoded: Encoded, search: Search, given_BP: Tensor | None) -> Generation:
+        slots = self._made_slots(self.model, "slots", lambda: Slots.on_gpu(self.model))
+        found, self.memory_bytes = slots.search(encoded.memory, encoded.rows, search, given_BP)
+        sequences = found.tokens.flatten(0, 1)[:, : int(found.lengths.max())]
+        return Generation(sequences, found.scores.flatten(), encoded.gates, encoded.kept)
 
     def search(self, *, length_penalty_style: str = "hf", **generation: Any) -> Search:
         """The search that these generation settings describe; raises ValueError for one that cannot be done."""

@@ -76,6 +76,18 @@ class Search:
         return self.beams > 1 and not self.sample
 
     @property
+    def fill(self) -> int:
+        """The token behind the end of outputs. Like `generate`, beams fill with EOS if the padding token is 0."""
+        if self.pad or not self.normalizes_first or not self.eos:
+            return self.pad
+        return self.eos[0]
+
+    @property
+    def stops_when_full(self) -> bool:
+        """Whether a sentence ends as soon as it has as many finished hypotheses as beams."""
+        return self.early_stopping is True or self.beams == 1
+
+    @property
     def changing_scores(self) -> tuple[str, ...]:
         """The settings in use that exclude tokens or change their scores, by generation_config's names."""
         used = {
@@ -138,10 +150,8 @@ class Candidates(NamedTuple):
 
 def start(search: Search, sentences: int, device: torch.device | str, given_BP: Tensor | None = None) -> Hypotheses:
     """One hypothesis per sentence with the start token or given ones; the other beams wait for the first step."""
-    # like generate, fill beam outputs with EOS if the padding token is 0
-    fill = search.pad or (search.eos[0] if search.eos else search.pad) if search.normalizes_first else search.pad
     shape = (sentences, search.beams)
-    tokens = torch.full((*shape, search.max_length), fill, device=device)
+    tokens = torch.full((*shape, search.max_length), search.fill, device=device)
     tokens[:, :, 0] = search.start
     if given_BP is not None:
         tokens[:, :, : search.given] = given_BP[:, None]
@@ -353,7 +363,7 @@ def finish(
     among_best = torch.zeros_like(ended_BC)
     among_best[:, : search.beams] = ended_BC[:, : search.beams]
     scores = candidates.scores / length_penalty(length + 1 - search.given, search)
-    if _stops_when_full(search):
+    if search.stops_when_full:
         scores = scores + hypotheses.done.all(-1, keepdim=True).float() * NEVER
     scores = scores + (~hypotheses.open)[:, None].float() * NEVER
     scores = scores + (~among_best) * NEVER
@@ -397,7 +407,7 @@ def still_open(hypotheses: Hypotheses, length: int, search: Search) -> Hypothese
         worst_Bk = torch.where(hypotheses.done, hypotheses.done_scores.amin(1, keepdim=True), NEVER)
         can_improve = (hypotheses.scores[:, :1] / divisor > worst_Bk).any(1)
     is_open = hypotheses.open & can_improve
-    if _stops_when_full(search):
+    if search.stops_when_full:
         is_open = is_open & ~hypotheses.done.all(1)
     return hypotheses._replace(open=is_open & (length < search.max_length))
 
@@ -463,10 +473,6 @@ def sample_step(
         open=~done.all(1),
     )
     return result, candidates.beam
-
-
-def _stops_when_full(search: Search) -> bool:
-    return search.early_stopping is True or search.beams == 1
 
 
 def _pick(values: Tensor, index_BC: Tensor) -> Tensor:

@@ -1,0 +1,274 @@
+"""Kernels from logits to the next hypotheses, in Triton: what `search.py` does in one step, for all slots.
+
+The first kernel reads the logits once: each program finds the best tokens of one row in one block of the vocabulary,
+with the block's part of the sum of exponentials. The second one finishes a sentence: it joins the blocks, chooses
+candidates, moves complete ones to the finished hypotheses, continues the others, and decides whether the slot stays
+open. Scores are in float32, and ties go to the smaller index.
+
+Shapes as in `state.py`; C candidates, W blocks of the vocabulary.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from l0drop.decoding.gpu.state import Settings, State
+
+BLOCK = 4096
+"""Tokens per program of the first kernel."""
+
+
+def choose(logits_RV: Tensor, state: State, settings: Settings) -> None:
+    """Advance every open slot by one token."""
+    rows, vocabulary = logits_RV.shape
+    count = min(settings.search.candidates, vocabulary)
+    blocks = triton.cdiv(vocabulary, BLOCK)
+    best = torch.empty(rows, blocks, count, dtype=torch.float32, device=logits_RV.device)
+    token = torch.empty(rows, blocks, count, dtype=torch.int32, device=logits_RV.device)
+    sums = torch.empty(rows, blocks, 2, dtype=torch.float32, device=logits_RV.device)
+    _best_of_block[(rows, blocks)](
+        best, token, sums, logits_RV, settings.flags, settings.numbers, state.length, state.given, state.open,
+        BEAMS=state.beams, V=vocabulary, C=count, W=blocks, NORMALIZES_FIRST=settings.search.normalizes_first,
+        BLOCK=min(BLOCK, triton.next_power_of_2(vocabulary)), num_warps=8 if vocabulary > 1024 else 4,
+    )  # fmt: skip
+    beams, positions = state.beams, state.tokens.shape[3]
+    candidates = settings.search.candidates
+    _advance[(state.slots,)](
+        best, token, sums, settings.flags, settings.numbers, settings.divisors, state.length, state.given, state.open,
+        state.error, state.current, state.scores, state.tokens, state.ancestors, state.done_tokens, state.done_side,
+        state.done_scores, state.done_length, state.done,
+        BEAMS=beams, BEAM_TILE=triton.next_power_of_2(beams), SLOTS=state.slots, T=positions, W=blocks, C=count,
+        CANDIDATES=candidates, CANDIDATE_TILE=triton.next_power_of_2(candidates),
+        TILE=triton.next_power_of_2(beams * blocks * count), BLOCKS=triton.next_power_of_2(blocks),
+        COPY=min(128, positions), num_warps=1 if beams * blocks * count <= 512 else 4,
+    )  # fmt: skip
+
+
+@triton.jit
+def _first(values, best, index):  # type: ignore[no-untyped-def]
+    """The first position of the largest element."""
+    return tl.min(tl.where(values == best, index, 1 << 30), 0)
+
+
+@triton.jit
+def _taken(values, index, chosen):  # type: ignore[no-untyped-def]
+    """The element of a vector of integers at a position."""
+    return tl.sum(tl.where(index == chosen, values, 0), 0)
+
+
+@triton.jit
+def _best_of_block(  # type: ignore[no-untyped-def]
+    BEST, TOKEN, SUMS, LOGITS, FLAGS, NUMBERS, LENGTH, GIVEN, OPEN,
+    BEAMS: tl.constexpr, V: tl.constexpr, C: tl.constexpr, W: tl.constexpr, NORMALIZES_FIRST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    slot = row // BEAMS
+    length = tl.load(LENGTH + slot)
+    given = tl.load(GIVEN + slot)
+    if (tl.load(OPEN + slot) != 0) & (length >= given):
+        index = tl.arange(0, BLOCK)
+        token = block * BLOCK + index
+        inside = token < V
+        x = tl.load(LOGITS + row * V + token, mask=inside, other=float("-inf")).to(tl.float32)
+        flags = tl.load(FLAGS + token, mask=inside, other=0)
+        if NORMALIZES_FIRST:
+            top = tl.max(x, 0)
+            total = tl.sum(tl.exp(x - tl.where(top == float("-inf"), 0.0, top)), 0)
+        # in the order of `search.constrain`: banned, too short, forced, suppressed, banned at the beginning
+        has_first = tl.load(NUMBERS + 6)
+        x = tl.where((flags & 1) != 0, float("-inf"), x)
+        too_short = tl.where(length < tl.load(NUMBERS + 1), 8, 0)
+        x = tl.where((flags & too_short) != 0, float("-inf"), x)
+        forces_first = (has_first != 0) & (length == 1)
+        x = tl.where(forces_first, tl.where((flags & 16) != 0, 0.0, float("-inf")), x)
+        forces_last = (tl.load(NUMBERS + 7) != 0) & (length == tl.load(NUMBERS) - 1)
+        x = tl.where(forces_last, tl.where((flags & 32) != 0, 0.0, float("-inf")), x)
+        x = tl.where((flags & 2) != 0, float("-inf"), x)
+        is_first = tl.where(length == given + has_first, 4, 0)
+        x = tl.where((flags & is_first) != 0, float("-inf"), x)
+        x = tl.where(inside, x, float("-inf"))
+        if NORMALIZES_FIRST:
+            # forced tokens have log-probability 0: nothing is subtracted from them
+            is_forced = forces_first | forces_last
+            top = tl.where(is_forced, tl.where(block == 0, 0.0, float("-inf")), top)
+            total = tl.where(is_forced, tl.where(block == 0, 1.0, 0.0), total)
+        else:
+            top = tl.max(x, 0)
+            total = tl.sum(tl.exp(x - tl.where(top == float("-inf"), 0.0, top)), 0)
+        tl.store(SUMS + (row * W + block) * 2, top)
+        tl.store(SUMS + (row * W + block) * 2 + 1, total)
+        out = (row * W + block) * C
+        for c in range(C):
+            value = tl.max(x, 0)
+            chosen = _first(x, value, index)
+            tl.store(BEST + out + c, value)
+            tl.store(TOKEN + out + c, (block * BLOCK + chosen).to(tl.int32))
+            x = tl.where(index == chosen, float("-inf"), x)
+
+
+@triton.jit
+def _advance(  # type: ignore[no-untyped-def]
+    BEST, TOKEN, SUMS, FLAGS, NUMBERS, DIVISORS, LENGTH, GIVEN, OPEN, ERROR, CURRENT, SCORES, TOKENS, ANCESTORS,
+    DONE_TOKENS, DONE_SIDE, DONE_SCORES, DONE_LENGTH, DONE,
+    BEAMS: tl.constexpr, BEAM_TILE: tl.constexpr, SLOTS: tl.constexpr, T: tl.constexpr, W: tl.constexpr,
+    C: tl.constexpr, CANDIDATES: tl.constexpr, CANDIDATE_TILE: tl.constexpr, TILE: tl.constexpr,
+    BLOCKS: tl.constexpr, COPY: tl.constexpr,
+):  # fmt: skip
+    slot = tl.program_id(0).to(tl.int64)
+    if tl.load(OPEN + slot) != 0:
+        length = tl.load(LENGTH + slot)
+        given = tl.load(GIVEN + slot)
+        side = (length - 1) % 2
+        beam = tl.arange(0, BEAM_TILE)
+        is_beam = beam < BEAMS
+        old = (side * SLOTS + slot) * BEAMS * T
+        new = ((1 - side) * SLOTS + slot) * BEAMS * T
+        scores = tl.load(SCORES + slot * BEAMS + beam, mask=is_beam, other=float("-inf"))
+        parents = beam
+        if length < given:
+            tokens = tl.load(TOKENS + old + beam * T + length, mask=is_beam, other=0)
+        else:
+            # the best tokens of all blocks, with log-probability and the score of their hypothesis
+            n = tl.arange(0, TILE)
+            is_real = n < BEAMS * W * C
+            n_beam = n // (W * C)
+            value = tl.load(BEST + slot * BEAMS * W * C + n, mask=is_real, other=float("-inf"))
+            n_token = tl.load(TOKEN + slot * BEAMS * W * C + n, mask=is_real, other=0)
+            log_total = tl.zeros((TILE,), tl.float32)
+            so_far = tl.zeros((TILE,), tl.float32)
+            block = tl.arange(0, BLOCKS)
+            is_broken = 0
+            for b in range(BEAMS):
+                of_block = SUMS + ((slot * BEAMS + b) * W + block) * 2
+                tops = tl.load(of_block, mask=block < W, other=float("-inf"))
+                totals = tl.load(of_block + 1, mask=block < W, other=0.0)
+                top = tl.max(tops, 0)
+                total = top + tl.log(tl.sum(totals * tl.exp(tops - top), 0))
+                is_broken += tl.where((total < float("inf")) & (total > float("-inf")), 0, 1)
+                log_total = tl.where(n_beam == b, total, log_total)
+                so_far = tl.where(n_beam == b, tl.sum(tl.where(beam == b, scores, 0.0), 0), so_far)
+            value = tl.where(is_real, (value - log_total) + so_far, float("-inf"))
+            # broken scores must not loop; the host raises an error
+            value = tl.where(value == value, value, float("-inf"))
+
+            # candidates, best first; where there are fewer, they have the score NEVER
+            c = tl.arange(0, CANDIDATE_TILE)
+            is_candidate = c < CANDIDATES
+            c_score = tl.where(is_candidate, -1.0e9, float("-inf"))
+            c_beam = tl.zeros((CANDIDATE_TILE,), tl.int32)
+            c_token = tl.zeros((CANDIDATE_TILE,), tl.int32)
+            is_left = is_real
+            for i in range(CANDIDATES):
+                if i < BEAMS * C:
+                    best = tl.max(value, 0)
+                    # the first of the best that are left, also where all are -inf
+                    chosen = tl.min(tl.where(is_left & (value == best), n, TILE), 0)
+                    c_score = tl.where(c == i, best, c_score)
+                    c_beam = tl.where(c == i, chosen // (W * C), c_beam)
+                    c_token = tl.where(c == i, _taken(n_token, n, chosen), c_token)
+                    value = tl.where(n == chosen, float("-inf"), value)
+                    is_left = is_left & (n != chosen)
+
+            # complete candidates among the best join the finished hypotheses
+            flags = tl.load(FLAGS + c_token, mask=is_candidate, other=0)
+            at_end = length + 1 >= tl.load(NUMBERS)
+            has_ended = is_candidate & (tl.where(at_end, 8, flags & 8) != 0)
+            is_among_best = has_ended & (c < BEAMS)
+            done_scores = tl.load(DONE_SCORES + slot * BEAMS + beam, mask=is_beam, other=float("-inf"))
+            done_length = tl.load(DONE_LENGTH + slot * BEAMS + beam, mask=is_beam, other=0)
+            done = tl.load(DONE + slot * BEAMS + beam, mask=is_beam, other=1)
+            stops_when_full = tl.load(NUMBERS + 3) != 0
+            if tl.sum(is_among_best.to(tl.int32), 0) > 0:
+                is_full = tl.min(done, 0) != 0
+                complete = c_score / tl.load(DIVISORS + length + 1 - given)
+                complete += tl.where(stops_when_full & is_full, -1.0e9, 0.0)
+                complete = tl.where(is_among_best, complete, complete - 1.0e9)
+                complete = tl.where(is_candidate, complete, float("-inf"))
+                done_side = tl.load(DONE_SIDE + slot)
+                done_old = (done_side * SLOTS + slot) * BEAMS * T
+                done_new = ((1 - done_side) * SLOTS + slot) * BEAMS * T
+                new_scores = done_scores
+                new_length = done_length
+                new_done = done
+                first = done_scores
+                for i in range(BEAMS):
+                    best_done = tl.max(first, 0)
+                    best_new = tl.max(complete, 0)
+                    from_done = best_done >= best_new
+                    which = tl.where(from_done, _first(first, best_done, beam), _first(complete, best_new, c))
+                    was_done = _taken(done, beam, which)
+                    was_length = _taken(done_length, beam, which)
+                    now_done = _taken(is_among_best.to(tl.int32), c, which)
+                    token = _taken(c_token, c, which)
+                    source = _taken(c_beam, c, which)
+                    new_scores = tl.where(beam == i, tl.where(from_done, best_done, best_new), new_scores)
+                    new_length = tl.where(beam == i, tl.where(from_done, was_length, length + 1), new_length)
+                    new_done = tl.where(beam == i, tl.where(from_done, was_done, now_done), new_done)
+                    first = tl.where(beam == tl.where(from_done, which, -1), float("-inf"), first)
+                    complete = tl.where(c == tl.where(from_done, -1, which), float("-inf"), complete)
+                    old_end = tl.where(from_done, was_length, 0)
+                    new_end = tl.where(from_done, 0, length)
+                    end = tl.where(from_done, was_length, length + 1)
+                    for start in range(0, end, COPY):
+                        time = start + tl.arange(0, COPY)
+                        copied = tl.load(DONE_TOKENS + done_old + which * T + time, mask=time < old_end, other=0)
+                        copied += tl.load(TOKENS + old + source * T + time, mask=time < new_end, other=0)
+                        copied = tl.where(time == tl.where(from_done, -1, length), token, copied)
+                        tl.store(DONE_TOKENS + done_new + i * T + time, copied, mask=time < end)
+                done_scores = new_scores
+                done_length = new_length
+                done = new_done
+                tl.store(DONE_SCORES + slot * BEAMS + beam, done_scores, mask=is_beam)
+                tl.store(DONE_LENGTH + slot * BEAMS + beam, done_length, mask=is_beam)
+                tl.store(DONE + slot * BEAMS + beam, done, mask=is_beam)
+                tl.store(DONE_SIDE + slot, 1 - done_side)
+
+            # the best incomplete candidates continue
+            running = tl.where(has_ended, c_score - 1.0e9, c_score)
+            tokens = tl.zeros((BEAM_TILE,), tl.int32)
+            for i in range(BEAMS):
+                best = tl.max(running, 0)
+                chosen = _first(running, best, c)
+                scores = tl.where(beam == i, best, scores)
+                parents = tl.where(beam == i, _taken(c_beam, c, chosen), parents)
+                tokens = tl.where(beam == i, _taken(c_token, c, chosen), tokens)
+                running = tl.where(c == chosen, float("-inf"), running)
+            tl.store(SCORES + slot * BEAMS + beam, scores, mask=is_beam)
+
+            # does the slot stay open?
+            max_length = tl.load(NUMBERS)
+            new_tokens = length + 1 - given
+            which_divisor = tl.load(NUMBERS + 5)
+            at = tl.where(which_divisor == 2, max_length - given, new_tokens + tl.where(which_divisor == 1, 1, 0))
+            at = tl.minimum(at, T)
+            candidate = tl.sum(tl.where(beam == 0, scores, 0.0), 0) / tl.load(DIVISORS + at)
+            lowest = tl.min(tl.where(is_beam, done_scores, float("inf")), 0)
+            is_done = done != 0
+            worst = tl.where(is_done, lowest, -1.0e9)
+            can_improve = tl.max((is_beam & (candidate > worst)).to(tl.int32), 0)
+            last = tl.load(NUMBERS + 2) - 1
+            last_score = tl.sum(tl.where(beam == last, tl.where(is_done, done_scores, -1.0e9), 0.0), 0)
+            can_improve = tl.where(tl.load(NUMBERS + 4) != 0, (candidate > last_score).to(tl.int32), can_improve)
+            is_full = tl.min(tl.where(is_beam, done, 1), 0) != 0
+            stays = (can_improve != 0) & ((stops_when_full & is_full) == 0) & (length + 1 < max_length)
+            tl.store(OPEN + slot, stays.to(tl.int32))
+            if is_broken > 0:
+                tl.store(ERROR + slot, 1)
+
+        # move the running hypotheses to the other side, and add the new tokens
+        for i in range(BEAMS):
+            parent = _taken(parents, beam, i)
+            token = _taken(tokens, beam, i)
+            for start in range(0, length + 1, COPY):
+                time = start + tl.arange(0, COPY)
+                kept = tl.load(TOKENS + old + parent * T + time, mask=time < length, other=0)
+                kept = tl.where(time == length, token, kept)
+                tl.store(TOKENS + new + i * T + time, kept, mask=time < length + 1)
+                ancestor = tl.load(ANCESTORS + old + parent * T + time, mask=time < length - 1, other=0)
+                ancestor = tl.where(time == length - 1, parent, ancestor)
+                tl.store(ANCESTORS + new + i * T + time, ancestor, mask=time < length)
+        tl.store(CURRENT + slot * BEAMS + beam, tokens.to(tl.int64), mask=is_beam)
+        tl.store(LENGTH + slot, length + 1)

@@ -1,0 +1,328 @@
+"""Search on a GPU: memories take slots, a captured step is replayed for every token, finished slots are refilled.
+
+    Memory ─ project: keys and values of all rows, without padding ─▶ fill slots ─▶ replay ─▶ harvest ─▶ refill ─┐
+                                                                          ▲─────────────────────────────────────┘
+
+The host does not wait for the GPU inside a step. Every few steps it copies which slots are open, and reads the copy
+after it has queued the next steps.
+
+Shapes: B slots, k beams, n sentences, K memory rows, D model width.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from l0drop.core.memory import Memory
+from l0drop.decoding.gpu.state import Settings, State
+from l0drop.decoding.gpu.step import Operations, Step, is_supported
+from l0drop.decoding.search import Search
+
+SLOTS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
+"""Numbers of slots: a batch uses the smallest that suffices, so that few steps are captured."""
+
+POSITIONS = tuple(32 << power for power in range(8))
+"""Numbers of target positions for which steps are captured."""
+
+STEPS = 4
+"""Steps to queue before the host looks which slots are still open."""
+
+REFILL_SHARE = 1 / 8
+"""Slots are refilled when this share of them is finished: refilling has a fixed cost on the host."""
+
+CAPTURED = 8
+"""Captured steps to keep. Each has buffers for its slots."""
+
+PROGRAMS = 1056
+"""Blocks of threads that keep a large GPU busy: eight for each of 132 multiprocessors."""
+
+SPLIT_ROWS = 128
+"""The least memory rows per split of attention to the memory."""
+
+MEMORY_SHARE = 0.6
+"""The share of a GPU's free memory for keys and values of the memory; and for those of the target half of the rest."""
+
+MAX_BEAMS = 16
+
+
+class Found(NamedTuple):
+    """Tokens [n, returned, max_length], scores and lengths [n, returned] of the best hypotheses."""
+
+    tokens: Tensor
+    scores: Tensor
+    lengths: Tensor
+
+
+class BrokenScoresError(RuntimeError):
+    """The decoder gave NaN or infinite scores."""
+
+
+def reason_against(model: Any, search: Search) -> str | None:
+    """Why this search cannot run in slots; None if it can."""
+    if model.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"the dtype {str(model.dtype).removeprefix('torch.')}"
+    if not is_supported(model):
+        return f"the decoder of {type(model).__name__}"
+    if search.beams > MAX_BEAMS:
+        return f"num_beams={search.beams}"
+    unsupported = {
+        "do_sample": search.sample,
+        "repetition_penalty": search.repetition_penalty != 1.0,
+        "no_repeat_ngram_size": search.no_repeat_ngram > 0,
+        "renormalize_logits": search.renormalize,
+        "return_timestamps": search.timestamps is not None,
+    }
+    return next((name for name, used in unsupported.items() if used), None)
+
+
+@dataclass(frozen=True, eq=False)
+class _Captured:
+    """A step for a number of slots, beams and positions, with its buffers. `run` replays its graph, if it has one."""
+
+    state: State
+    settings: Settings
+    run: Any
+
+
+class Slots:
+    """Searches with one model. One thread at a time; others wait."""
+
+    def __init__(self, model: Any, operations: Operations, capture: bool = True) -> None:
+        self.step = Step(model, operations)
+        self.device: torch.device = model.device
+        self.capture = capture
+        self.captured: OrderedDict[tuple[int, ...], _Captured] = OrderedDict()
+        self.arena = torch.empty(0)
+        self.bias = torch.empty(0)
+        self._lock = threading.Lock()
+        self._pool: Any = None
+
+    @classmethod
+    def on_gpu(cls, model: Any) -> "Slots":
+        """With kernels and captured steps."""
+        from l0drop.decoding.gpu import kernels  # needs Triton
+
+        return cls(model, kernels)
+
+    @property
+    def copied_bytes(self) -> int:
+        return self.step.copied_bytes
+
+    def search(
+        self, memory: Memory, rows_B: Tensor, search: Search, given_BP: Tensor | None, most: int = SLOTS[-1]
+    ) -> tuple[Found, int]:
+        """The best hypotheses for a batch of memories, and the size of their keys and values. `most`: slots to use."""
+        rows = rows_B.tolist()
+        found = self._empty(len(rows), search)
+        if given_BP is None:
+            given_BP = torch.full((len(rows), 1), search.start, device=self.device)
+        largest = 0
+        with self._lock, torch.inference_mode():
+            for part in self._parts(rows):
+                chosen = torch.tensor(part, device=self.device)
+                size = self._project(memory, chosen, [rows[i] for i in part])
+                self._decode(chosen, [rows[i] for i in part], search, given_BP[chosen], found, most)
+                largest = max(largest, size)
+        return found, largest
+
+    def _empty(self, sentences: int, search: Search) -> Found:
+        shape = (sentences, search.returned)
+        return Found(
+            torch.full((*shape, search.max_length), search.fill, device=self.device),
+            torch.zeros(shape, device=self.device),
+            torch.zeros(shape, dtype=torch.long, device=self.device),
+        )
+
+    # --- memories ------------------------------------------------------------------------------------------------
+
+    def _parts(self, rows: Sequence[int]) -> list[list[int]]:
+        """Sentences whose keys and values fit into the GPU's memory together, longest memory first."""
+        order = sorted(range(len(rows)), key=lambda i: -rows[i])
+        limit = self._most_rows()
+        parts: list[list[int]] = [[]]
+        used = 0
+        for sentence in order:
+            if parts[-1] and used + rows[sentence] > limit:
+                parts.append([])
+                used = 0
+            parts[-1].append(sentence)
+            used += rows[sentence]
+        return parts
+
+    def _most_rows(self) -> int:
+        if self.device.type != "cuda":
+            return 1 << 30
+        free = torch.cuda.mem_get_info(self.device)[0]
+        free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return max(1, int(MEMORY_SHARE * (free + self.arena.nbytes)) // self._row_bytes)
+
+    @property
+    def _row_bytes(self) -> int:
+        return len(self.step.layers) * 2 * self.step.width * self.step.dtype.itemsize
+
+    def _project(self, memory: Memory, chosen: Tensor, rows: list[int]) -> int:
+        """Write keys, values and biases of these sentences' rows into the arena, one after the other; returns bytes."""
+        total, longest = sum(rows), max(rows)
+        if self.arena.numel() == 0 or total > self.arena.shape[1]:
+            self.captured.clear()  # captured steps read the old arena
+            self.arena = self.bias = torch.empty(0)
+            capacity = 1 << (total - 1).bit_length() if total * self._row_bytes < 1 << 30 else total
+            shape = (len(self.step.layers), capacity, 2 * self.step.width)
+            self.arena = torch.empty(shape, dtype=self.step.dtype, device=self.device)
+            self.bias = torch.empty(capacity, device=self.device, dtype=memory.bias.dtype)
+        seen_nK = torch.arange(longest, device=self.device) < torch.tensor(rows, device=self.device)[:, None]
+        self.step.project(memory.states[chosen, :longest][seen_nK].to(self.step.dtype), self.arena[:, :total])
+        self.bias[:total] = memory.bias[chosen, 0, 0, :longest][seen_nK]
+        return total * self._row_bytes
+
+    # --- decoding ------------------------------------------------------------------------------------------------
+
+    def _decode(
+        self, sentences: Tensor, rows: list[int], search: Search, given_nP: Tensor, found: Found, most: int
+    ) -> None:
+        """Decode memories in the arena, longest first, in slots that are refilled."""
+        count = len(rows)
+        captured = self._captured(min(count, most), rows, search)
+        state = captured.state
+        given_nP = given_nP.to(self.device)
+        offset = torch.tensor([0, *rows[:-1]], device=self.device).cumsum(0)
+        rows_n = torch.tensor(rows, dtype=torch.int32, device=self.device)
+        state.open.zero_()
+        occupied: list[int | None] = [None] * state.slots
+
+        def fill(slots: Sequence[int], first: int) -> None:
+            chosen = slice(first, first + len(slots))
+            occupied_ = torch.tensor(slots, device=self.device)
+            state.fill(occupied_, offset[chosen], rows_n[chosen], given_nP[chosen])
+            for position, slot in enumerate(slots):
+                occupied[slot] = first + position
+
+        def harvest(slots: Sequence[int]) -> None:
+            index = sentences[torch.tensor([occupied[slot] for slot in slots], device=self.device)]
+            tokens, scores, lengths = state.finished(torch.tensor(slots, device=self.device), search.fill)
+            found.tokens[index] = tokens[:, : search.returned, : search.max_length]
+            found.scores[index] = scores[:, : search.returned]
+            found.lengths[index] = lengths[:, : search.returned]
+            for slot in slots:
+                occupied[slot] = None
+
+        queued = min(count, state.slots)
+        fill(range(queued), 0)
+        watch = _Watch(state)
+        longest, earliest = search.max_length - 1, max(search.given, search.min_length) - 1
+        since = 0  # steps since slots were last filled
+        while any(sentence is not None for sentence in occupied):
+            steps = min(STEPS, longest - since) if since < longest else STEPS
+            for _ in range(steps):
+                captured.run()
+            since += steps
+            if since >= longest:
+                closed = [slot for slot, sentence in enumerate(occupied) if sentence is not None]
+            elif since < earliest and queued == min(count, state.slots):
+                continue
+            else:
+                closed = [slot for slot in watch.closed() if occupied[slot] is not None]
+            running = sum(sentence is not None for sentence in occupied)
+            if not closed or (len(closed) < REFILL_SHARE * state.slots and len(closed) < running and queued < count):
+                continue
+            if queued == count and len(closed) < running:
+                continue  # nothing to refill with: all are harvested at the end
+            harvest(closed)
+            if queued < count:
+                new = closed[: count - queued]
+                fill(new, queued)
+                queued += len(new)
+                since = 0
+                watch.forget()
+        if bool(state.error.any()):
+            raise BrokenScoresError
+
+    def _captured(self, sentences: int, rows: Sequence[int], search: Search) -> _Captured:
+        """The step for so many sentences; captured if it is new."""
+        slots = next((slots for slots in SLOTS if slots >= sentences), SLOTS[-1])
+        slots = min(slots, self._most_slots(search))
+        positions = next(positions for positions in POSITIONS if positions >= search.max_length)
+        splits = self._splits(slots, max(rows))
+        key = (slots, search.beams, search.candidates, positions, splits, search.normalizes_first)
+        known = self.captured.get(key)
+        settings = Settings.of(search, self.step.vocabulary, positions, self.device)
+        if known is not None:
+            self.captured.move_to_end(key)
+            known.settings.update(settings)
+            return known
+        while len(self.captured) >= CAPTURED:
+            self.captured.popitem(last=False)
+        state = State.empty(
+            slots, search.beams, positions, len(self.step.layers), self.step.width, self.step.dtype, self.device
+        )
+        made = _Captured(state, settings, self._step(state, settings, splits, positions))
+        self.captured[key] = made
+        return made
+
+    def _splits(self, slots: int, rows: int) -> int:
+        """Parts into which the rows of a memory are split, so that there is work for all multiprocessors."""
+        wanted = min(PROGRAMS // max(1, slots * self.step.heads), rows // SPLIT_ROWS)
+        return 1 << max(0, wanted.bit_length() - 1) if wanted > 1 else 1
+
+    def _most_slots(self, search: Search) -> int:
+        """Slots whose keys and values of the target fit into the GPU's memory."""
+        if self.device.type != "cuda":
+            return SLOTS[-1]
+        free = torch.cuda.mem_get_info(self.device)[0]
+        free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        positions = next(positions for positions in POSITIONS if positions >= search.max_length)
+        fit = int((1 - MEMORY_SHARE) / 2 * free) // (self._row_bytes * positions * search.beams)
+        return max(slots for slots in SLOTS if slots <= max(1, fit))
+
+    def _step(self, state: State, settings: Settings, splits: int, positions: int) -> Any:
+        distances = self.step.distances(positions)
+
+        def run() -> None:
+            self.step(state, settings, self.arena, self.bias, splits, distances)
+
+        if not self.capture:
+            return run
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):  # compiles kernels; all slots are closed, so nothing changes
+            run()
+            run()
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, pool=self._pool):
+            run()
+        return graph.replay
+
+
+class _Watch:
+    """Which slots are closed, read from a copy that was queued one call earlier."""
+
+    def __init__(self, state: State) -> None:
+        self.open = state.open
+        on_gpu = state.open.is_cuda
+        self.copies = [torch.empty_like(state.open, device="cpu", pin_memory=on_gpu) for _ in range(2)]
+        self.events = [torch.cuda.Event() if on_gpu else None for _ in range(2)]
+        self.calls = 0
+
+    def closed(self) -> list[int]:
+        """The slots that were closed at the last call; none at the first one."""
+        now, before = self.calls % 2, (self.calls + 1) % 2
+        self.copies[now].copy_(self.open, non_blocking=True)
+        if (event := self.events[now]) is not None:
+            event.record()
+        self.calls += 1
+        if self.calls == 1:
+            return []
+        if (event := self.events[before]) is not None:
+            event.synchronize()
+        return [slot for slot, is_open in enumerate(self.copies[before].tolist()) if not is_open]
+
+    def forget(self) -> None:
+        """Slots were filled: the queued copies are out of date."""
+        self.calls = 0

@@ -1,0 +1,78 @@
+"""The search in slots gives the tokens of the engine's own loop; here with plain operations, so it needs no GPU."""
+
+import pytest
+import torch
+
+from l0drop import Engine, L0DropConfig, sparsify
+from l0drop.decoding.gpu import plain
+from l0drop.decoding.gpu.slots import Slots
+from tests.models import zoo
+
+FAMILIES = [family for family in zoo.FAMILIES if family != "led"]
+SETTINGS = [
+    {"num_beams": 4, "max_new_tokens": 12},
+    {"num_beams": 4, "max_new_tokens": 9, "early_stopping": True, "num_return_sequences": 3},
+    {"num_beams": 3, "max_new_tokens": 9, "early_stopping": "never", "length_penalty": 2.0},
+    {"num_beams": 1, "max_new_tokens": 12},
+    {"num_beams": 4, "max_new_tokens": 10, "length_penalty_style": "gnmt", "length_penalty": 0.6},
+    {"num_beams": 3, "max_new_tokens": 8, "min_new_tokens": 5, "forced_bos_token_id": 7, "forced_eos_token_id": 2},
+    {"num_beams": 2, "max_new_tokens": 8, "bad_words_ids": [[5], [9]], "suppress_tokens": [11, 12]},
+    {"num_beams": 1, "max_new_tokens": 8, "begin_suppress_tokens": [2, 3, 4], "suppress_tokens": [20]},
+    {"num_beams": 2, "max_new_tokens": 8, "min_new_tokens": 8},
+]
+
+
+def sparse(family, early_end=True):
+    model = sparsify(zoo.build(family, "sdpa"), L0DropConfig(gating="zero"))
+    zoo.spread_gates(model)
+    if early_end:  # random models seldom choose EOS; with a bias some hypotheses end early
+        raise_eos(model, 2.5)
+    return model.eval().double()
+
+
+@torch.no_grad()
+def raise_eos(model, by):
+    if "final_logits_bias" in model._buffers:
+        model._buffers["final_logits_bias"][0, 2] += by
+    else:
+        head = model.get_output_embeddings()
+        head.bias = torch.nn.Parameter(torch.zeros(zoo.VOCABULARY))
+        head.bias[2] = by
+
+
+def both(model, batch, slots=None, given=None, **settings):
+    engine = Engine(model)
+    encoded = engine.encode(batch["input_ids"], batch["attention_mask"])
+    search = engine.search(**settings)
+    expected = engine.run_search(encoded, search)
+    found, _ = Slots(model, plain, capture=False).search(encoded.memory, encoded.rows, search, given, slots or 256)
+    return expected, found
+
+
+def check(expected, found):
+    longest = expected.sequences.shape[1]
+    assert torch.equal(expected.sequences, found.tokens.flatten(0, 1)[:, :longest])
+    assert int(found.lengths.max()) == longest
+    assert (expected.scores - found.scores.flatten()).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_settings(settings):
+    check(*both(sparse("marian"), zoo.ragged_batch(), **settings))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(family):
+    check(*both(sparse(family), zoo.ragged_batch(), num_beams=4, max_new_tokens=20))
+
+
+@pytest.mark.parametrize("slots", [1, 2, 4])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_refilled_slots(slots, beams):
+    batch = zoo.ragged_batch(lengths=(24, 17, 9, 20, 24, 3, 11, 12, 2, 7, 23))
+    check(*both(sparse("bart"), batch, slots, num_beams=beams, max_new_tokens=20))
+
+
+def test_some_hypotheses_end_early_and_some_do_not():
+    _, found = both(sparse("marian"), zoo.ragged_batch(), num_beams=4, max_new_tokens=12)
+    assert found.lengths.min() < found.lengths.max()
