@@ -11,7 +11,7 @@ import transformers as hf
 
 from l0drop.bench.peers import SYSTEMS, Batch, plain_generation
 from l0drop.bench.random_models import Share, sharpen, transformer_base
-from l0drop.bench.speech_workloads import WHISPER_SHAPES, RandomWhisper, Recordings
+from l0drop.bench.speech_workloads import WHISPER_SHAPES, AudioFiles, RandomWhisper
 from l0drop.data.batches import collate
 from l0drop.data.corpus import Example
 from l0drop.data.text import file_stamp, read_lines
@@ -180,8 +180,8 @@ def chosen_workloads(
     """The workloads by name: text or audio for a model, or without one the batches of these shapes on random weights.
 
     shapes: of `SHAPES` or `WHISPER_SHAPES`; default: cnndm. sizes: numbers that replace those of a `Shape`; a model
-    takes `batch` alone. limits: `sentences` (or clips) and `max_new_tokens` of `Text` or `Recordings`. speech:
-    `language`, `baseline` and `rival` of `Recordings`.
+    takes `batch` alone. limits: `sentences` (or clips) and `max_new_tokens` of `Text` or `AudioFiles`. speech:
+    `language`, `baseline` and `rival` of `AudioFiles`.
     """
     sizes, limits, speech = sizes or {}, limits or {}, speech or {}
     if audio is None:
@@ -202,7 +202,7 @@ def chosen_workloads(
         if file is not None:
             raise ValueError("`input`: is for text; `audio` names the recordings")
         clips = {"clips" if name == "sentences" else name: value for name, value in limits.items()}
-        return {"audio": Recordings(model, audio, beams=beams, **sizes, **clips, **speech)}
+        return {"audio": AudioFiles(model, audio, beams=beams, **sizes, **clips, **speech)}
     if file is None:
         raise ValueError("`input`: missing; name a text file to decode, or with `audio` a list of audio files")
     return {"text": Text(model, file, beams=beams, **sizes, **limits)}

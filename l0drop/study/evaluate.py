@@ -26,7 +26,7 @@ from l0drop.runs.evaluation import (
     EvaluatedRun,
     Evaluation,
     EvaluationFolder,
-    Example,
+    ExampleSentence,
     Judging,
     SystemRecord,
     Tail,
@@ -171,7 +171,7 @@ class Evaluated:
 
     metrics: Evaluation
     texts: dict[str, list[str]]
-    examples: list[Example]
+    examples: list[ExampleSentence]
     statistics: SentenceStatistics
 
     def write(self, folder: Path) -> None:
@@ -421,7 +421,9 @@ def _resampling(judging: Judging) -> dict[str, Any]:
     return {"unit": unit, "resamples": judging.resamples, "seed": judging.seed}
 
 
-def examples(ours: Judged, theirs: Judged | None, text: EvaluationText, tail: Tail | None, seed: int) -> list[Example]:
+def examples(
+    ours: Judged, theirs: Judged | None, text: EvaluationText, tail: Tail | None, seed: int
+) -> list[ExampleSentence]:
     """Sentences to look at, with the dropped parts of their sources.
 
     Dense outputs in place of references are shown as `baseline` if there is no other, and never as `reference`.
@@ -431,7 +433,7 @@ def examples(ours: Judged, theirs: Judged | None, text: EvaluationText, tail: Ta
     assert text.references is not None
     dense_outputs = [None] * len(text.sources) if text.dense is None else text.references
     return [
-        Example(
+        ExampleSentence(
             line=line + 1,
             why=why,
             source=segments(text.sources[line], pieces[line]) if pieces else [(text.sources[line], "")],

@@ -43,7 +43,7 @@ class Item:
     deadline: float
     run: Callable[[], Any] | None = None
     alone: bool = False
-    future: "asyncio.Future[Done]" = field(init=False)
+    future: "asyncio.Future[DecodedItem]" = field(init=False)
     queued: float = field(init=False)
 
     @property
@@ -68,7 +68,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Done:
+class DecodedItem:
     """A decoded text. queue_seconds: it waited. decode_seconds: its batch took. batch: texts in it."""
 
     result: Any
@@ -176,7 +176,7 @@ class Lane:
                 if isinstance(outcome, BaseException):
                     item.future.set_exception(_problem(outcome))
                 else:
-                    item.future.set_result(Done(outcome, began - item.queued, seconds, len(batch)))
+                    item.future.set_result(DecodedItem(outcome, began - item.queued, seconds, len(batch)))
 
 
 class Scheduler:
@@ -214,7 +214,7 @@ class Scheduler:
             seconds = max(1, math.ceil(lane.queue.count * lane.per_text))
             raise Problem(503, "the queue is full; try again later", {"Retry-After": str(min(seconds, 60))})
 
-    async def decode(self, items: Sequence[Item]) -> list[Done]:
+    async def decode(self, items: Sequence[Item]) -> list[DecodedItem]:
         """The results of items of one model, in order.
 
         Cancelling it, a deadline that passes, or one failure takes its other items off the queue.
