@@ -40,7 +40,8 @@ from l0drop.runs.provenance import provenance
 from l0drop.runs.run import RunFolder, RunMetrics
 from l0drop.study.analysis.parts import analyze
 from l0drop.study.analysis.subject import Reading, opened
-from l0drop.study.evaluate import evaluate, read_test_text
+from l0drop.study.evaluate import evaluate
+from l0drop.study.evaluation_text import read_test_text
 from l0drop.study.parallel import train_in_parallel
 from l0drop.study.systems import System
 from l0drop.training.run import open_run, prepare, train

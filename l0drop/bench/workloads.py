@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 import transformers as hf
 
@@ -13,8 +12,8 @@ from l0drop.bench.peers import SYSTEMS, Batch, plain_generation
 from l0drop.bench.random_models import Share, sharpen, transformer_base
 from l0drop.bench.speech_workloads import WHISPER_SHAPES, AudioFiles, RandomWhisper
 from l0drop.data.batches import collate
-from l0drop.data.corpus import Example
 from l0drop.data.text import file_stamp, read_lines
+from l0drop.decoding.sources import examples
 from l0drop.decoding.text import load
 from l0drop.models.config import L0DropConfig
 from l0drop.models.modeling import L0DropModel
@@ -141,13 +140,10 @@ class Text:
         model = text.model
         plain_generation(model)
         sparse = model if isinstance(model, L0DropModel) else sparsify(model)
-        examples = [
-            Example(np.array(source.ids), None, {name: np.array(hint) for name, hint in source.hints.items()}, index)
-            for index, source in enumerate(sources)
-        ]
         batches = []
-        for start in range(0, len(examples), self.batch):
-            batch = collate(examples[start : start + self.batch], model.generation_config.pad_token_id)
+        for start in range(0, len(sources), self.batch):
+            pad = model.generation_config.pad_token_id
+            batch = collate(examples(sources[start : start + self.batch]), pad)
             batches.append(Batch(batch["input_ids"], batch["attention_mask"], batch["hints"] or None))
         return sparse.eval(), batches
 

@@ -9,7 +9,8 @@ from typing import Any
 from l0drop.data import metrics
 from l0drop.runs.analysis import Analysis
 from l0drop.runs.evaluation import ExampleSentence, Judging
-from l0drop.study.evaluate import evaluate, read_files
+from l0drop.study.evaluate import evaluate
+from l0drop.study.evaluation_text import read_files
 from l0drop.study.systems import System
 from tests.runs.partial import completed
 from tests.study.test_significance import GOOD, REFS, damaged

@@ -19,8 +19,9 @@ from l0drop.app.serve.models import Served, ServedSpeech
 from l0drop.app.serve.requests import Problem
 from l0drop.core.out_of_memory import is_out_of_memory
 from l0drop.decoding.results import Explained, Result
+from l0drop.decoding.sources import BATCH_TOKENS, MIN_CPU_TOKENS
 from l0drop.decoding.speech import Transcript
-from l0drop.decoding.text import BATCH_TOKENS, MIN_CPU_TOKENS, OutOfMemoryError
+from l0drop.decoding.text import OutOfMemoryError
 
 GATHER_SHARE, GATHER_MOST = 0.05, 0.02
 """An idle worker waits for more texts: this share of the last batch's seconds, at most so many seconds."""

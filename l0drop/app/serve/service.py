@@ -17,9 +17,9 @@ from l0drop.app.serve.scheduler import DecodedItem, Item, Scheduler
 from l0drop.app.serve.shadow import Shadow
 from l0drop.data.audio import Audio, audio_of_bytes
 from l0drop.decoding.results import Explained, Result
+from l0drop.decoding.sources import Source
 from l0drop.decoding.speech import Transcript
 from l0drop.decoding.splitting import Piece, encode_pieces, join_results
-from l0drop.decoding.text import Source
 
 log = logging.getLogger("l0drop.serve")
 
