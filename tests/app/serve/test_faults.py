@@ -360,6 +360,17 @@ def test_only_the_guilty_text_fails(
     assert "the bad road" not in caplog.text, "no texts in the log"
 
 
+def test_a_fault_of_the_scheduler_fails_one_batch(strict: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("boom")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(strict.service.scheduler, "observe", broken)
+        answer = strict.post("/v1/generate", {"text": [TEXT] * 3, **SEARCH})
+    assert answer.status_code == 500
+    assert "boom" not in answer.text
+
+
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA error: out of memory")])
 def test_memory_that_runs_out_in_explain_is_507(
     strict: Running, sparse: TextModel, monkeypatch: pytest.MonkeyPatch, error: Exception
