@@ -1,12 +1,12 @@
 # The service in a container; see docs/service.md. Models are mounted, not copied.
 #   docker build -t l0drop .
-#   docker run -p 8000:8000 -v $PWD/runs:/models:ro -e L0DROP_KEYS=a-long-secret l0drop /models/sparse
+#   docker run --init -p 8000:8000 -v $PWD/runs:/models:ro -e L0DROP_KEYS=a-long-secret l0drop /models/sparse
 FROM python:3.11-slim
 
 WORKDIR /app
 COPY pyproject.toml constraints.txt README.md LICENSE CHANGELOG.md ./
 COPY l0drop ./l0drop
-RUN pip install --no-cache-dir --constraint constraints.txt '.[serve]' \
+RUN pip install --no-cache-dir --constraint constraints.txt '.[audio,serve]' \
     && useradd --system --create-home l0drop
 USER l0drop
 ENV HF_HOME=/tmp/huggingface

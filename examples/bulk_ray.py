@@ -4,7 +4,8 @@
     python examples/bulk_ray.py runs/demo/translation/sparse input.txt output.jsonl --workers 2
 
 Each worker loads the model once. Ray starts a worker again that dies, and repeats the rows it had not finished.
-`--gpus 1` gives every worker a GPU. On a cluster, the model folder must be at the same path on every machine.
+`--gpus 1` gives every worker a GPU. On a cluster, the model folder must be at the same path on every machine. Lines are
+read as by `l0drop translate`: only LF or CR LF ends one, and a name ending in .jsonl means JSON lines.
 """
 
 import argparse
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import ray
 
+from l0drop.data.whole import write_whole
 from l0drop.decoding.columns import DecodeColumns
+from l0drop.decoding.lines import TextInput
 
 parser = argparse.ArgumentParser()
 parser.add_argument("model")
@@ -27,8 +30,8 @@ parser.add_argument("--batch", type=int, default=256)
 arguments = parser.parse_args()
 
 generation = {} if arguments.beams is None else {"num_beams": arguments.beams}
-lines = arguments.input.read_text(encoding="utf-8").splitlines()
-rows = ray.data.from_items([{"line": number, "text": text} for number, text in enumerate(lines, 1)])
+with TextInput(arguments.input).opened() as lines:
+    rows = ray.data.from_items([{"line": number, "text": text} for number, text in enumerate(lines, 1)])
 decoded = rows.map_batches(
     DecodeColumns,
     fn_constructor_args=[arguments.model],
@@ -37,8 +40,9 @@ decoded = rows.map_batches(
     concurrency=arguments.workers,
     num_gpus=arguments.gpus or None,
 )
-with arguments.output.open("w", encoding="utf-8") as output:
-    for row in sorted(decoded.take_all(), key=lambda row: row["line"]):
-        score = None if row["score"] != row["score"] else float(row["score"])
-        values = {"line": int(row["line"]), "text": row["output"], "score": score, "kept": float(row["kept_share"])}
-        output.write(json.dumps(values, ensure_ascii=False) + "\n")
+output = []
+for row in sorted(decoded.take_all(), key=lambda row: row["line"]):
+    score = None if row["score"] != row["score"] else float(row["score"])
+    values = {"line": int(row["line"]), "text": row["output"], "score": score, "kept": float(row["kept_share"])}
+    output.append(json.dumps(values, ensure_ascii=False) + "\n")
+write_whole(arguments.output, "".join(output))

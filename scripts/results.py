@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from l0drop.data.whole import write_whole
 from l0drop.report.figures import attention_mass, entropy, groups, quality_and_time, seeds_and_sparsity
-from l0drop.runs.benchmark import DecodeBenchmarks
+from l0drop.runs.benchmark import DecodeBenchmarks, SpeedPrediction, TrainingSpeed
 from l0drop.runs.table import Table, in_markdown
 from result_tables import files, quality, speed, toys
 from result_tables.claims import claims_table
@@ -83,7 +83,7 @@ def speed_tables() -> dict[str, Table]:
     found = {"speed": speed.speed_table(shapes, speed.SHORT), "speed-all": speed.speed_table(shapes)}
     found["speed-2-threads"] = speed.threads_table(DecodeBenchmarks.read(RESULTS / "decode-2-threads.json").shapes)
     found |= {f"speed-{shape}": speed.systems_table(shape, result) for shape, result in shapes.items()}
-    predicted = speed.predict_tables(read("predict"))
+    predicted = speed.predict_tables(SpeedPrediction.read(RESULTS / "predict.json"))
     found |= dict(zip(("predict", "predict-check", "predict-pays"), predicted, strict=True))
     whisper = speed.whisper_tables(files.whispers())
     found |= dict(zip(("whisper-float32", "whisper-int8", "whisper-seconds"), whisper, strict=True))
@@ -92,7 +92,7 @@ def speed_tables() -> dict[str, Table]:
     found |= {f"profile-{shape}": speed.profile_table(read(f"profile-{shape}-after")) for shape in PROFILED}
     before = {shape: read(f"profile-{shape}-before") for shape in PROFILED[:2]}
     found["profile-before"] = speed.profile_before_table(before)
-    found["training-speed"] = speed.training_table(read("training-speed"))
+    found["training-speed"] = speed.training_table(TrainingSpeed.read(RESULTS / "training-speed.json"))
     return found
 
 

@@ -1,7 +1,8 @@
 """The order of the subpackages: each imports only from itself and from those above it, and uses no private name of
-another."""
+another. One name for one class."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -120,6 +121,12 @@ def test_imports_only_from_above(path: Path) -> None:
 def test_private_attributes_stay_inside_their_subpackage(path: Path) -> None:
     own = path.relative_to(PACKAGE).parts[0]
     assert foreign_uses(ast.parse(path.read_text(encoding="utf-8")), own) == []
+
+
+def test_no_two_classes_have_the_same_name() -> None:
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in FILES)
+    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    assert [name for name, count in names.items() if count > 1 and not is_private(name)] == []
 
 
 @pytest.mark.parametrize(

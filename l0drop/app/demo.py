@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from l0drop.runs.table import Table
 
 
-class Task(StrEnum):
+class TaskName(StrEnum):
     documents = "documents"
     translation = "translation"
 
@@ -31,7 +31,7 @@ class GatingName(StrEnum):
 
 def demo(
     task: Annotated[
-        Task | None, typer.Option(help="Run one task alone: long documents or short sentences. Default: both.")
+        TaskName | None, typer.Option(help="Run one task alone: long documents or short sentences. Default: both.")
     ] = None,
     gating: Annotated[GatingName, typer.Option(help="How a gate acts on an encoding.")] = GatingName.zero,
     target: Annotated[
@@ -46,7 +46,7 @@ def demo(
 
     Ctrl-C stops the demo; the same command resumes it.
     """
-    tasks = [name.value for name in Task] if task is None else [task.value]
+    tasks = [name.value for name in TaskName] if task is None else [task.value]
     try:
         _demo(tasks, folder, gating.value, target, seed, threads)
     except KeyboardInterrupt:

@@ -33,14 +33,15 @@ from l0drop.decoding.folder import generation_of
 from l0drop.recipe import Evaluate, Recipe, RecipeError, ToyCorpus, parse_recipe
 from l0drop.report import write_report
 from l0drop.report.figures import draw_all
-from l0drop.report.picture import Example, sentences_svg
+from l0drop.report.picture import PicturedSentence, sentences_svg
 from l0drop.runs.demo import DemoSentence, DemoTask, Word
 from l0drop.runs.evaluation import Judging
 from l0drop.runs.provenance import provenance
 from l0drop.runs.run import RunFolder, RunMetrics
 from l0drop.study.analysis.parts import analyze
 from l0drop.study.analysis.subject import Reading, opened
-from l0drop.study.evaluate import evaluate, read_test_text
+from l0drop.study.evaluate import evaluate
+from l0drop.study.evaluation_text import read_test_text
 from l0drop.study.parallel import train_in_parallel
 from l0drop.study.systems import System
 from l0drop.training.run import open_run, prepare, train
@@ -367,7 +368,7 @@ def dropped_pieces(sentence: list[Word]) -> int:
     return sum(dropped for word in sentence for _, dropped in word.pieces)
 
 
-def pictured(example: DemoSentence) -> Example:
+def pictured(example: DemoSentence) -> PicturedSentence:
     """A sentence as the picture takes it."""
     pieces = [
         (piece, dropped, word.space_before and index == 0)
@@ -381,7 +382,7 @@ def pictured(example: DemoSentence) -> Example:
     }
     first = "" if example.words <= SHOWN_WORDS else f"its first {SHOWN_WORDS} words, "
     outputs = {labels[memory]: example.outputs[memory] for memory in labels}
-    return Example(pieces, outputs, f"source, {first}dropped encodings struck out")
+    return PicturedSentence(pieces, outputs, f"source, {first}dropped encodings struck out")
 
 
 @torch.no_grad()

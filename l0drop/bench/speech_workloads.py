@@ -1,7 +1,7 @@
 """Workloads of the decoding benchmark for Whisper: random weights of a given size, or recordings on a model.
 
 RandomWhisper: clips with random features, outputs of one length, a set share of rows dropped
-Recordings:    real clips of at most one window, outputs of natural length; a dense model and a rival beside
+AudioFiles:    real clips of at most one window, outputs of natural length; a dense model and a rival beside
 """
 
 from collections.abc import Mapping
@@ -116,7 +116,7 @@ def _random_whisper(config: Mapping[str, Any]) -> hf.WhisperForConditionalGenera
 
 
 @dataclass(frozen=True)
-class Recordings:
+class AudioFiles:
     """The first clips of a list of audio files, decoded by a Whisper (a folder, a name on the Hugging Face hub).
 
     audio: a text file with one audio file per line, up to the first tab; relative names start at its folder. Clips of

@@ -5,16 +5,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 import transformers as hf
 
 from l0drop.bench.peers import SYSTEMS, Batch, plain_generation
 from l0drop.bench.random_models import Share, sharpen, transformer_base
-from l0drop.bench.speech_workloads import WHISPER_SHAPES, RandomWhisper, Recordings
+from l0drop.bench.speech_workloads import WHISPER_SHAPES, AudioFiles, RandomWhisper
 from l0drop.data.batches import collate
-from l0drop.data.corpus import Example
 from l0drop.data.text import file_stamp, read_lines
+from l0drop.decoding.sources import examples
 from l0drop.decoding.text import load
 from l0drop.models.config import L0DropConfig
 from l0drop.models.modeling import L0DropModel
@@ -141,13 +140,10 @@ class Text:
         model = text.model
         plain_generation(model)
         sparse = model if isinstance(model, L0DropModel) else sparsify(model)
-        examples = [
-            Example(np.array(source.ids), None, {name: np.array(hint) for name, hint in source.hints.items()}, index)
-            for index, source in enumerate(sources)
-        ]
         batches = []
-        for start in range(0, len(examples), self.batch):
-            batch = collate(examples[start : start + self.batch], model.generation_config.pad_token_id)
+        for start in range(0, len(sources), self.batch):
+            pad = model.generation_config.pad_token_id
+            batch = collate(examples(sources[start : start + self.batch]), pad)
             batches.append(Batch(batch["input_ids"], batch["attention_mask"], batch["hints"] or None))
         return sparse.eval(), batches
 
@@ -180,8 +176,8 @@ def chosen_workloads(
     """The workloads by name: text or audio for a model, or without one the batches of these shapes on random weights.
 
     shapes: of `SHAPES` or `WHISPER_SHAPES`; default: cnndm. sizes: numbers that replace those of a `Shape`; a model
-    takes `batch` alone. limits: `sentences` (or clips) and `max_new_tokens` of `Text` or `Recordings`. speech:
-    `language`, `baseline` and `rival` of `Recordings`.
+    takes `batch` alone. limits: `sentences` (or clips) and `max_new_tokens` of `Text` or `AudioFiles`. speech:
+    `language`, `baseline` and `rival` of `AudioFiles`.
     """
     sizes, limits, speech = sizes or {}, limits or {}, speech or {}
     if audio is None:
@@ -202,7 +198,7 @@ def chosen_workloads(
         if file is not None:
             raise ValueError("`input`: is for text; `audio` names the recordings")
         clips = {"clips" if name == "sentences" else name: value for name, value in limits.items()}
-        return {"audio": Recordings(model, audio, beams=beams, **sizes, **clips, **speech)}
+        return {"audio": AudioFiles(model, audio, beams=beams, **sizes, **clips, **speech)}
     if file is None:
         raise ValueError("`input`: missing; name a text file to decode, or with `audio` a list of audio files")
     return {"text": Text(model, file, beams=beams, **sizes, **limits)}

@@ -45,7 +45,7 @@ class ListedAudio(Protocol):
     def inputs(self) -> list[dict[str, Any]]: ...
 
 
-class Teacher(Protocol):
+class ClipTeacher(Protocol):
     """A teacher's distributions over the next token."""
 
     @property
@@ -63,7 +63,7 @@ def prepare_clips(
     out_dir: Path | str,
     *,
     max_target: int,
-    teacher: Teacher | None = None,
+    teacher: ClipTeacher | None = None,
     progress: Callable[[int], None] | None = None,
     instead: Path | None = None,
 ) -> ClipCorpus:
@@ -130,7 +130,7 @@ def _write(
     extractor: Any,
     request: dict[str, Any],
     max_tokens: int,
-    teacher: Teacher | None,
+    teacher: ClipTeacher | None,
     progress: Callable[[int], None] | None,
 ) -> None:
     summary, mels = Summary(), request["features"]["mels"]

@@ -21,8 +21,9 @@ from l0drop.data.text import one_line
 from l0drop.decoding.lines import Lines
 from l0drop.decoding.partial import Output, Position
 from l0drop.decoding.results import Result
+from l0drop.decoding.sources import BATCH_TOKENS, MAX_BATCH_TOKENS, Source
 from l0drop.decoding.splitting import Encode, Piece, encode_pieces, join_results
-from l0drop.decoding.text import BATCH_TOKENS, MAX_BATCH_TOKENS, Source, TextModel
+from l0drop.decoding.text import TextModel
 
 WINDOW = 2048
 MAX_WINDOW = 10_000_000

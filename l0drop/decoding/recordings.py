@@ -35,7 +35,7 @@ WINDOW_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FileOutcome:
     """What became of one file: its transcript, or the reason why it has none."""
 
     file: Path
@@ -56,7 +56,7 @@ class AudioTotals:
     rows: int = 0
     rows_kept: int = 0
 
-    def plus(self, outcome: Outcome) -> "AudioTotals":
+    def plus(self, outcome: FileOutcome) -> "AudioTotals":
         found = outcome.transcript
         if found is None:
             return AudioTotals(**{**asdict(self), "files": self.files + 1, "failed": self.failed + 1})
@@ -160,7 +160,7 @@ class DoneRecordings:
     totals: AudioTotals
     before: AudioTotals
     seconds: float
-    failures: tuple[Outcome, ...]
+    failures: tuple[FileOutcome, ...]
     is_gated: bool
 
 
@@ -186,7 +186,7 @@ def transcribe_files(
         began = time.perf_counter()
         output = stack.enter_context(job.output.opened(facts))
         before = totals = AudioTotals(**output.position.totals)
-        failures: list[Outcome] = []
+        failures: list[FileOutcome] = []
         read = output.position.lines
         if output.position.digest != _digest(job.files[:read]):
             raise ValueError("`resume`: audio files changed since the interrupted run; start again with `restart=True`")
@@ -245,17 +245,17 @@ def _into_folder(
     return DoneRecordings(totals, AudioTotals(), seconds, tuple(failures), model.is_gated)
 
 
-def _windows(model: SpeechModel, job: Recordings, files: tuple[Path, ...]) -> Iterator[list[Outcome]]:
+def _windows(model: SpeechModel, job: Recordings, files: tuple[Path, ...]) -> Iterator[list[FileOutcome]]:
     """Outcomes of the files in order, some files at a time, which are decoded in batches of similar length."""
     settings = job.settings(model)
-    clips: list[Audio | Outcome] = []
+    clips: list[Audio | FileOutcome] = []
     seconds = 0.0
     for number, file in enumerate(files, 1):
         try:
             clips.append(model.read(file, str(file)))
             seconds += clips[-1].seconds  # type: ignore[union-attr]
         except AudioError as error:
-            clips.append(Outcome(file, error=str(error)))
+            clips.append(FileOutcome(file, error=str(error)))
         if len(clips) == WINDOW_FILES or seconds >= WINDOW_SECONDS or number == len(files):
             start = number - len(clips)
             yield _decoded(model, job, settings, clips, files[start:number])
@@ -266,25 +266,25 @@ def _decoded(
     model: SpeechModel,
     job: Recordings,
     settings: Mapping[str, Any],
-    read: list[Audio | Outcome],
+    read: list[Audio | FileOutcome],
     files: tuple[Path, ...],
-) -> list[Outcome]:
+) -> list[FileOutcome]:
     outcomes = [
-        one if isinstance(one, Outcome) else Outcome(file, Transcript("", seconds=one.seconds))
+        one if isinstance(one, FileOutcome) else FileOutcome(file, Transcript("", seconds=one.seconds))
         for one, file in zip(read, files, strict=True)
     ]
     places = [index for index, one in enumerate(read) if isinstance(one, Audio)]
     clips = [one for one in read if isinstance(one, Audio)]
     for batch in model.batches(clips, job.batch_size):
         for index, found in zip(batch, model.decode([clips[i] for i in batch], settings), strict=True):
-            outcomes[places[index]] = Outcome(files[places[index]], found)
+            outcomes[places[index]] = FileOutcome(files[places[index]], found)
     return outcomes
 
 
 # --- formats -----------------------------------------------------------------------------------------------------
 
 
-def written(outcome: Outcome, kind: str) -> str:
+def written(outcome: FileOutcome, kind: str) -> str:
     """The text of one file in this format; of a file that failed, a blank line or its error."""
     found = outcome.transcript
     if kind == "jsonl":
@@ -312,7 +312,7 @@ def _clock(seconds: float, mark: str) -> str:
     return f"{whole // 3600:02d}:{whole // 60 % 60:02d}:{whole % 60:02d}{mark}{rest:03d}"
 
 
-def _json(outcome: Outcome) -> dict[str, Any]:
+def _json(outcome: FileOutcome) -> dict[str, Any]:
     found = outcome.transcript
     if found is None:
         return {"file": str(outcome.file), "error": outcome.error}

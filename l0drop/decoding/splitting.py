@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from l0drop.decoding.results import Alternative, Result
-from l0drop.decoding.text import Source
+from l0drop.decoding.sources import Source
 
 PREFERRED = (
     re.compile(r"\n\s*"),

@@ -10,13 +10,11 @@ Shapes: N source positions, K memory rows, T output tokens, L decoder layers, H 
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -24,11 +22,9 @@ from transformers import PreTrainedModel
 from l0drop.core.out_of_memory import is_out_of_memory
 from l0drop.core.values import WrongKindError, count
 from l0drop.data.batches import collate
-from l0drop.data.corpus import Example
 from l0drop.data.hints import TextAnnotator, annotator_for
-from l0drop.data.offsets import Span, spans
+from l0drop.data.offsets import spans
 from l0drop.data.tokenizer import TokenizerPair
-from l0drop.decoding.corpus import length_batches
 from l0drop.decoding.eager import cross_attention, eager_twin
 from l0drop.decoding.engine import Engine
 from l0drop.decoding.folder import (
@@ -43,15 +39,21 @@ from l0drop.decoding.folder import (
 from l0drop.decoding.languages import language_id, language_ids, target_language_setting
 from l0drop.decoding.results import Alternative, Explained, Result, SourceToken
 from l0drop.decoding.settings import check_names
+from l0drop.decoding.sources import (
+    BATCH_TOKENS,
+    MAX_BATCH_TOKENS,
+    MIN_CPU_TOKENS,
+    Source,
+    batches,
+    check_text,
+    dials,
+    examples,
+    truncation,
+    without_prefix,
+)
 from l0drop.models.families import family_of, positions_of
 from l0drop.models.modeling import L0DropModel
 
-BATCH_TOKENS = 8192
-"""Padded source tokens decoded at once, unless the caller says otherwise."""
-MAX_BATCH_TOKENS = 1 << 40
-"""The largest number of them that a caller may set."""
-MIN_CPU_TOKENS = 128
-"""Batches on a CPU count a shorter source as this long: more than 64 sentences exceed the caches and gain nothing."""
 MAX_SOURCE = 1024
 """Longest source if neither the model's positions nor its tokenizer set a limit."""
 MAX_NEW_TOKENS = 256
@@ -60,25 +62,6 @@ MAX_NEW_TOKENS = 256
 
 _TOKENIZING = threading.Lock()
 """Held while a tokenizer works: its source language is a setting of the tokenizer, which several models may share."""
-
-
-@dataclass(frozen=True, eq=False)
-class Source:
-    """A tokenized text; `name` identifies it in messages. A blank text has no ids.
-
-    dial: settings of the dial for this text alone: `keep`, `max_memory`, `shift`, `dense`.
-    """
-
-    name: str
-    ids: Sequence[int] = ()
-    spans: Sequence[Span | None] = ()
-    hints: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    cut: int = 0
-    dial: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def is_blank(self) -> bool:
-        return not self.ids
 
 
 class OutOfMemoryError(ValueError):
@@ -262,10 +245,10 @@ class TextModel:
     ) -> list[Source]:
         """Tokenize texts; `names` maps the index of a text to its name in messages."""
         prefix = self.prefix if prefix is None else prefix
-        _check_text(prefix, "prefix")
+        check_text(prefix, "prefix")
         limit = self._limit(max_source)
         for index, text in enumerate(texts):
-            _check_text(text, names(index))
+            check_text(text, names(index))
         filled = [index for index, text in enumerate(texts) if text.strip()]
         sources = [Source(names(index)) for index in range(len(texts))]
         if not filled:
@@ -280,11 +263,11 @@ class TextModel:
         special = frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
         for number, (index, text_spans) in enumerate(zip(filled, all_spans, strict=True)):
             ids = encoding["input_ids"][number]
-            truncate = _truncation(ids, limit, special)
+            truncate = truncation(ids, limit, special)
             sources[index] = Source(
                 name=names(index),
                 ids=truncate(ids),
-                spans=[_without_prefix(span, len(prefix)) for span in truncate(text_spans)],
+                spans=[without_prefix(span, len(prefix)) for span in truncate(text_spans)],
                 hints={name: truncate(values[number]) for name, values in hints.items()},
                 cut=max(0, len(ids) - limit),
             )
@@ -335,7 +318,7 @@ class TextModel:
         return self.decode(sources[:middle], settings, halved) + self.decode(sources[middle:], settings, halved)
 
     def _decode(self, sources: Sequence[Source], settings: Mapping[str, Any]) -> list[Result]:
-        generation = self.engine.generate(**self._batch(sources), **{**settings, **_dial(sources)})
+        generation = self.engine.generate(**self._batch(sources), **{**settings, **dials(sources)})
         texts, scores = self._texts(generation.sequences), generation.scores.tolist()
         each = len(texts) // len(sources)
         lengths = _lengths(generation.sequences[::each], self.model)
@@ -359,11 +342,7 @@ class TextModel:
         """The engine's inputs for these sources: padded ids, mask, hints."""
         pad = self.tokenizers.source.pad_token_id
         pad = self.model.config.pad_token_id if pad is None else pad
-        examples = [
-            Example(np.array(source.ids), None, {name: np.array(hint) for name, hint in source.hints.items()}, index)
-            for index, source in enumerate(sources)
-        ]
-        batch = collate(examples, pad_id=pad or 0)
+        batch = collate(examples(sources), pad_id=pad or 0)
         return {
             "inputs": batch["input_ids"],
             "attention_mask": batch["attention_mask"],
@@ -465,52 +444,6 @@ def load(
             raise ValueError(f"{name}: its gate needs hints ({needs}), but the model folder has no hints.json")
     place(model, name, "cpu" if int8 and device is None else device)
     return TextModel(name, model, tokenizers, defaults, prefix, annotator, int8, limit)
-
-
-def batches(sources: Sequence[Source], batch_tokens: int, least: int = 1) -> list[list[int]]:
-    """Indices of the sources that are not blank, in batches of at most `batch_tokens` padded tokens; the longest first.
-
-    A source counts as at least `least` tokens.
-    """
-    filled = np.array([index for index, source in enumerate(sources) if not source.is_blank], dtype=np.int64)
-    lengths = np.array([max(least, len(sources[index].ids)) for index in filled], dtype=np.int64)
-    return [filled[chosen].tolist() for chosen in length_batches(lengths, batch_tokens)]
-
-
-def _dial(sources: Sequence[Source]) -> dict[str, list[Any]]:
-    """The dials of the sources as lists, of the settings that at least one of them uses."""
-    unset = {"keep": None, "max_memory": None, "shift": None, "dense": False}
-    used = {name for source in sources for name in source.dial}
-    return {name: [source.dial.get(name, unset[name]) for source in sources] for name in unset if name in used}
-
-
-def _check_text(text: Any, name: str) -> None:
-    if not isinstance(text, str):
-        raise WrongKindError(f"{name}: expected a text, got {type(text).__name__}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{name}: character {error.start} is half of a surrogate pair (U+{ord(text[error.start]):04X}), which is "
-            'not valid text; decode the bytes as UTF-8, or replace it: text.encode("utf-8", "replace").decode()'
-        ) from None
-
-
-def _truncation(ids: Sequence[int], limit: int, special: frozenset[int]) -> Callable[[Sequence[Any]], list[Any]]:
-    """A function that cuts a list with one value per token to the limit and keeps the closing special tokens."""
-    closing = 0
-    while closing < min(limit, len(ids)) and ids[-closing - 1] in special:
-        closing += 1
-    if len(ids) <= limit:
-        return list
-    return lambda values: [*values[: limit - closing], *values[len(ids) - closing :]]
-
-
-def _without_prefix(span: Span | None, prefix: int) -> Span | None:
-    """A span relative to the text after the prefix; None for tokens of the prefix."""
-    if span is None or span[1] <= prefix:
-        return None
-    return max(0, span[0] - prefix), span[1] - prefix
 
 
 def _lengths(sequences: Tensor, model: Any) -> list[int]:

@@ -16,7 +16,7 @@ from l0drop.runs.evaluation import (
     Compared,
     Evaluation,
     EvaluationFolder,
-    Example,
+    ExampleSentence,
     Tail,
     check_margin,
     read_examples,
@@ -108,7 +108,7 @@ class Findings:
     margin: float
     shown: Row | None
     evaluations: dict[str, Evaluation]
-    examples: list[Example]
+    examples: list[ExampleSentence]
     signatures: dict[str, str]
     recipe: str
     provenance: dict[str, Settings]
@@ -287,7 +287,7 @@ def _complete(
     recipes = [path / "recipe.yaml" for path in (folder, *(row.folder for row in runs if row.folder is not None))]
     recipe = next((file.read_text(encoding="utf-8") for file in recipes if file.is_file()), "")
     scores = [scored.score for scored in (trained.valid, trained.test) if scored is not None]
-    examples: list[Example] = []
+    examples: list[ExampleSentence] = []
     if evaluation is not None and shown is not None and shown.folder is not None:
         scores += evaluation.first.system.scores.values()
         file = EvaluationFolder(RunFolder(shown.folder).evaluation).examples

@@ -6,7 +6,7 @@ from l0drop.report import evaluation
 from l0drop.report.findings import Findings
 from l0drop.report.summary import summary
 from l0drop.runs import escape
-from l0drop.runs.evaluation import Example
+from l0drop.runs.evaluation import ExampleSentence
 from l0drop.runs.table import as_markdown
 from l0drop.study.source_need import QUESTION
 
@@ -42,7 +42,7 @@ def markdown(findings: Findings) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _example(example: Example) -> str:
+def _example(example: ExampleSentence) -> str:
     source = "".join(f"⟦{segment}⟧" if state == "dropped" else segment for segment, state in example.source)
     sides = {"source": source, "human": example.reference, "dense": example.baseline, "gated": example.system}
     lines = [

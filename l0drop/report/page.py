@@ -13,7 +13,7 @@ from l0drop.report.figures import Drawing
 from l0drop.report.findings import Findings
 from l0drop.report.summary import summary
 from l0drop.runs.escape import html
-from l0drop.runs.evaluation import Example
+from l0drop.runs.evaluation import ExampleSentence
 from l0drop.runs.json_file import Settings
 from l0drop.runs.table import Table, as_html
 from l0drop.study.analysis.tables import NOT_DRAWN
@@ -133,7 +133,7 @@ def _examples(findings: Findings) -> str:
     return "\n".join([intro, first, rest])
 
 
-def _example(example: Example) -> str:
+def _example(example: ExampleSentence) -> str:
     why = f": {example.why}" if example.why != "drawn at random" else ""
     lines = {"source": "".join(_segment(*segment) for segment in example.source)}
     for label, text in (("human reference", example.reference), ("dense", example.baseline), ("gated", example.system)):

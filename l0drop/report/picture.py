@@ -21,7 +21,7 @@ STYLE = (
 
 
 @dataclass(frozen=True)
-class Example:
+class PicturedSentence:
     """A source sentence, and outputs by their labels."""
 
     source: Sequence[Piece]
@@ -29,7 +29,7 @@ class Example:
     label: str = "source, dropped encodings struck out"
 
 
-def sentences_svg(examples: Sequence[Example]) -> str:
+def sentences_svg(examples: Sequence[PicturedSentence]) -> str:
     """The examples, one below the other, on a card that is legible on light and on dark pages."""
     parts: list[str] = []
     y = MARGIN

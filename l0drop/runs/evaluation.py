@@ -338,7 +338,7 @@ def is_evaluation(path: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class Example:
+class ExampleSentence:
     """A sentence to look at, with the dropped parts of its source, and why it was chosen."""
 
     line: int
@@ -349,10 +349,10 @@ class Example:
     system: str
 
 
-def read_examples(path: Path) -> list[Example]:
+def read_examples(path: Path) -> list[ExampleSentence]:
     """Read `examples.json`, a list without a version."""
-    return read_as(list[Example], path, Evaluation.COMMAND)
+    return read_as(list[ExampleSentence], path, Evaluation.COMMAND)
 
 
-def write_examples(examples: list[Example], path: Path) -> None:
+def write_examples(examples: list[ExampleSentence], path: Path) -> None:
     write_json(path, as_json(examples))

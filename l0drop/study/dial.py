@@ -19,7 +19,7 @@ from l0drop.models.quiet import quiet_libraries
 from l0drop.recipe import load_recipe
 from l0drop.runs.provenance import provenance
 from l0drop.runs.run import DialCurve, DialRow, RunFolder, RunMetrics
-from l0drop.training.assemble import references, split_text
+from l0drop.training.corpora import references, split_text
 
 
 def dial_curve(run: Path, keeps: Sequence[float], progress: Callable[[str], None]) -> DialCurve:

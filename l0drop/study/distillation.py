@@ -43,7 +43,7 @@ def folder_name(way: str) -> str:
 
 
 @dataclass(frozen=True)
-class MadeFrom(JsonFile):
+class TeacherInputs(JsonFile):
     """What a teacher's outputs were made from: hashes of the source text and the weights, and decoding options."""
 
     COMMAND = "the script of the study"
@@ -79,9 +79,9 @@ class Distillation:
         names = {way_named(way) for way in ways}
         if not {"sequence", "both", "mixed"} & names:
             return
-        made_from = MadeFrom(file_stamp(self.source)["sha256"], weights_stamp(run), _settings())
+        made_from = TeacherInputs(file_stamp(self.source)["sha256"], weights_stamp(run), _settings())
         stamp = self.outputs.with_name(f"{self.outputs.name}.json")
-        stored = MadeFrom.read(stamp) if stamp.exists() else None
+        stored = TeacherInputs.read(stamp) if stamp.exists() else None
         if not self.outputs.exists():
             if stored is not None and stored != made_from:
                 self._restart(sorted(key for key, value in vars(made_from).items() if getattr(stored, key) != value))

@@ -11,16 +11,8 @@ from l0drop.runs.evaluation import Evaluation, EvaluationFolder, Judging
 from l0drop.runs.json_file import Settings
 from l0drop.runs.run import RunFolder
 from l0drop.runs.sweep import SweepFolder
-from l0drop.study.evaluate import (
-    EvaluationText,
-    Judged,
-    check_folder,
-    evaluate,
-    has_documents,
-    read_files,
-    read_test_text,
-    with_dense_outputs,
-)
+from l0drop.study.evaluate import Judged, check_folder, evaluate
+from l0drop.study.evaluation_text import EvaluationText, has_documents, read_files, read_test_text, with_dense_outputs
 from l0drop.study.sweep import finished_points
 from l0drop.study.systems import Advance, System
 

@@ -26,7 +26,7 @@ from l0drop.study.parallel import train_in_parallel
 from l0drop.study.sentence_statistics import SentenceStatistics, Statistics, named_scores
 from l0drop.study.sentence_statistics import statistics as statistics_of
 from l0drop.study.significance import compare, compare_over_baselines
-from l0drop.training.assemble import build_tokenizers, references
+from l0drop.training.corpora import build_tokenizers, references
 from l0drop.training.run import open_run, prepare
 
 ON = "on"

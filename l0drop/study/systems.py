@@ -12,7 +12,8 @@ from l0drop.data.sparsity import SparsityMeter
 from l0drop.data.text import CorpusError, file_stamp, one_line, read_lines
 from l0drop.decoding.folder import fingerprint, locate_model
 from l0drop.decoding.results import SourceToken
-from l0drop.decoding.text import Source, TextModel, batches, load
+from l0drop.decoding.sources import Source, batches
+from l0drop.decoding.text import TextModel, load
 from l0drop.recipe import Recipe, load_recipe
 from l0drop.runs.evaluation import FileStamp, SystemRecord
 from l0drop.runs.json_file import Settings

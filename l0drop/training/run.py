@@ -28,14 +28,7 @@ from l0drop.recipe import Recipe, RecipeError, dump_recipe, load_recipe
 from l0drop.runs.processes import is_lost_peer, joined_processes
 from l0drop.runs.provenance import provenance
 from l0drop.runs.run import CalibrationRecord, GateRates, RunFolder, RunMetrics, Scored, Split
-from l0drop.training.assemble import (
-    build_corpora,
-    build_model,
-    build_tokenizers,
-    has_teacher_outputs,
-    references,
-    teacher_name,
-)
+from l0drop.training.assemble import build_model, teacher_name
 from l0drop.training.averaging import averaged
 from l0drop.training.bars import Bars
 from l0drop.training.callbacks import Interruption, LogFile
@@ -49,6 +42,7 @@ from l0drop.training.checkpoints import (
     is_resumable,
     step_of,
 )
+from l0drop.training.corpora import build_corpora, build_tokenizers, has_teacher_outputs, references
 from l0drop.training.examples import RunCorpus
 from l0drop.training.inputs import check_inputs
 from l0drop.training.speech import build_clips, build_extractor

@@ -22,15 +22,9 @@ from l0drop.data.whole import locked, whole_folder
 from l0drop.decoding.folder import first_line
 from l0drop.decoding.speech import SpeechModel
 from l0drop.recipe import Recipe
-from l0drop.training.assemble import (
-    check_teacher,
-    has_teacher_outputs,
-    load_dense,
-    model_folder,
-    teacher_name,
-    weights_stamp,
-)
+from l0drop.training.assemble import check_teacher, load_dense, model_folder, teacher_name, weights_stamp
 from l0drop.training.bars import NO_BARS, Bars
+from l0drop.training.corpora import has_teacher_outputs
 
 WINDOW = 64
 """The number of clips that are read and transcribed before more are read."""

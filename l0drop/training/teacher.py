@@ -7,7 +7,8 @@ from typing import Any
 
 from l0drop.data.text import Pair, ParallelText
 from l0drop.data.tokenizer import TokenizerPair
-from l0drop.decoding.text import BATCH_TOKENS, TextModel
+from l0drop.decoding.sources import BATCH_TOKENS
+from l0drop.decoding.text import TextModel
 
 WINDOW = 4096
 """The number of lines that are sorted by length and translated before more are read."""

@@ -16,7 +16,7 @@ TOYS = ROOT / "docs" / "studies"
 
 
 def read(name: str, folder: Path = RESULTS) -> dict[str, Any]:
-    """A file of its own kind: the paper's numbers, a profile, a prediction, the trials of a study."""
+    """A file of its own kind: the paper's numbers, a profile, the trials of a study."""
     found: dict[str, Any] = read_any(folder / f"{name}.json", "the script of the study")
     return found
 

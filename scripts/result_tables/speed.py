@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from l0drop.runs.benchmark import DecodeBenchmark
+from l0drop.runs.benchmark import DecodeBenchmark, SpeedPrediction, TrainingSpeed
 from l0drop.runs.table import Table
 
 SHAPES = {"mt": "30 tokens (`mt`)", "cnndm": "400 tokens (`cnndm`)", "wikisum": "2,048 tokens (`wikisum`)"}
@@ -92,24 +92,24 @@ def threads_table(shapes: Mapping[str, DecodeBenchmark]) -> Table:
     return Table(["speed-up: CPU time, wall time", *SHAPES.values()], rows)
 
 
-def predict_tables(result: Mapping[str, Any]) -> tuple[Table, Table, Table]:
+def predict_tables(result: SpeedPrediction) -> tuple[Table, Table, Table]:
     """Predicted speed-ups of the short memory, measured checks, and the lengths from which it pays."""
-    batches = sorted({cell["batch"] for cell in result["table"]})
-    cells = {(cell["source"], cell["batch"]): cell["speed_up"] for cell in result["table"]}
+    batches = sorted({cell.batch for cell in result.table})
+    cells = {(cell.source, cell.batch): cell.speed_up for cell in result.table}
     rows = []
     for source in sorted({source for source, _ in cells if source >= SHORTEST}):
         speed_ups = (cells[source, batch] for batch in batches)
         rows.append([f"{source:,}", *(f"{both['decode']:.2f}, {both['both']:.2f}" for both in speed_ups)])
     checks = []
-    for check in result["check"]:
-        shape, measured, error, found = check["shape"], check["measured"], check["error"], check["speed_up"]
-        times = {name: f"{measured[name]:.2f} ({error[name]:+.0%})" for name in measured}
-        times["ratio"] = f"{found['measured']:.2f} ({found['predicted'] / found['measured'] - 1:+.0%})"
-        row = [f"{shape['batch']} sentences of {shape['source']:,} tokens, {shape['dropped']:.0%} dropped"]
+    for check in result.check:
+        shape, found = check.shape, check.speed_up
+        times = {name: f"{seconds:.2f} ({check.error[name]:+.0%})" for name, seconds in check.measured.items()}
+        times["ratio"] = f"{found.measured:.2f} ({found.predicted / found.measured - 1:+.0%})"
+        row = [f"{shape.batch} sentences of {shape.source:,} tokens, {shape.dropped:.0%} dropped"]
         checks.append(row + [times[name] for name in ("dense", "short", "ratio", "encode")])
     head = ["shape", "decode dense, CPU s", "decode short, CPU s", "speed-up, short over dense", "encode, CPU s"]
     sources = ["source tokens", *(f"batch {batch}: decoding, end to end" for batch in batches)]
-    pays = [[batch, *(str(one[phase]) for phase in ("decode", "both"))] for batch, one in result["pays_from"].items()]
+    pays = [[batch, *(str(one[phase]) for phase in ("decode", "both"))] for batch, one in result.pays_from.items()]
     lengths = ["batch", "decoding gains from, source tokens", "end to end gains from, source tokens"]
     return Table(sources, rows), Table(head, checks), Table(lengths, pays)
 
@@ -197,18 +197,16 @@ def profile_before_table(profiles: Mapping[str, Mapping[str, Any]]) -> Table:
     return Table(["ms per step, before", *columns], rows)
 
 
-def training_table(result: Mapping[str, Any]) -> Table:
+def training_table(result: TrainingSpeed) -> Table:
     """Our trainer and Hugging Face's, every round."""
-
-    def each(rounds: Iterable[Mapping[str, Any]], key: str, form: str, times: float = 1) -> str:
-        return ", ".join(format(times * one[key], form) for one in rounds)
-
     rows = []
-    for name, found in result["rounds"].items():
-        used, positions = (sum(one[key] for one in found) / len(found) for key in ("mfu", "mfu_of_positions"))
-        memory = max(one["peak_memory_gib"] for one in found)
-        row = [name.replace("Hugging Face's", "Hugging Face"), each(found, "milliseconds_per_step", ".1f")]
-        row.append(", ".join(f"{one['tokens_per_second'] / 1000:,.0f}k" for one in found))
+    for name, rounds in result.rounds.items():
+        used = sum(one.mfu for one in rounds) / len(rounds)
+        positions = sum(one.mfu_of_positions for one in rounds) / len(rounds)
+        milliseconds = ", ".join(f"{one.milliseconds_per_step:.1f}" for one in rounds)
+        tokens = ", ".join(f"{one.tokens_per_second / 1000:,.0f}k" for one in rounds)
+        memory = max(one.peak_memory_gib for one in rounds)
+        row = [name.replace("Hugging Face's", "Hugging Face"), milliseconds, tokens]
         rows.append([*row, f"{used:.0%}", f"{positions:.0%}", f"{memory:.1f}"])
     head = ["trainer", "ms per step", "tokens per second", "MFU, real tokens", "MFU, with padding"]
     return Table([*head, "peak memory, GiB"], rows)

@@ -11,7 +11,7 @@ from l0drop import Engine, L0DropConfig, sparsify
 from l0drop.bench.decoding import decode_benchmark
 from l0drop.bench.peers import ungated
 from l0drop.bench.speech_peers import Clips, build_speech_peer, plain_whisper, prompt_of
-from l0drop.bench.speech_workloads import RANDOM_SYSTEMS, SIZES, WHISPER_SHAPES, RandomWhisper, Recordings
+from l0drop.bench.speech_workloads import RANDOM_SYSTEMS, SIZES, WHISPER_SHAPES, AudioFiles, RandomWhisper
 from l0drop.report.benchmark import decode_table
 from l0drop.runs.benchmark import DecodeBenchmark, Shape
 from tests.bench.test_decoding import l0drop
@@ -188,7 +188,7 @@ def test_the_command_decodes_recordings(folders, tmp_path, monkeypatch, capsys):
 
 
 def test_clips_are_batched_longest_first(folders):
-    workload = Recordings(str(folders / "sparse"), folders / "list.tsv", batch=2)
+    workload = AudioFiles(str(folders / "sparse"), folders / "list.tsv", batch=2)
     _, batches = workload.load()
     assert [len(batch) for batch in batches] == [2, 1]
     assert [int(n) for batch in batches for n in batch.attention_mask.sum(1)] == [40, 30, 20]
@@ -215,8 +215,8 @@ def test_errors_name_the_argument(arguments, message, monkeypatch, capsys):
 def test_a_list_that_names_nothing_or_a_long_clip_is_refused(folders, tmp_path):
     (tmp_path / "list").write_text("\n\n", encoding="utf-8")
     with pytest.raises(ValueError, match="names no audio file"):
-        Recordings(str(folders / "sparse"), tmp_path / "list").load()
+        AudioFiles(str(folders / "sparse"), tmp_path / "list").load()
     soundfile.write(tmp_path / "long.wav", whispers.tone(1.5), 16_000, subtype="FLOAT")
     (tmp_path / "list").write_text("long.wav\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"long.wav is longer than one window"):
-        Recordings(str(folders / "sparse"), tmp_path / "list").load()
+        AudioFiles(str(folders / "sparse"), tmp_path / "list").load()

@@ -73,8 +73,8 @@ def test_ray_gives_the_lines_of_one_process_though_a_worker_is_killed(sparse_fol
     pytest.importorskip("ray", reason="needs Ray: pip install 'l0drop[ray]'")
     nouns = tiny.NOUNS
     texts = [f"the {nouns[i % len(nouns)]} sees the {nouns[i // len(nouns) % len(nouns)]} ." for i in range(20_000)]
-    texts[7_777] = ""
-    (tmp_path / "in.txt").write_text("".join(text + "\n" for text in texts))
+    texts[7_777], texts[8_888] = "", "the dog\u2028sees a cat ."
+    (tmp_path / "in.txt").write_text("".join(text + "\n" for text in texts), encoding="utf-8")
     script = [sys.executable, str(ROOT / "examples" / "bulk_ray.py"), str(sparse_folder), str(tmp_path / "in.txt")]
     mark = f"L0DROP_MARK={tmp_path.name}-{os.getpid()}"
     environment = {
@@ -91,11 +91,15 @@ def test_ray_gives_the_lines_of_one_process_though_a_worker_is_killed(sparse_fol
             time.sleep(0.1)
         time.sleep(8)  # in the middle: after loading the model
         killed, survivor = workers(mark)
+        assert process.poll() is None
         os.kill(killed, signal.SIGKILL)
+        while not set(workers(mark)) - {killed, survivor}:  # Ray starts another worker: there was work left
+            assert process.poll() is None, "the worker was killed too late"
+            time.sleep(0.05)
         assert process.wait(400) == 0
     finally:
         process.kill()
-    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").split("\n")[:-1]]
     assert [line["line"] for line in lines] == list(range(1, 20_001))
     distinct = sorted(set(texts))
     results = load(sparse_folder, "cpu", "float64").generate(distinct, num_beams=1)

@@ -15,7 +15,8 @@ from rich.console import Console
 import l0drop
 from l0drop import Gate, Gates, load, register_gate
 from l0drop.decoding.folder import fingerprint
-from l0drop.decoding.text import MAX_NEW_TOKENS, MIN_CPU_TOKENS, OutOfMemoryError, TextModel, batches
+from l0drop.decoding.sources import MIN_CPU_TOKENS, batches
+from l0drop.decoding.text import MAX_NEW_TOKENS, OutOfMemoryError, TextModel
 from l0drop.recipe import parse_recipe
 from l0drop.training.run import train
 from tests.decoding import folders

@@ -8,8 +8,9 @@ from typing import Any
 
 from l0drop.data import metrics
 from l0drop.runs.analysis import Analysis
-from l0drop.runs.evaluation import Example, Judging
-from l0drop.study.evaluate import evaluate, read_files
+from l0drop.runs.evaluation import ExampleSentence, Judging
+from l0drop.study.evaluate import evaluate
+from l0drop.study.evaluation_text import read_files
 from l0drop.study.systems import System
 from tests.runs.partial import completed
 from tests.study.test_significance import GOOD, REFS, damaged
@@ -75,7 +76,7 @@ def evaluated(
     put(file, stored)
 
 
-def struck(example: Example) -> Example:
+def struck(example: ExampleSentence) -> ExampleSentence:
     """An example with made-up dropped pieces."""
     ((source, _),) = example.source
     return replace(example, source=[(source[:6], "dropped"), (source[6:], "kept"), (" <tail>", "cut")])

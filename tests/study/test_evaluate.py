@@ -11,15 +11,9 @@ from l0drop.data import metrics
 from l0drop.data.text import CorpusError
 from l0drop.runs.evaluation import Judging
 from l0drop.runs.json_file import as_json
-from l0drop.study.evaluate import (
-    Evaluated,
-    check_folder,
-    control_scores,
-    has_documents,
-    read_files,
-    with_dense_outputs,
-)
+from l0drop.study.evaluate import Evaluated, check_folder, control_scores
 from l0drop.study.evaluate import evaluate as evaluated
+from l0drop.study.evaluation_text import has_documents, read_files, with_dense_outputs
 from l0drop.study.systems import System
 from tests.study.test_significance import BAD, GOOD, REFS
 

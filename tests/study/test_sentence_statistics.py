@@ -11,7 +11,8 @@ from l0drop.data import metrics
 from l0drop.data.score import METRICS
 from l0drop.runs.evaluation import Judging
 from l0drop.runs.json_file import as_json
-from l0drop.study.evaluate import evaluate, read_files, recomputed
+from l0drop.study.evaluate import evaluate, recomputed
+from l0drop.study.evaluation_text import read_files
 from l0drop.study.sentence_statistics import SentenceStatistics, columns
 from l0drop.study.systems import System
 from tests.study.test_evaluate import SOURCES, lines, spaced

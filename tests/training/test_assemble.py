@@ -12,8 +12,9 @@ from transformers import NllbTokenizer
 from l0drop.data.tokenizer import fingerprint, train_tokenizer
 from l0drop.decoding.text import load
 from l0drop.recipe import parse_recipe
-from l0drop.training.assemble import build_model, build_tokenizers, new_transformer, split_text
+from l0drop.training.assemble import build_model, new_transformer
 from l0drop.training.bars import Bars
+from l0drop.training.corpora import build_tokenizers, split_text
 from l0drop.training.run import prepare, train
 from tests.decoding import folders
 from tests.training import tiny

@@ -7,7 +7,8 @@ import torch
 
 from l0drop.recipe import parse_recipe
 from l0drop.training import teacher
-from l0drop.training.assemble import build_tokenizers, load_dense, split_text
+from l0drop.training.assemble import load_dense
+from l0drop.training.corpora import build_tokenizers, split_text
 from tests.training import tiny
 
 

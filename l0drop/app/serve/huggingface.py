@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from l0drop.app.serve.guard import client_of, while_connected
 from l0drop.app.serve.models import ServedSpeech
-from l0drop.app.serve.native import Dialled, Search
+from l0drop.app.serve.native import Dialled, SearchFields
 from l0drop.app.serve.requests import (
     JSON,
     Problem,
@@ -27,7 +27,7 @@ OUTPUT = {"translation": "translation_text", "summarization": "summary_text"}
 TRUNCATION = {"do_not_truncate": "split", "longest_first": "cut", "only_first": "cut", "only_second": "cut"}
 
 
-class Parameters(Search, Dialled):
+class Parameters(SearchFields, Dialled):
     """The parameters of the tasks, generation settings, and the dial."""
 
     src_lang: str | None = None
@@ -36,7 +36,7 @@ class Parameters(Search, Dialled):
     clean_up_tokenization_spaces: Annotated[
         bool | None, Field(description="Accepted without effect: the tokenizer decides.")
     ] = None
-    generate_parameters: Search | None = None
+    generate_parameters: SearchFields | None = None
     kept: Annotated[bool, Field(description="Add the source tokens that were kept.")] = False
 
 
@@ -52,7 +52,7 @@ class Recognition(Dialled):
     """The parameters of speech recognition."""
 
     return_timestamps: bool = False
-    generation_parameters: Search | None = None
+    generation_parameters: SearchFields | None = None
     kept: Annotated[bool, Field(description="Add the times of the frames that were kept, and the score.")] = False
 
 

@@ -18,8 +18,9 @@ from l0drop.core.memory import has_shared_row
 from l0drop.data.audio import RATE, Audio
 from l0drop.decoding.languages import is_multilingual, language_ids
 from l0drop.decoding.results import Result
+from l0drop.decoding.sources import Source
 from l0drop.decoding.speech import SpeechModel
-from l0drop.decoding.text import Source, TextModel
+from l0drop.decoding.text import TextModel
 
 Task = Literal["translation", "summarization"]
 TASKS: tuple[Task, ...] = ("translation", "summarization")

@@ -37,7 +37,7 @@ class Dialled(Strict):
         return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
-class Search(Strict):
+class SearchFields(Strict):
     """Generation settings; unset ones come from the model."""
 
     num_beams: Annotated[int | None, Field(ge=1)] = None
@@ -50,11 +50,11 @@ class Search(Strict):
     early_stopping: bool | Literal["never"] | None = None
 
     def generation(self) -> dict[str, Any]:
-        values = {name: getattr(self, name) for name in Search.model_fields}
+        values = {name: getattr(self, name) for name in SearchFields.model_fields}
         return {name: value for name, value in values.items() if value is not None}
 
 
-class Explain(Dialled, Search):
+class Explain(Dialled, SearchFields):
     """One text to explain."""
 
     text: str

@@ -6,6 +6,7 @@ Everything but decoding runs on the event loop.
 """
 
 import asyncio
+import logging
 import math
 import time
 from collections import deque
@@ -19,8 +20,11 @@ from l0drop.app.serve.models import Served, ServedSpeech
 from l0drop.app.serve.requests import Problem
 from l0drop.core.out_of_memory import is_out_of_memory
 from l0drop.decoding.results import Explained, Result
+from l0drop.decoding.sources import BATCH_TOKENS, MIN_CPU_TOKENS
 from l0drop.decoding.speech import Transcript
-from l0drop.decoding.text import BATCH_TOKENS, MIN_CPU_TOKENS, OutOfMemoryError
+from l0drop.decoding.text import OutOfMemoryError
+
+log = logging.getLogger("l0drop.serve")
 
 GATHER_SHARE, GATHER_MOST = 0.05, 0.02
 """An idle worker waits for more texts: this share of the last batch's seconds, at most so many seconds."""
@@ -43,7 +47,7 @@ class Item:
     deadline: float
     run: Callable[[], Any] | None = None
     alone: bool = False
-    future: "asyncio.Future[Done]" = field(init=False)
+    future: "asyncio.Future[DecodedItem]" = field(init=False)
     queued: float = field(init=False)
 
     @property
@@ -68,7 +72,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Done:
+class DecodedItem:
     """A decoded text. queue_seconds: it waited. decode_seconds: its batch took. batch: texts in it."""
 
     result: Any
@@ -154,7 +158,6 @@ class Lane:
         self._worker.shutdown()
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             if not self.queue.count:
                 self.wake.clear()
@@ -164,19 +167,29 @@ class Lane:
             self.scheduler.queue_changed()
             if not batch:
                 continue
-            began = time.monotonic()
-            outcomes = await loop.run_in_executor(self._worker, _decode, batch)
-            seconds = time.monotonic() - began
-            self._last_seconds = seconds
-            self.per_text = 0.9 * self.per_text + 0.1 * seconds / len(batch)
-            self.scheduler.observe(batch, outcomes, began, seconds)
-            for item, outcome in zip(batch, outcomes, strict=True):
-                if item.is_over:
-                    continue
-                if isinstance(outcome, BaseException):
-                    item.future.set_exception(_problem(outcome))
-                else:
-                    item.future.set_result(Done(outcome, began - item.queued, seconds, len(batch)))
+            try:
+                await self._decode(batch)
+            except Exception as error:  # a fault of ours fails this batch, and must not end the lane
+                log.exception("%s: a batch failed", batch[0].served.name)
+                for item in batch:
+                    if not item.is_over:
+                        item.future.set_exception(error)
+
+    async def _decode(self, batch: Sequence[Item]) -> None:
+        """Decode a batch in the worker thread, and give every item its outcome."""
+        began = time.monotonic()
+        outcomes = await asyncio.get_running_loop().run_in_executor(self._worker, _decode, batch)
+        seconds = time.monotonic() - began
+        self._last_seconds = seconds
+        self.per_text = 0.9 * self.per_text + 0.1 * seconds / len(batch)
+        self.scheduler.observe(batch, outcomes, began, seconds)
+        for item, outcome in zip(batch, outcomes, strict=True):
+            if item.is_over:
+                continue
+            if isinstance(outcome, BaseException):
+                item.future.set_exception(_problem(outcome))
+            else:
+                item.future.set_result(DecodedItem(outcome, began - item.queued, seconds, len(batch)))
 
 
 class Scheduler:
@@ -214,7 +227,7 @@ class Scheduler:
             seconds = max(1, math.ceil(lane.queue.count * lane.per_text))
             raise Problem(503, "the queue is full; try again later", {"Retry-After": str(min(seconds, 60))})
 
-    async def decode(self, items: Sequence[Item]) -> list[Done]:
+    async def decode(self, items: Sequence[Item]) -> list[DecodedItem]:
         """The results of items of one model, in order.
 
         Cancelling it, a deadline that passes, or one failure takes its other items off the queue.

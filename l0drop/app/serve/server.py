@@ -1,10 +1,12 @@
 """The Starlette application: routes, lifespan, uvicorn."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import h11
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -65,21 +67,30 @@ def application(
 
 
 class TimedProtocol(H11Protocol):
-    """uvicorn's HTTP protocol, which closes a connection whose first request does not arrive in time."""
+    """uvicorn's HTTP protocol, which closes a connection if the head of a request does not arrive in time."""
 
     seconds = 15.0
+    _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._head_timer = self.loop.call_later(self.seconds, self._close_if_silent)
+        self._head_timer = self.loop.call_later(self.seconds, self.transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_timer()
+        elif self._head_timer is None:  # the beginning of another head, for which uvicorn would wait without end
+            self._head_timer = self.loop.call_later(self.seconds, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_timer.cancel()
+        self._stop_timer()
         super().connection_lost(exc)
 
-    def _close_if_silent(self) -> None:
-        if self.cycle is None:
-            self.transport.close()
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
 
 def uvicorn_config(app: Starlette, **options: Any) -> uvicorn.Config:

@@ -13,13 +13,13 @@ from l0drop.app.serve.limits import Limits
 from l0drop.app.serve.metrics import Metrics
 from l0drop.app.serve.models import Models, Served, ServedSpeech, check_dial
 from l0drop.app.serve.requests import Problem
-from l0drop.app.serve.scheduler import Done, Item, Scheduler
+from l0drop.app.serve.scheduler import DecodedItem, Item, Scheduler
 from l0drop.app.serve.shadow import Shadow
 from l0drop.data.audio import Audio, audio_of_bytes
 from l0drop.decoding.results import Explained, Result
+from l0drop.decoding.sources import Source
 from l0drop.decoding.speech import Transcript
 from l0drop.decoding.splitting import Piece, encode_pieces, join_results
-from l0drop.decoding.text import Source
 
 log = logging.getLogger("l0drop.serve")
 
@@ -59,7 +59,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Transcribed:
+class AudioAnswer:
     """The transcript of one recording, and the recording. batch: recordings decoded together; 0 for silence."""
 
     transcript: Transcript
@@ -144,7 +144,7 @@ class Service:
         self.shadow.consider(query, answers)
         return answers
 
-    async def explain(self, query: Query) -> tuple[Explained, Done]:
+    async def explain(self, query: Query) -> tuple[Explained, DecodedItem]:
         """The output for one text with gates and attention; a long text is cut."""
         self._check(query)
         settings = self._settings(query)
@@ -169,7 +169,7 @@ class Service:
         seed: int | None = None,
         alone: bool = False,
         seconds: float | None = None,
-    ) -> Transcribed:
+    ) -> AudioAnswer:
         """The transcript of a recording, the same as `SpeechModel.transcribe`.
 
         seed: of a sampled output, which is decoded in a batch of its own. alone, seconds: as in Query.
@@ -185,12 +185,12 @@ class Service:
         if seed is not None:
             settings["seed"], alone = seed, True
         if clip.is_silent:
-            return Transcribed(Transcript("", seconds=clip.seconds), clip, 0.0, 0.0, 0)
+            return AudioAnswer(Transcript("", seconds=clip.seconds), clip, 0.0, 0.0, 0)
         deadline = time.monotonic() + min(seconds or self.limits.seconds, self.limits.seconds)
         (done,) = await self.scheduler.decode([Item(served, clip, settings, client, deadline, alone=alone)])
         if self.log_texts:
             log.info("%s: %.1f s of audio -> %r", served.name, clip.seconds, done.result.text)
-        return Transcribed(done.result, clip, done.queue_seconds, done.decode_seconds, done.batch)
+        return AudioAnswer(done.result, clip, done.queue_seconds, done.decode_seconds, done.batch)
 
     def _check_ready(self) -> None:
         if not self.ready:
@@ -254,10 +254,10 @@ class Service:
             raise Problem(400, str(error)) from None
 
 
-_BLANK = Done(Result(""), 0.0, 0.0, 0)
+_BLANK = DecodedItem(Result(""), 0.0, 0.0, 0)
 
 
-def _answer(text: _Text, parts: Sequence[Done]) -> Answer:
+def _answer(text: _Text, parts: Sequence[DecodedItem]) -> Answer:
     return Answer(
         result=join_results(text.text, text.pieces, [part.result for part in parts]),
         pieces=len(parts),

@@ -13,7 +13,7 @@ from l0drop.app.serve.guard import client_of, while_connected
 from l0drop.app.serve.models import ServedSpeech
 from l0drop.app.serve.native import Dialled
 from l0drop.app.serve.requests import Problem, checked, json_response, read_upload
-from l0drop.app.serve.service import Service, Transcribed
+from l0drop.app.serve.service import AudioAnswer, Service
 from l0drop.data.audio import Audio, log_mel
 
 MOST_COLUMNS = 1500
@@ -97,7 +97,7 @@ async def transcribe(request: Request) -> Response:
     return json_response(answer)
 
 
-def _transcribed(found: Transcribed) -> dict[str, Any]:
+def _transcribed(found: AudioAnswer) -> dict[str, Any]:
     transcript = found.transcript
     return {
         "text": transcript.text,

@@ -222,7 +222,7 @@ class Nominal(Phrase):
         return " ".join(parts) + self._after
 
 
-class Pair(Phrase):
+class Coordination(Phrase):
     """Two phrases joined by "and"."""
 
     __slots__ = ("_first", "_second")

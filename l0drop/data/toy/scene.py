@@ -5,7 +5,7 @@ from collections.abc import Callable
 from l0drop.data.toy.clauses import Adjunct, prepositional
 from l0drop.data.toy.lexicon import ACC, DAT, GEN, GERMAN_NUMBERS, Adjective, Noun, Verb, listed
 from l0drop.data.toy.names import Namer
-from l0drop.data.toy.phrases import PRONOUNS, Nominal, Pair, Phrase
+from l0drop.data.toy.phrases import PRONOUNS, Coordination, Nominal, Phrase
 from l0drop.data.toy.style import FULL, KIN, UNOWNED, Style
 
 _SMALL_NUMBERS = list(GERMAN_NUMBERS)[:11]
@@ -106,7 +106,7 @@ class Scene(Namer):
         if u < 0.46:
             return self.name()
         if u < 0.5:
-            return Pair(self.name(), Nominal("the", self._pick(self._style.noun_table["P"])))
+            return Coordination(self.name(), Nominal("the", self._pick(self._style.noun_table["P"])))
         return self.nominal("P")
 
     def _receiver(self, subject: Phrase) -> Phrase:

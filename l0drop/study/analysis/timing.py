@@ -20,7 +20,7 @@ ROUNDS = 3
 SENTENCES = 32
 
 
-class Stopwatch:
+class ModuleTimer:
     """Wall seconds spent inside modules; on a GPU, until its work is done."""
 
     def __init__(self, device: torch.device) -> None:
@@ -39,9 +39,9 @@ class Stopwatch:
 
 
 @contextmanager
-def timed(modules: list[nn.Module], device: torch.device) -> Iterator[Stopwatch]:
+def timed(modules: list[nn.Module], device: torch.device) -> Iterator[ModuleTimer]:
     """Time every call of these modules; none may contain another."""
-    watch = Stopwatch(device)
+    watch = ModuleTimer(device)
     with ExitStack() as hooks:
         for module in modules:
             hooks.callback(module.register_forward_pre_hook(watch.start).remove)

@@ -47,13 +47,15 @@ class Running:
 
 
 @contextmanager
-def process(folder: Path, log: Path, *options: str, threads: int = 1) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def process(
+    folder: Path, log: Path, *options: str, threads: int = 1, keys: str = ""
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """`l0drop serve` in a process of its own, with one model named sparse; its address, once it is ready."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-c", "from l0drop.app.cli import main; main()", "serve", f"sparse={folder}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "L0DROP_KEYS": keys}
     with log.open("wb") as file:
         started = subprocess.Popen([*command, "--port", str(port), *options], stdout=file, stderr=file, env=environment)
     url, until = f"http://127.0.0.1:{port}", time.monotonic() + 60

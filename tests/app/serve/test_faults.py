@@ -131,6 +131,23 @@ def test_a_slow_head_is_given_up(strict: Running) -> None:
     assert raw(strict, b"POST /v1/generate HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A: ") == b""
 
 
+def test_a_slow_head_on_a_used_connection_is_given_up(strict: Running) -> None:
+    request = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", strict.port), timeout=5) as connection:
+        for _ in range(2):
+            connection.sendall(request)
+            answer = b""
+            while not answer.endswith(b'{"status": "ok"}'):
+                answer += connection.recv(65536)
+        time.sleep(LIMITS.header_seconds + 0.5)  # a used connection may wait
+        connection.sendall(request[:10])
+        began = time.monotonic()
+        time.sleep(0.5)
+        connection.sendall(request[10:20])
+        assert connection.recv(65536) == b""
+        assert time.monotonic() - began < 4
+
+
 def test_too_many_or_too_long_texts(strict: Running) -> None:
     assert strict.post("/v1/generate", {"text": ["x"] * 21}).status_code == 413
     assert strict.post("/v1/generate", {"text": "x" * 5_001}).status_code == 413
@@ -341,6 +358,17 @@ def test_only_the_guilty_text_fails(
             assert "boom" not in answer.text
             assert "Traceback" not in answer.text
     assert "the bad road" not in caplog.text, "no texts in the log"
+
+
+def test_a_fault_of_the_scheduler_fails_one_batch(strict: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("boom")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(strict.service.scheduler, "observe", broken)
+        answer = strict.post("/v1/generate", {"text": [TEXT] * 3, **SEARCH})
+    assert answer.status_code == 500
+    assert "boom" not in answer.text
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA error: out of memory")])

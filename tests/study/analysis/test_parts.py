@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -434,19 +435,21 @@ def test_time_in_cross_attention(runs) -> None:
         assert system.cross_attention_seconds < system.decoder_seconds
 
 
-def test_a_stopwatch_adds_up_calls() -> None:
-    import time
+def test_a_timer_adds_up_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
 
-    class Sleep(torch.nn.Module):
+    class Slow(torch.nn.Module):
         def forward(self, x):
-            time.sleep(0.02)
+            nonlocal now
+            now += 0.02
             return x
 
-    module = Sleep()
-    with timed([module], torch.device("cpu")) as watch:
+    monkeypatch.setattr("l0drop.study.analysis.timing.time", SimpleNamespace(perf_counter=lambda: now))
+    module = Slow()
+    with timed([module], torch.device("cpu")) as timer:
         for _ in range(3):
             module(1)
-        time.sleep(0.05)
-    assert 0.06 <= watch.seconds < 0.1
+        now += 0.05
+    assert timer.seconds == pytest.approx(0.06)
     module(1)
-    assert watch.seconds < 0.1
+    assert timer.seconds == pytest.approx(0.06)
