@@ -35,6 +35,7 @@ from l0drop.bench.peers import (
     build_peer,
     convert,
     ctranslate2_library,
+    on_device,
     rescore,
     ungated,
 )
@@ -351,7 +352,7 @@ def _checked(base: hf.MarianMTModel, setup: Setup, shape: Shape, converted: Path
 
     def scores(model: L0DropModel, outputs: list[tuple[int, int, list[int]]]) -> list[float]:
         prompt, penalty = [model.generation_config.decoder_start_token_id], workload.generation["length_penalty"]
-        sources = [batch[row].to(model.device).encoder_inputs for _, row, _ in outputs]
+        sources = [on_device(batch[row].encoder_inputs, model.device) for _, row, _ in outputs]
         pairs = zip(sources, outputs, strict=True)
         return [rescore(model, source, output, penalty, prompt) for source, (_, _, output) in pairs]
 

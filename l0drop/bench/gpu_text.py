@@ -23,6 +23,7 @@ from l0drop.bench.timing import Say, Stopwatch, in_turns
 from l0drop.bench.workloads import Text, batch_of
 from l0drop.data.text import file_stamp
 from l0drop.decoding.text import TextModel, load
+from l0drop.models.attention_kernels import without_cudnn_attention
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.quiet import quiet_libraries
 from l0drop.models.sparsify import sparsify
@@ -46,6 +47,8 @@ NOTES = {
     "ct2": "decodes the base model with the same weights, without gates, in batches of its own; batch_tokens: its "
     "max_batch_size with batch_type tokens",
     "hf": "generate on lines sorted by length, in batches of at most batch_tokens padded tokens",
+    "attention": "torch's attention by cuDNN is off, which would make generate and our engine wait for a plan at every "
+    "new shape",
     "tried": "seconds of one call by batch_tokens; the fastest was timed",
     "latency_ms": "of lines decoded alone: percentiles over lines of the median over rounds, wall time",
 }
@@ -54,6 +57,7 @@ Call = Callable[[Sequence[str]], int]
 """Decodes lines; returns the number of output tokens."""
 
 
+@without_cudnn_attention()
 def gpu_text_benchmark(
     workload: Text,
     systems: Sequence[str] | None = None,

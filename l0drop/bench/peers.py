@@ -72,11 +72,6 @@ class Batch:
         inputs: dict[str, Any] = {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
         return inputs if self.hints is None else {**inputs, "hints": self.hints}
 
-    def to(self, device: torch.device) -> "Batch":
-        """The same batch on a device."""
-        hints = None if self.hints is None else {name: hint.to(device) for name, hint in self.hints.items()}
-        return Batch(self.input_ids.to(device), self.attention_mask.to(device), hints)
-
     @cached_property
     def words(self) -> list[list[str]]:
         """The real tokens of each sentence by their names for CTranslate2; made once, before anything is timed."""
@@ -155,7 +150,7 @@ class HuggingFacePeer(Peer):
     @torch.no_grad()
     def encode(self, batch: Batch) -> Any:
         with self.model.dial(dense=self.dense):
-            return self.model.get_encoder()(**batch.to(self.model.device).encoder_inputs)
+            return self.model.get_encoder()(**on_device(batch.encoder_inputs, self.model.device))
 
     def decode(self, memory: Any, **changes: Any) -> Tokens:
         return cut(self._generate(memory, **changes), self.model)
@@ -275,6 +270,13 @@ def build_peer(
     if kind == "hf":
         return HuggingFacePeer(model, "dense" in name, which == "compiled", **generation)
     return EnginePeer(model, which == "dense", "int8" in name, **generation)
+
+
+def on_device(inputs: Any, device: torch.device) -> Any:
+    """A tensor, or a mapping of tensors, on a device."""
+    if isinstance(inputs, Mapping):
+        return {name: on_device(value, device) for name, value in inputs.items()}
+    return inputs.to(device)
 
 
 def plain_generation(model: PreTrainedModel) -> None:

@@ -24,6 +24,7 @@ from l0drop.report.gpu_benchmark import (
 )
 from l0drop.runs.benchmark import GpuDecodeBenchmark, Shape
 from l0drop.runs.table import as_markdown
+from profile_step import profile_on_gpu
 from tests.bench.test_decoding import TINY, l0drop
 
 SMALL = Shape(batch=5, source=40, target=9, dropped=0.6)
@@ -175,7 +176,9 @@ def test_the_command_measures_shapes(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu_decoding, "gpu_decode_benchmark", tiny)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     output = tmp_path / "gpu.json"
-    options = "--device cuda --shape b1-n400,b32-n30 --source 12 --target 2 --rounds 1 --systems engine-short,engine-dense"
+    options = (
+        "--device cuda --shape b1-n400,b32-n30 --source 12 --target 2 --rounds 1 --systems engine-short,engine-dense"
+    )
     code, said = l0drop(monkeypatch, capsys, "bench", "decode", *options.split(), "--json", output)
     assert code == 0, said
     assert "Tokens in float32" in said
@@ -208,6 +211,16 @@ def test_a_gpu_is_needed(monkeypatch, capsys):
     code, said = l0drop(monkeypatch, capsys, "bench", "decode", "--device", "cuda")
     assert code == 2
     assert "torch finds no CUDA GPU" in said
+
+
+def test_the_profile_lists_what_a_step_does(capsys):
+    result = profile_on_gpu({"small": SMALL}, "cpu", torch.float32, TINY, 1 << 20)
+    assert list(result["microseconds_per_step"]) == ["small, dense", "small, short"]
+    for profile in result["microseconds_per_step"].values():
+        assert sum(one["microseconds"] for one in profile["kernels"]) == pytest.approx(profile["busy"])
+        assert sum(one["share"] for one in profile["kernels"]) == pytest.approx(1)
+        assert profile["floor"] == pytest.approx(1e6 * profile["bytes"]["total"] / result["bytes_per_second"])
+    assert "small, short: " in capsys.readouterr().out
 
 
 def test_unknown_systems_are_refused():

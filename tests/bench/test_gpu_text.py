@@ -109,11 +109,10 @@ def test_the_command_measures_text(model_folder, text, tmp_path, monkeypatch, ca
 
     monkeypatch.setattr(gpu_text, "gpu_text_benchmark", on_cpu)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    options = "--device cuda --sentences 4 --max-new-tokens 5 --rounds 1 --systems engine-short,engine-dense".split()
+    options = "--device cuda --sentences 4 --max-new-tokens 5 --rounds 1"
     output = tmp_path / "text.json"
-    code, said = l0drop(
-        monkeypatch, capsys, "bench", "decode", model_folder, "--input", text, *options, "--json", output
-    )
+    given = [model_folder, "--input", text, *options.split(), "--systems", "engine-short,engine-dense"]
+    code, said = l0drop(monkeypatch, capsys, "bench", "decode", *given, "--json", output)
     assert code == 0, said
     assert "3 lines" in said
     assert list(GpuTextBenchmark.read(output).systems) == ["engine-short", "engine-dense"]
