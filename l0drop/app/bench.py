@@ -275,6 +275,7 @@ def predict(
     beams: Annotated[int, typer.Option(help="Beams.", min=1)] = 4,
     target: Annotated[int, typer.Option(help="Tokens to produce.", min=1)] = 64,
     check: Annotated[bool, typer.Option("--check", help="Measure three other shapes, and compare.")] = False,
+    device: Annotated[str, typer.Option(help="cpu, or cuda: in bfloat16, by wall time.")] = "cpu",
     rounds: Rounds = 3,
     threads: Threads = 1,
     output: Output = None,
@@ -287,15 +288,20 @@ def predict(
     from l0drop.bench.predict import predict as measure
     from l0drop.report.benchmark import check_table, prediction_table
 
-    question = Question(model, sparsity, input_, beams, target, source)
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device: expected cpu or cuda, got {device!r}")
+    question = Question(model, sparsity, input_, beams, target, source, device)
+    if device == "cuda":
+        _require_cuda()
     use_threads(threads)
     result = measure(question, rounds, check, progress=log.print)
     console.print(f"[bold]{result.answer}[/]", highlight=False)
     console.print(f"({NOTES['answer']}.)", highlight=False)
+    clock = "float32. Times are CPU times" if device == "cpu" else "bfloat16. Times are wall times"
     console.print(
         f"Assumed: {result.sparsity:.0%} of the encodings dropped, outputs of {target} tokens, beam {beams}, "
-        f"batches of {', '.join(result.pays_from)} sentences, l0drop's engine in float32. Times are CPU times. "
-        "Not predicted: the quality of the sparse model, which takes training.",
+        f"batches of {', '.join(result.pays_from)} sentences, l0drop's engine in {clock}. Not predicted: the quality "
+        "of the sparse model, which takes training.",
         highlight=False,
     )
     if check:

@@ -468,13 +468,15 @@ class ModelSizes:
     """The sizes of a model and a search that determine the cost of a batch.
 
     memory: numbers in a memory row's keys. activations: numbers in the widest layer's output for a source token.
-    zero_row: whether one row of the short memory represents the dropped encodings.
+    zero_row: whether one row of the short memory represents the dropped encodings. pages: whether large tensors cost
+    extra, as on a CPU.
     """
 
     beams: int
     memory: int
     activations: int
     zero_row: bool = True
+    pages: bool = optional(factory=lambda: True)
 
 
 @dataclass(frozen=True, kw_only=True)
