@@ -34,6 +34,8 @@ from l0drop.runs.provenance import provenance
 SYSTEMS = ("engine-short", "engine-dense", "ct2-bfloat16", "ct2-float16", "hf-short", "hf-dense")
 ALONE = ("engine-short", "engine-dense", "ct2-bfloat16")
 """Systems that also decode lines alone, for the latency."""
+ALONE_ROUNDS = 3
+"""At most, after one to warm up."""
 LIMITS = {"ct2": (2048, 8192, 32_768, 131_072), "hf": (8192, 32_768)}
 """Tokens of a batch to try, padding included."""
 COMPARED = tuple(
@@ -102,7 +104,7 @@ def gpu_text_benchmark(
     latencies = _latencies(
         {name: calls[name] for name in ALONE if name in calls},
         [*islice(filter(str.strip, lines), alone)],
-        rounds,
+        min(rounds, ALONE_ROUNDS),
         device,
     )
     return GpuTextBenchmark(
@@ -201,8 +203,8 @@ def _fastest(contest: Contest, name: str, lines: Sequence[str], device: str) -> 
     calls = {limit: functools.partial(getattr(contest, kind), peer, limit) for limit in LIMITS[kind]}
     found: dict[int, float] = {}
     for limit, call in calls.items():
-        if kind == "ct2" or not found:
-            call(lines)  # plans of kernels for its shapes
+        if not found:
+            call(lines)  # loads kernels
         with (watch := Stopwatch(device)):
             call(lines)
         found[limit] = watch.seconds.wall
