@@ -10,12 +10,12 @@ from l0drop.runs.benchmark import GpuDecodeBenchmark, GpuShape, GpuTextBenchmark
 from l0drop.runs.table import Table
 
 NAMES = {
-    "engine-short": "engine, short",
-    "engine-dense": "engine, dense",
+    "engine-short": "engine (short)",
+    "engine-dense": "engine (dense)",
     "ct2-bfloat16": "CTranslate2 bfloat16",
     "ct2-float16": "CTranslate2 float16",
-    "hf-short": "`generate`, short",
-    "hf-dense": "`generate`, dense",
+    "hf-short": "`generate` (short)",
+    "hf-dense": "`generate` (dense)",
 }
 LONGEST_KERNELS = 14
 WHOLE = {"step": "whole step", "busy": "kernels together", "floor": "floor by bytes"}
@@ -59,7 +59,7 @@ def gpu_text_table(result: GpuTextBenchmark) -> Table:
         alone = ["-", "-"] if latency is None else [f"{latency.p50:.1f}", f"{latency.p99:.1f}"]
         faster = [times.get(by, "-") for by in ("engine-short", "engine-dense")]
         rows.append([NAMES[name], f"{system.sentences_per_second:,.0f}", *faster, *alone])
-    speed_ups = ["speed-up of engine, short", "speed-up of engine, dense"]
+    speed_ups = ["speed-up of engine (short)", "speed-up of engine, dense"]
     return Table(["system", "sentences per second", *speed_ups, "one line, P50, ms", "one line, P99, ms"], rows)
 
 

@@ -30,7 +30,7 @@ def test_a_row_per_shape_names_the_shape_and_the_systems() -> None:
     tables = gpu_tables(measured())
     assert all(len(table.head) <= 6 for table in tables.values())
     assert all(table.rows[0][0] == "10 × 2,048 tokens, 71.5% dropped" for table in tables.values())
-    assert "decode: engine, short over CTranslate2 bfloat16" in tables["gpu"].head
+    assert "decode: engine (short) over CTranslate2 bfloat16" in tables["gpu"].head
     assert list(tables["gpu"].rows[0][1:]) == ["", "3.20", "", "", ""]
     assert list(tables["gpu-steps"].rows[0][1:]) == ["0.50", "", "1.60", "", ""]
     assert list(tables["gpu-encode"].rows[0][1:]) == ["2.00", "", "2.00", "", ""]
@@ -50,8 +50,8 @@ def test_text_has_a_row_per_system() -> None:
         },
     )
     assert gpu_text_table(result).rows == [
-        ["engine, short", "4,321", "-", "-", "12.3", "20.0"],
-        ["`generate`, dense", "100", "43.20", "-", "-", "-"],
+        ["engine (short)", "4,321", "-", "-", "12.3", "20.0"],
+        ["`generate` (dense)", "100", "43.20", "-", "-", "-"],
     ]
 
 
