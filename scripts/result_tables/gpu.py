@@ -59,7 +59,7 @@ def gpu_text_table(result: GpuTextBenchmark) -> Table:
         alone = ["-", "-"] if latency is None else [f"{latency.p50:.1f}", f"{latency.p99:.1f}"]
         faster = [times.get(by, "-") for by in ("engine-short", "engine-dense")]
         rows.append([NAMES[name], f"{system.sentences_per_second:,.0f}", *faster, *alone])
-    speed_ups = ["speed-up of engine (short)", "speed-up of engine, dense"]
+    speed_ups = ["speed-up of engine (short)", "speed-up of engine (dense)"]
     return Table(["system", "sentences per second", *speed_ups, "one line, P50, ms", "one line, P99, ms"], rows)
 
 
