@@ -1,7 +1,7 @@
 """`l0drop bench`: speed measurements on this machine, as tables, and as JSON with everything needed to repeat them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,6 +27,14 @@ def _print(titled: "tuple[str, Table]") -> None:
 
     title, table = titled
     console.print(for_terminal(table, title, compact=True))
+
+
+def _require_cuda(otherwise: str = "") -> None:
+    """Raise ValueError without a GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ValueError(f"device: torch finds no CUDA GPU{otherwise}")
 
 
 def _finish(result: "JsonFile", made_by: "Provenance | None", output: Path | None) -> None:
@@ -61,13 +69,10 @@ def train(
 
 
 def _train_on_gpu(rounds: int | None, output: Path | None) -> None:
-    import torch
-
     from l0drop.bench.training import Benchmark, Size
     from l0drop.report.benchmark import training_speed_table
 
-    if not torch.cuda.is_available():
-        raise ValueError("device: torch finds no CUDA GPU; --device cpu measures the cost of the gate")
+    _require_cuda("; --device cpu measures the cost of the gate")
     result = Benchmark("cuda", Size() if rounds is None else Size(rounds=rounds)).run(progress=log.print)
     _print(training_speed_table(result))
     _finish(result, result.made_by, output)
@@ -113,7 +118,8 @@ def decode(
         str | None,
         typer.Option(
             help="wikisum, cnndm, mt, whisper-tiny, whisper-small, whisper-large-v3, whisper-turbo, or several with "
-            "commas. Default: cnndm, without MODEL."
+            "commas. Default: cnndm, without MODEL. With --device cuda: gpu (the default, all of b1-n400, b32-n30, "
+            "b10-n400, b10-n2048, b64-n2048, b256-n2048), or several of these."
         ),
     ] = None,
     batch: Annotated[
@@ -124,6 +130,7 @@ def decode(
     dropped: Annotated[float | None, typer.Option(help="Share of encodings dropped. Default: the shape's.")] = None,
     beams: Annotated[int, typer.Option(help="Beams.", min=1)] = 4,
     systems: Annotated[str | None, typer.Option(help="Systems to run, with commas. Default: all.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, or cuda: in bfloat16, by wall time.")] = "cpu",
     rounds: Rounds = 5,
     slow_rounds: Annotated[int, typer.Option(help="Rounds of Hugging Face's generate.", min=1)] = 1,
     threads: Threads = 1,
@@ -134,6 +141,24 @@ def decode(
     With MODEL, decode lines of text or clips of audio; without, a batch of a given shape on a Transformer base or a
     Whisper with random weights.
     """
+    names = None if systems is None else tuple(name.strip() for name in systems.split(","))
+    if device == "cuda":
+        speech = {"audio": audio, "baseline": baseline, "rival": rival, "language": language}
+        for name in given(**speech):
+            raise ValueError(f"`{name}`: not measured on a GPU")
+        sizes = given(batch=batch, source=source, target=target, dropped=dropped)
+        limits = given(sentences=sentences, max_new_tokens=max_new_tokens)
+        if model is not None or input_ is not None:
+            for name in (*sizes, *given(shape=shape)):
+                raise ValueError(f"`{name}`: is for random weights; a model decodes text of natural length")
+            _decode_text_on_gpu(model, input_, {"beams": beams, **limits}, names, rounds, slow_rounds, output)
+        else:
+            for name in limits:
+                raise ValueError(f"`{name}`: needs a model folder")
+            _decode_shapes_on_gpu(shape or "gpu", sizes, beams, names, rounds, slow_rounds, output)
+        return
+    if device != "cpu":
+        raise ValueError(f"device: expected cpu or cuda, got {device!r}")
     from l0drop.bench.decoding import decode_benchmark
     from l0drop.bench.workloads import chosen_workloads
     from l0drop.report.benchmark import decode_table, sparsity_alone, speed_up_table
@@ -145,10 +170,9 @@ def decode(
         limits=given(sentences=sentences, max_new_tokens=max_new_tokens), audio=audio,
         speech=given(baseline=baseline, rival=rival, language=language),
     )  # fmt: skip
-    chosen = None if systems is None else tuple(name.strip() for name in systems.split(","))
     results = {}
     for name, workload in workloads.items():
-        results[name] = decode_benchmark(workload, chosen, rounds, slow_rounds, threads, progress=log.print)
+        results[name] = decode_benchmark(workload, names, rounds, slow_rounds, threads, progress=log.print)
         _print(decode_table(results[name]))
     for name, found in results.items():
         if alone := sparsity_alone(found):
@@ -156,6 +180,65 @@ def decode(
     _print(speed_up_table(results))
     first = next(iter(results.values()))
     _finish(first if len(results) == 1 else DecodeBenchmarks(results, first.made_by), first.made_by, output)
+
+
+def _decode_shapes_on_gpu(
+    shape: str,
+    sizes: dict[str, Any],
+    beams: int,
+    systems: tuple[str, ...] | None,
+    rounds: int,
+    slow_rounds: int,
+    output: Path | None,
+) -> None:
+    from l0drop.bench.gpu_decoding import Setup, gpu_decode_benchmark
+    from l0drop.bench.workloads import chosen_gpu_shapes
+    from l0drop.report.gpu_benchmark import check_table, ratio_table, shape_table
+    from l0drop.runs.benchmark import GpuDecodeBenchmark
+
+    shapes = chosen_gpu_shapes([name.strip() for name in shape.split(",")], sizes)
+    _require_cuda()
+    shown = 0
+
+    def show(result: GpuDecodeBenchmark) -> None:
+        nonlocal shown
+        if not result.shapes and result.check is not None:
+            _print(check_table(result.check))
+        for name, found in list(result.shapes.items())[shown:]:
+            _print(shape_table(name, found, result.dtype))
+        shown = len(result.shapes)
+        if output is not None:
+            result.write(output)
+
+    setup = Setup(beams=beams, rounds=rounds, slow_rounds=slow_rounds)
+    result = gpu_decode_benchmark(shapes, systems, setup, progress=log.print, save=show)
+    _print(ratio_table(result))
+    console.print(f"A large copy moves {result.bytes_per_second / 1e12:.2f} TB/s.", highlight=False)
+    _finish(result, result.made_by, output)
+
+
+def _decode_text_on_gpu(
+    model: str | None,
+    file: Path | None,
+    limits: dict[str, Any],
+    systems: tuple[str, ...] | None,
+    rounds: int,
+    slow_rounds: int,
+    output: Path | None,
+) -> None:
+    from l0drop.bench.gpu_text import gpu_text_benchmark
+    from l0drop.bench.workloads import Text
+    from l0drop.report.gpu_benchmark import text_table
+
+    if model is None:
+        raise ValueError("`input`: needs a model folder")
+    if file is None:
+        raise ValueError("`input`: missing; name a text file to decode")
+    workload = Text(model, file, **limits)
+    _require_cuda()
+    result = gpu_text_benchmark(workload, systems, rounds, slow_rounds, progress=log.print)
+    _print(text_table(result))
+    _finish(result, result.made_by, output)
 
 
 @bench.command(cls=Command)
@@ -192,6 +275,7 @@ def predict(
     beams: Annotated[int, typer.Option(help="Beams.", min=1)] = 4,
     target: Annotated[int, typer.Option(help="Tokens to produce.", min=1)] = 64,
     check: Annotated[bool, typer.Option("--check", help="Measure three other shapes, and compare.")] = False,
+    device: Annotated[str, typer.Option(help="cpu, or cuda: in bfloat16, by wall time.")] = "cpu",
     rounds: Rounds = 3,
     threads: Threads = 1,
     output: Output = None,
@@ -204,15 +288,20 @@ def predict(
     from l0drop.bench.predict import predict as measure
     from l0drop.report.benchmark import check_table, prediction_table
 
-    question = Question(model, sparsity, input_, beams, target, source)
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device: expected cpu or cuda, got {device!r}")
+    question = Question(model, sparsity, input_, beams, target, source, device)
+    if device == "cuda":
+        _require_cuda()
     use_threads(threads)
     result = measure(question, rounds, check, progress=log.print)
     console.print(f"[bold]{result.answer}[/]", highlight=False)
     console.print(f"({NOTES['answer']}.)", highlight=False)
+    clock = "float32. Times are CPU times" if device == "cpu" else "bfloat16. Times are wall times"
     console.print(
         f"Assumed: {result.sparsity:.0%} of the encodings dropped, outputs of {target} tokens, beam {beams}, "
-        f"batches of {', '.join(result.pays_from)} sentences, l0drop's engine in float32. Times are CPU times. "
-        "Not predicted: the quality of the sparse model, which takes training.",
+        f"batches of {', '.join(result.pays_from)} sentences, l0drop's engine in {clock}. Not predicted: the quality "
+        "of the sparse model, which takes training.",
         highlight=False,
     )
     if check:

@@ -50,7 +50,7 @@ class Sizes(ModelSizes):
             "prefix": batch * self.beams * target * (target - 1) / 2,
             "memory_row": memory,
             "attended": memory * target,
-            "large": memory if 4 * memory * self.memory >= LARGE else 0,
+            "large": memory if self.pages and 4 * memory * self.memory >= LARGE else 0,
         }
 
     def encode(self, batch: int, source: int) -> dict[str, float]:
@@ -60,7 +60,7 @@ class Sizes(ModelSizes):
             "start": 1,
             "token": tokens,
             "attended": tokens * source,
-            "large": tokens if 4 * tokens * self.activations >= LARGE else 0,
+            "large": tokens if self.pages and 4 * tokens * self.activations >= LARGE else 0,
         }
 
     def kept(self, source: int, dropped: float) -> int:

@@ -111,19 +111,8 @@ class Worker:
 
     def round(self) -> dict[str, Seconds]:
         """Decode all batches; returns CPU and wall seconds per phase."""
-        encode, rest = Stopwatch(), Stopwatch()
-        self.tokens = []
-        for batch in self.batches:
-            with encode:
-                memory = self.peer.encode(batch)
-            with rest:
-                tokens = self.peer.decode(memory) if self.peer.apart else self.peer.generate(batch)
-            del memory
-            self.tokens.append(tokens)
-        encoding, other = encode.seconds, rest.seconds
-        if self.peer.apart:
-            return {"encode": encoding, "decode": other, "end_to_end": encoding + other}
-        return {"encode": encoding, "decode": other - encoding, "end_to_end": other}
+        self.tokens, seconds = timed(self.peer, self.batches)
+        return seconds
 
     def latencies(self) -> list[Seconds]:
         """CPU and wall seconds for each sentence, decoded alone."""
@@ -192,6 +181,25 @@ class Worker:
             exact = {name: x.double() if x.is_floating_point() else x for name, x in inputs.items() if name != "hints"}
             scores.append(rescore(model, {**inputs, **exact}, tokens, generation["length_penalty"], prompt))
         return scores
+
+
+def timed(
+    peer: Peer, batches: Sequence[Any], device: str | torch.device = "cpu", **changes: Any
+) -> tuple[list[Tokens], dict[str, Seconds]]:
+    """The outputs for all batches, and seconds per phase. `changes` replace settings of the search."""
+    encode, rest = Stopwatch(device), Stopwatch(device)
+    found = []
+    for batch in batches:
+        with encode:
+            memory = peer.encode(batch)
+        with rest:
+            tokens = peer.decode(memory, **changes) if peer.apart else peer.generate(batch, **changes)
+        del memory
+        found.append(tokens)
+    encoding, other = encode.seconds, rest.seconds
+    if peer.apart:
+        return found, {"encode": encoding, "decode": other, "end_to_end": encoding + other}
+    return found, {"encode": encoding, "decode": other - encoding, "end_to_end": other}
 
 
 def build_system(name: str, model: L0DropModel, threads: int, **generation: Any) -> Peer:

@@ -6,6 +6,7 @@
 | engine-dense, hf-dense     | the gated model, the same function            | the full gated memory        |
 | engine-int8-short, -dense  | the gated model, linear layers in int8        | the short, the full memory   |
 | ct2-float32, ct2-int8      | the base model with the same weights, ungated | all encodings                |
+| ct2-bfloat16, ct2-float16  | the same on a GPU                             | all encodings                |
 
 CTranslate2 accepts neither gates nor a short memory. With every gate open the gated model is the base model, so its
 tokens equal those of the other systems without gates (`ungated`), and its work equals that of a dense system: the same
@@ -17,6 +18,7 @@ All systems return the best hypothesis of each sentence, as token ids up to and 
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,6 +36,11 @@ SYSTEMS = (
     "engine-short", "engine-dense", "engine-int8-short", "engine-int8-dense", "hf-short", "hf-dense", "ct2-float32",
     "ct2-int8",
 )  # fmt: skip
+GPU_SYSTEMS = (
+    "engine-short", "engine-dense", "ct2-bfloat16", "ct2-float16", "ct2-float32", "hf-short", "hf-dense",
+    "hf-dense-compiled",
+)  # fmt: skip
+"""On a GPU. hf-dense-compiled: with a static cache and the model's forward compiled."""
 Tokens = list[list[int]]
 
 
@@ -64,6 +71,12 @@ class Batch:
         """Arguments of the model's encoder."""
         inputs: dict[str, Any] = {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
         return inputs if self.hints is None else {**inputs, "hints": self.hints}
+
+    @cached_property
+    def words(self) -> list[list[str]]:
+        """The real tokens of each sentence by their names for CTranslate2; made once, before anything is timed."""
+        pairs = zip(self.input_ids, self.attention_mask.bool(), strict=True)
+        return [[str(token) for token in row[real].tolist()] for row, real in pairs]
 
 
 class Peer:
@@ -121,16 +134,23 @@ class EnginePeer(Peer):
 
 
 class HuggingFacePeer(Peer):
-    """Hugging Face's generate, which repeats the memory for every beam."""
+    """Hugging Face's generate, which repeats the memory for every beam.
 
-    def __init__(self, model: L0DropModel, dense: bool, **generation: Any) -> None:
+    compiled: with a static cache, and with the model's forward compiled, which generate does only without beams.
+    """
+
+    def __init__(self, model: L0DropModel, dense: bool, compiled: bool = False, **generation: Any) -> None:
         super().__init__(model, **generation)
         self.dense = dense
+        if compiled:
+            self.model = copy.copy(model)
+            self.model.forward = torch.compile(model.forward)  # type: ignore[method-assign]
+            self.generation["cache_implementation"] = "static"
 
     @torch.no_grad()
     def encode(self, batch: Batch) -> Any:
         with self.model.dial(dense=self.dense):
-            return self.model.get_encoder()(**batch.encoder_inputs)
+            return self.model.get_encoder()(**on_device(batch.encoder_inputs, self.model.device))
 
     def decode(self, memory: Any, **changes: Any) -> Tokens:
         return cut(self._generate(memory, **changes), self.model)
@@ -151,20 +171,32 @@ BRIEF = {
 
 
 class CTranslate2Peer(Peer):
-    """CTranslate2 on the base model's weights, with a vocabulary in which a token's name is its id."""
+    """CTranslate2 on the base model's weights, with a vocabulary in which a token's name is its id.
+
+    converted: a folder that `convert` has written for this model; by default the model is converted here.
+    """
 
     gated = False
     apart = False
     settings = frozenset({"num_beams", "max_new_tokens", "min_new_tokens", "length_penalty", "early_stopping"})
 
-    def __init__(self, model: L0DropModel, compute_type: str, threads: int, **generation: Any) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        compute_type: str,
+        threads: int,
+        device: str = "cpu",
+        converted: Path | None = None,
+        **generation: Any,
+    ) -> None:
         self.generation = self._checked(model.generation_config, generation)
         self.exact = compute_type == "float32"
         library = ctranslate2_library()
-        options = {"device": "cpu", "compute_type": compute_type, "inter_threads": 1, "intra_threads": threads}
+        options = {"device": device, "compute_type": compute_type, "inter_threads": 1, "intra_threads": threads}
         with TemporaryDirectory() as name:
-            folder = Path(name)
-            convert(model, folder, compute_type)
+            folder = converted or Path(name)
+            if converted is None:
+                convert(model, folder, compute_type)
             self._weight_bytes = (folder / "model" / "model.bin").stat().st_size
             self._translator = library.Translator(str(folder / "model"), **options)
             self._encoder = library.Encoder(str(folder / "encoder"), **options)
@@ -174,12 +206,18 @@ class CTranslate2Peer(Peer):
 
     def encode(self, batch: Batch) -> Any:
         """The encodings, from the encoder converted as a separate model, so that it can be timed by itself."""
-        return self._encoder.forward_batch(_rows(batch)).last_hidden_state
+        return self._encoder.forward_batch(batch.words).last_hidden_state
 
     def generate(self, batch: Batch, **changes: Any) -> Tokens:
+        return self.translate(batch.words, **changes)
+
+    def translate(self, words: list[list[str]], batch_tokens: int = 0, **changes: Any) -> Tokens:
+        """The best outputs of sentences in one batch, or in CTranslate2's batches of at most `batch_tokens` tokens."""
         wanted = {**self.generation, **changes}
         results = self._translator.translate_batch(
-            [[str(token) for token in row] for row in _rows(batch)],
+            words,
+            max_batch_size=batch_tokens,
+            batch_type="tokens" if batch_tokens else "examples",
             beam_size=wanted["num_beams"],
             max_decoding_length=wanted["max_new_tokens"],
             min_decoding_length=wanted.get("min_new_tokens") or 0,
@@ -217,16 +255,28 @@ class CTranslate2Peer(Peer):
         return generation
 
 
-def build_peer(name: str, model: L0DropModel, threads: int = 1, **generation: Any) -> Peer:
-    """The system of that name (see `SYSTEMS`) on a model whose generation_config is `plain_generation`'s."""
-    if name not in SYSTEMS:
+def build_peer(
+    name: str, model: L0DropModel, threads: int = 1, converted: Path | None = None, **generation: Any
+) -> Peer:
+    """The system of that name (see `SYSTEMS`, `GPU_SYSTEMS`) on the model's device.
+
+    The model's generation_config is `plain_generation`'s. converted: its folder for CTranslate2, if there is one.
+    """
+    if name not in (*SYSTEMS, *GPU_SYSTEMS):
         raise ValueError(f"systems: expected some of {', '.join(SYSTEMS)}, got {name!r}")
     kind, *_, which = name.split("-")
     if kind == "ct2":
-        return CTranslate2Peer(model, which, threads, **generation)
+        return CTranslate2Peer(model, which, threads, model.device.type, converted, **generation)
     if kind == "hf":
-        return HuggingFacePeer(model, which == "dense", **generation)
+        return HuggingFacePeer(model, "dense" in name, which == "compiled", **generation)
     return EnginePeer(model, which == "dense", "int8" in name, **generation)
+
+
+def on_device(inputs: Any, device: torch.device) -> Any:
+    """A tensor, or a mapping of tensors, on a device."""
+    if isinstance(inputs, Mapping):
+        return {name: on_device(value, device) for name, value in inputs.items()}
+    return inputs.to(device)
 
 
 def plain_generation(model: PreTrainedModel) -> None:
@@ -264,10 +314,11 @@ def rescore(
     model: L0DropModel, inputs: Mapping[str, Any], tokens: list[int], length_penalty: float, prompt: list[int]
 ) -> float:
     """The log-probability of one output on the full gated memory, / length^length_penalty. It follows a prompt."""
-    decoder_input_ids = torch.tensor([[*prompt, *tokens[:-1]]])
+    device = model.device
+    decoder_input_ids = torch.tensor([[*prompt, *tokens[:-1]]], device=device)
     with model.dial(dense=True):
         logits_TV = model(**inputs, decoder_input_ids=decoder_input_ids).logits[0, len(prompt) - 1 :]
-    chosen_T = logits_TV.log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])
+    chosen_T = logits_TV.log_softmax(-1).gather(-1, torch.tensor(tokens, device=device)[:, None])
     return float(chosen_T.sum()) / len(tokens) ** length_penalty
 
 
@@ -338,7 +389,3 @@ def base_of(model: PreTrainedModel) -> Any:
     if isinstance(model, L0DropModel):
         return adopt_parameters(model, model.base_class, model.config.to_base())
     return adopt_parameters(model, type(model), copy.deepcopy(model.config))
-
-
-def _rows(batch: Batch) -> Tokens:
-    return [row[real].tolist() for row, real in zip(batch.input_ids, batch.attention_mask.bool(), strict=True)]

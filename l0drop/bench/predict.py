@@ -2,7 +2,8 @@
 
 Encoding and decoding are timed at a few shapes; a sum of costs, each with a meaning (`cost_model`), is fitted to
 the times; the rest is arithmetic. Machines are shared and noisy, so all shapes take turns round by round, CPU time
-counts, and the shapes of the check, which the fit does not see, run in the same rounds.
+counts, and the shapes of the check, which the fit does not see, run in the same rounds. On a GPU wall time counts, and
+weights are in bfloat16.
 
     points ─▶ rounds, in turns ─▶ medians ─▶ least squares, no cost below 0 ─▶ any shape ─▶ SpeedPrediction
 
@@ -48,7 +49,7 @@ CHECKS = ((8, 600, 0.48), (2, 1500, 0.70), (24, 60, 0.50))
 NOTES = {
     "answer": f"Yes: at least {PAYS:g} x as fast, and {WORTHWHILE:g} x or more at best; Hardly: less than "
     f"{WORTHWHILE:g} x at best; No: less than {PAYS:g} x",
-    "seconds": "CPU seconds, the median over rounds",
+    "seconds": "CPU seconds, with a GPU wall seconds, the median over rounds",
     "costs": "seconds each; the time of a shape is the sum of costs x counts",
     "speed_up": "time on the dense memory / time on the short memory; both: encoding and decoding",
     "pays_from": "the shortest source from which every length up to the longest source has a speed-up of at least "
@@ -93,8 +94,17 @@ class Bench:
             raise ValueError(f"model: {type(model).__name__} decodes through generate, which this does not predict")
         head = model.get_output_embeddings()
         widest = max(m.out_features for m in model.modules() if type(m) is nn.Linear and m is not head)
-        self.sizes = Sizes(beams, config.hidden_size, widest, has_shared_row(config.l0drop.gating))
+        self.device = model.device
+        self.sizes = Sizes(
+            beams, config.hidden_size, widest, has_shared_row(config.l0drop.gating), self.device.type == "cpu"
+        )
         self.positions = positions_of(model, "decoder")
+
+    @property
+    def what(self) -> str:
+        """The measured quantity."""
+        clock = "CPU" if self.device.type == "cpu" else "wall"
+        return f"{clock} seconds of our engine, {self.engine.dtype}"
 
     def encode(self, batch: int, source: int, dropped: float = 0.5, dense: bool = False) -> Encoded:
         """From token ids to a memory; the dropped encodings are spread evenly."""
@@ -107,10 +117,11 @@ class Bench:
     def memory(self, batch: int, rows: int) -> Encoded:
         """A random memory, for decoding without encoding; it differs between sentences, so their beams differ too."""
         generator = torch.Generator().manual_seed(1)
-        states_BKD = torch.randn(batch, rows, self.sizes.memory, generator=generator)
-        index_BK = torch.arange(rows).expand(batch, -1)
-        memory = Memory(states_BKD, torch.zeros(batch, 1, 1, rows), index_BK, torch.zeros(batch, dtype=torch.long))
-        return Encoded(memory, None, torch.ones(batch, rows, dtype=torch.bool))
+        states_BKD = torch.randn(batch, rows, self.sizes.memory, generator=generator).to(self.device, self.model.dtype)
+        index_BK = torch.arange(rows, device=self.device).expand(batch, -1)
+        bias, count = (torch.zeros(batch, *size, device=self.device) for size in ((1, 1, rows), ()))
+        kept = torch.ones(batch, rows, dtype=torch.bool, device=self.device)
+        return Encoded(Memory(states_BKD, bias, index_BK, count.long()), None, kept)
 
     def decode(self, encoded: Encoded, target: int) -> None:
         """Decode outputs of one length."""
@@ -120,23 +131,34 @@ class Bench:
             max_new_tokens=target,
         )  # fmt: skip
 
+    def timed(self, job: Callable[[], Any]) -> tuple[float, Any]:
+        """A job's CPU seconds, with a GPU wall seconds, and what it returns."""
+        with (watch := Stopwatch(self.device)):
+            result = job()
+        return watch.seconds.cpu if self.device.type == "cpu" else watch.seconds.wall, result
+
+    def warm_up(self, job: Callable[[], Any]) -> None:
+        """On a GPU, run a job until it is captured."""
+        for _ in range(0 if self.device.type == "cpu" else 2):
+            job()
+
 
 Job = tuple[Any, ...]
 """decode, encode, dense or short, followed by the shape."""
 
 
-def _timed(jobs: Mapping[Job, Callable[[], object]], rounds: int, progress: Say) -> dict[Job, Times]:
-    """CPU seconds of each job, by round; the jobs take turns."""
+def _timed(bench: Bench, jobs: Mapping[Job, Callable[[], object]], rounds: int, progress: Say) -> dict[Job, Times]:
+    """Seconds of each job, by round; the jobs take turns."""
     seconds: dict[Job, Times] = {job: [] for job in jobs}
     names = {str(job): job for job in jobs}
     begun = 0
+    for job in jobs.values():
+        bench.warm_up(job)
     for name, number in in_turns(dict.fromkeys(names, rounds)):
         if number == begun:
             begun += 1
             progress(f"round {begun} of {rounds}")
-        with (watch := Stopwatch()):
-            jobs[names[name]]()
-        seconds[names[name]].append(watch.seconds.cpu)
+        seconds[names[name]].append(bench.timed(jobs[names[name]])[0])
     return seconds
 
 
@@ -151,6 +173,7 @@ class Question:
     sparsity: the share of encodings dropped; None is the share that the model's gate drops in `file` (0.5 for random
     weights). file: text to measure lengths and sparsity on. beams, target: of the search, and tokens to produce.
     source: the source length to answer for; None is the mean length in `file`, or no particular length.
+    device: cpu, in float32, or cuda, in bfloat16.
     """
 
     model: str | None = None
@@ -159,6 +182,7 @@ class Question:
     beams: int = 4
     target: int = 64
     source: int | None = None
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         if self.sparsity is not None and not 0 <= self.sparsity < 1:
@@ -175,7 +199,9 @@ class Question:
         """Load the model, and measure the text."""
         if self.model is None:
             model, _ = RandomModel(Shape(1, 1, 1, 0.0)).load()
-            return Setting(model, 0.5 if self.sparsity is None else self.sparsity, SOURCES[-1], self.source)
+            return Setting(
+                self._placed(model), 0.5 if self.sparsity is None else self.sparsity, SOURCES[-1], self.source
+            )
         text = load(self.model, device="cpu", dtype="float32")
         longest = min(SOURCES[-1], text.max_source)
         if self.file is None:
@@ -183,12 +209,18 @@ class Question:
             plain: Any = text.model
             plain_generation(plain)
             model = plain if isinstance(plain, L0DropModel) else sparsify(plain).eval()
-            return Setting(model, self.sparsity, longest, self.source)
+            return Setting(self._placed(model), self.sparsity, longest, self.source)
         if not text.is_gated and self.sparsity is None:
             raise ValueError(f"sparsity: missing, and {self.model} has no gate to measure it with")
         model, batches = Text(self.model, self.file).load()
         mean = round(sum(int(batch.attention_mask.sum()) for batch in batches) / sum(map(len, batches)))
-        return Setting(model, _sparsity(model, batches, self.sparsity), longest, self.source or mean)
+        dropped = _sparsity(model, batches, self.sparsity)
+        return Setting(self._placed(model), dropped, longest, self.source or mean)
+
+    def _placed(self, model: Any) -> L0DropModel:
+        """The model on the device, in the dtype it is measured in."""
+        placed: L0DropModel = model if self.device == "cpu" else model.to(self.device, torch.bfloat16)
+        return placed
 
 
 @dataclass(frozen=True)
@@ -267,18 +299,19 @@ def predict(question: Question, rounds: int = 3, check: bool = False, progress: 
     encoding: dict[Shape, Times] = {shape: [] for shape in checks}
     for shape in checks:
         for kind in ("dense", "short"):
-            with (watch := Stopwatch()):
-                encoded = bench.encode(shape.batch, shape.source, shape.dropped, kind == "dense")
-            encoding[shape].append(watch.seconds.cpu)
+            encode = functools.partial(bench.encode, shape.batch, shape.source, shape.dropped, kind == "dense")
+            bench.warm_up(encode)
+            seconds, encoded = bench.timed(encode)
+            encoding[shape].append(seconds)
             jobs[kind, shape] = functools.partial(bench.decode, encoded, target)
-    times = _timed(jobs, rounds, progress)
+    times = _timed(bench, jobs, rounds, progress)
     decode_costs, decode_measured = _fitted(times, "decode", ("batch", "rows", "target"), bench.sizes.decode)
     encode_costs, encode_measured = _fitted(times, "encode", ("batch", "source"), bench.sizes.encode)
     prediction = Prediction(bench.sizes, decode_costs, encode_costs)
     sources = sorted({source for source in (*SOURCES, longest, setting.source) if source and source <= longest})
     shapes = [Shape(batch, source, target, sparsity) for batch in BATCHES for source in sources]
     return SpeedPrediction(
-        what="predicted CPU seconds of our engine, float32, outputs of one length",
+        what=f"predicted {bench.what}, outputs of one length",
         model="Transformer base, random weights" if question.model is None else question.model,
         input=None if question.file is None else FileStamp(**file_stamp(question.file)),
         beams=question.beams,
@@ -303,7 +336,7 @@ def predict(question: Question, rounds: int = 3, check: bool = False, progress: 
             for shape in checks
         ],
         notes=NOTES,
-        made_by=provenance(),
+        made_by=provenance(bench.device),
     )
 
 

@@ -1,12 +1,15 @@
 """Timing several systems in one run.
 
 Machines are shared and noisy, so the systems take turns round by round, CPU time is measured in addition to wall time,
-and results are medians and ratios within one run.
+and results are medians and ratios within one run. With a GPU, clocks are read when it has finished its work, and wall
+time counts.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
+
+import torch
 
 from l0drop.runs.benchmark import Seconds, Timing
 
@@ -15,20 +18,27 @@ Say = Callable[[str], None]
 
 
 class Stopwatch:
-    """Sums CPU and wall time over the blocks it encloses."""
+    """Sums CPU and wall time over the blocks it encloses, with the work that they leave to the device."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str | torch.device = "cpu") -> None:
         self.seconds = Seconds(0.0, 0.0)
+        self._device = torch.device(device)
 
     def __enter__(self) -> None:
-        self._start = _now()
+        self._start = self._now()
 
     def __exit__(self, *_: object) -> None:
-        self.seconds += _now() - self._start
+        self.seconds += self._now() - self._start
+
+    def _now(self) -> Seconds:
+        wait_for(self._device)
+        return Seconds(time.process_time(), time.perf_counter())
 
 
-def _now() -> Seconds:
-    return Seconds(time.process_time(), time.perf_counter())
+def wait_for(device: torch.device) -> None:
+    """Return when a GPU has finished all its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def in_turns(wanted: Mapping[str, int]) -> Iterator[tuple[str, int]]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import transformers as hf
@@ -13,7 +13,7 @@ from l0drop.bench.random_models import Share, sharpen, transformer_base
 from l0drop.bench.speech_workloads import WHISPER_SHAPES, AudioFiles, RandomWhisper
 from l0drop.data.batches import collate
 from l0drop.data.text import file_stamp, read_lines
-from l0drop.decoding.sources import examples
+from l0drop.decoding.sources import Source, examples
 from l0drop.decoding.text import load
 from l0drop.models.config import L0DropConfig
 from l0drop.models.modeling import L0DropModel
@@ -22,7 +22,7 @@ from l0drop.runs.benchmark import Shape, WorkloadRecord
 from l0drop.runs.evaluation import FileStamp
 
 LENGTH_PENALTY = 0.6
-
+GATING: Literal["zero"] = "zero"
 
 SHAPES = {
     "wikisum": Shape(batch=10, source=2048, target=160, dropped=0.715),
@@ -30,6 +30,17 @@ SHAPES = {
     "mt": Shape(batch=32, source=30, target=30, dropped=0.467),
 }
 """Sizes and sparsities of the paper's tasks."""
+GPU_SHAPES = {
+    "b1-n400": Shape(batch=1, source=400, target=64, dropped=0.476),
+    "b32-n30": Shape(batch=32, source=30, target=30, dropped=0.467),
+    "b10-n400": Shape(batch=10, source=400, target=64, dropped=0.476),
+    "b10-n2048": Shape(batch=10, source=2048, target=64, dropped=0.715),
+    "b64-n2048": Shape(batch=64, source=2048, target=64, dropped=0.715),
+    "b256-n2048": Shape(batch=256, source=2048, target=64, dropped=0.715),
+}
+"""Shapes for a GPU, the smallest first: sentences in a batch, and source tokens."""
+POSITIONS = 4096
+"""Of a random model, unless its shape needs more."""
 
 
 class Workload(Protocol):
@@ -84,15 +95,19 @@ class RandomModel:
         return ""
 
     def load(self, variant: str = "") -> tuple[L0DropModel, list[Batch]]:
-        positions = max(4096, self.shape.source, self.shape.target + 1)
-        base = peaked_base(**{"max_position_embeddings": positions, **self.changes})
-        model = sparsify(base, L0DropConfig(gating="zero")).eval()
+        positions = max(POSITIONS, self.shape.source, self.shape.target + 1)
+        model, batch = self.on(peaked_base(**{"max_position_embeddings": positions, **self.changes}))
+        return model, [batch]
+
+    def on(self, base: hf.MarianMTModel) -> tuple[L0DropModel, Batch]:
+        """The gated model and the batch on this base, whose weights several shapes may share."""
+        model = sparsify(base, L0DropConfig(gating=GATING)).eval()
         kept = round((1 - self.shape.dropped) * self.shape.source)
         model.gate = Share((kept + 0.01) / self.shape.source)  # slightly more, because it rounds down
         generator = torch.Generator().manual_seed(1)
         size = (self.shape.batch, self.shape.source)
         input_ids = torch.randint(3, base.config.vocab_size, size, generator=generator)
-        return model, [Batch(input_ids, torch.ones_like(input_ids))]
+        return model, Batch(input_ids, torch.ones_like(input_ids))
 
     @property
     def generation(self) -> dict[str, Any]:
@@ -101,7 +116,7 @@ class RandomModel:
 
     def describe(self) -> WorkloadRecord:
         what = "one batch on a Transformer base with random weights, float32, outputs of one length"
-        return WorkloadRecord(what, self.shape, dict(self.changes), "zero")
+        return WorkloadRecord(what, self.shape, dict(self.changes), GATING)
 
 
 @dataclass(frozen=True)
@@ -133,19 +148,20 @@ class Text:
 
     def load(self, variant: str = "") -> tuple[L0DropModel, list[Batch]]:
         text = load(self.model, device="cpu", dtype="float32")
-        lines = [line for line, _ in zip(read_lines(self.file), range(self.sentences), strict=False)]
-        sources = sorted((s for s in text.encode(lines) if not s.is_blank), key=lambda s: len(s.ids), reverse=True)
-        if not sources:
-            raise ValueError(f"{self.file}: its first {self.sentences} lines are blank")
+        sources = sorted((s for s in text.encode(self.lines()) if not s.is_blank), key=lambda s: -len(s.ids))
         model = text.model
         plain_generation(model)
         sparse = model if isinstance(model, L0DropModel) else sparsify(model)
-        batches = []
-        for start in range(0, len(sources), self.batch):
-            pad = model.generation_config.pad_token_id
-            batch = collate(examples(sources[start : start + self.batch]), pad)
-            batches.append(Batch(batch["input_ids"], batch["attention_mask"], batch["hints"] or None))
-        return sparse.eval(), batches
+        pad = model.generation_config.pad_token_id
+        parts = (sources[start : start + self.batch] for start in range(0, len(sources), self.batch))
+        return sparse.eval(), [batch_of(part, pad) for part in parts]
+
+    def lines(self) -> list[str]:
+        """The lines to decode, blank ones included."""
+        lines = [line for line, _ in zip(read_lines(self.file), range(self.sentences), strict=False)]
+        if not any(map(str.strip, lines)):
+            raise ValueError(f"{self.file}: its first {self.sentences} lines are blank")
+        return lines
 
     @property
     def generation(self) -> dict[str, Any]:
@@ -160,6 +176,12 @@ class Text:
     def describe(self) -> WorkloadRecord:
         what = "lines of text, float32, outputs of natural length"
         return WorkloadRecord(what, model=self.model, input=FileStamp(**file_stamp(self.file)), batch=self.batch)
+
+
+def batch_of(sources: Sequence[Source], pad: int) -> Batch:
+    """A batch of tokenized texts that are not blank."""
+    batch = collate(examples(sources), pad)
+    return Batch(batch["input_ids"], batch["attention_mask"], batch["hints"] or None)
 
 
 def chosen_workloads(
@@ -202,6 +224,16 @@ def chosen_workloads(
     if file is None:
         raise ValueError("`input`: missing; name a text file to decode, or with `audio` a list of audio files")
     return {"text": Text(model, file, beams=beams, **sizes, **limits)}
+
+
+def chosen_gpu_shapes(names: Sequence[str], sizes: Mapping[str, Any] | None = None) -> dict[str, Shape]:
+    """Shapes of `GPU_SHAPES` by name; `gpu` is all of them. sizes: numbers that replace those of a `Shape`."""
+    chosen: dict[str, Shape] = {}
+    for name in names:
+        if name not in (*GPU_SHAPES, "gpu"):
+            raise ValueError(f"`shape`: expected gpu or some of {', '.join(GPU_SHAPES)}, got {name!r}")
+        chosen |= GPU_SHAPES if name == "gpu" else {name: GPU_SHAPES[name]}
+    return {name: replace(shape, **(sizes or {})) for name, shape in chosen.items()}
 
 
 def _random(name: str, shape: Shape, beams: int) -> Workload:

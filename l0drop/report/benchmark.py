@@ -141,7 +141,7 @@ def check_table(result: SpeedPrediction) -> Titled:
         times = f"{gain.measured:.2f} ({gain.predicted / gain.measured - 1:+.0%})"
         rows.append([str(one.shape.batch), str(one.shape.source), f"{one.shape.dropped:.0%}", *phases, times])
     head = ["batch", "source", "dropped", "encode s", "dense s", "short s", "dense / short"]
-    return "Check: measured CPU seconds (error of the prediction)", Table(head, rows)
+    return "Check: measured seconds (error of the prediction)", Table(head, rows)
 
 
 # --- training and gates ------------------------------------------------------------------------------------------

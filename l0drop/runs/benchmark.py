@@ -129,7 +129,10 @@ class TimedSystem:
 
 @dataclass(frozen=True)
 class Ratio:
-    """times: CPU time of `system` / CPU time of `by` in a phase, the median over the rounds that both ran."""
+    """times: time of `system` / time of `by` in a phase, the median over the rounds that both ran.
+
+    CPU time, and wall time with a GPU.
+    """
 
     phase: str
     system: str
@@ -199,6 +202,135 @@ class DecodeBenchmarks(JsonFile):
     COMMAND = "l0drop bench decode"
 
     shapes: dict[str, DecodeBenchmark]
+    made_by: Provenance | None = flat()
+
+
+# --- decoding on a GPU -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepBytes:
+    """Bytes that a decoding step moves at least, on average over the steps of a batch.
+
+    cross_cache: keys and values of the memory. self_cache: keys and values of the target, those of every beam. weights:
+    of the decoder's layers and the output layer. logits: written once and read once.
+    """
+
+    cross_cache: int
+    self_cache: int
+    weights: int
+    logits: int
+
+    @property
+    def total(self) -> int:
+        return self.cross_cache + self.self_cache + self.weights + self.logits
+
+
+@dataclass(frozen=True)
+class SameTokens:
+    """Outputs compared with a reference: sentences with the same tokens, and the share of equal tokens, by position."""
+
+    reference: str
+    sentences: int
+    tokens: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuSystem:
+    """One system: wall seconds per round and their medians by phase, and milliseconds per decoding step.
+
+    least_bytes: of a step, for our engine; times_floor: time of a step / time to move them at the measured bandwidth.
+    peak_memory: bytes of the GPU's memory beyond the weights, which all systems but CTranslate2 share.
+    """
+
+    seconds: dict[str, list[float]]
+    median: dict[str, float]
+    milliseconds_per_step: float
+    least_bytes: StepBytes | None = optional()
+    times_floor: float | None = optional()
+    peak_memory: int
+    same_tokens: SameTokens | None = optional()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuShape:
+    """The systems at one shape. Ratios are of wall time. left_out: systems that failed, with the reason."""
+
+    shape: Shape
+    generation: Settings
+    longest_memory: int
+    systems: dict[str, GpuSystem]
+    ratios: list[Ratio]
+    left_out: dict[str, str] = optional(factory=dict)
+
+    def times(self, phase: str, system: str, by: str) -> float | None:
+        """The speed-up of `by` over `system` in a phase; None if they did not both run."""
+        found = (one.times for one in self.ratios if (one.phase, one.system, one.by) == (phase, system, by))
+        return next(found, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenCheck:
+    """One shape in float32, in which all systems must find the same tokens, or outputs that tie in score."""
+
+    shape: Shape
+    agreement: dict[str, TokenAgreement | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuDecodeBenchmark(JsonFile):
+    """Decoding at several shapes on a GPU. bytes_per_second: of a large copy, bytes read and written."""
+
+    COMMAND = "l0drop bench decode --device cuda"
+
+    what: str
+    dtype: str
+    gating: str
+    changes: Settings
+    bytes_per_second: float
+    shapes: dict[str, GpuShape]
+    check: TokenCheck | None = optional()
+    notes: dict[str, str] = field(default_factory=dict)
+    ctranslate2: str | None = None
+    made_by: Provenance | None = flat()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuTextSystem:
+    """One system on lines of text, from text to text. seconds: wall time of all lines, by round.
+
+    batch_tokens: of the batches that were fastest, for systems that were tried with several. latency_ms: of lines
+    decoded alone.
+    """
+
+    seconds: list[float]
+    median: float
+    sentences_per_second: float
+    output_tokens: int
+    batch_tokens: int | None = optional()
+    tried: dict[str, float] = optional(factory=dict)
+    latency_ms: Percentiles | None = optional()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuTextBenchmark(JsonFile):
+    """Lines of text on a GPU. Ratios are of the wall time of all lines. sparsity: None without a gate."""
+
+    COMMAND = "l0drop bench decode --device cuda"
+
+    what: str
+    model: str
+    input: FileStamp
+    dtype: str
+    sentences: int
+    source_tokens: int
+    sparsity: float | None
+    generation: Settings
+    systems: dict[str, GpuTextSystem]
+    ratios: list[Ratio]
+    left_out: dict[str, str] = optional(factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+    ctranslate2: str | None = None
     made_by: Provenance | None = flat()
 
 
@@ -336,13 +468,15 @@ class ModelSizes:
     """The sizes of a model and a search that determine the cost of a batch.
 
     memory: numbers in a memory row's keys. activations: numbers in the widest layer's output for a source token.
-    zero_row: whether one row of the short memory represents the dropped encodings.
+    zero_row: whether one row of the short memory represents the dropped encodings. pages: whether large tensors cost
+    extra, as on a CPU.
     """
 
     beams: int
     memory: int
     activations: int
     zero_row: bool = True
+    pages: bool = optional(factory=lambda: True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,11 +3,14 @@
 import json
 import random
 import statistics
+from types import SimpleNamespace
 
 import pytest
+import torch
 import transformers
 
 from l0drop import L0DropConfig, sparsify
+from l0drop.bench import predict
 from l0drop.bench.cost_model import DECODE, ENCODE, PAYS, Prediction, Sizes, fit, total
 from l0drop.bench.predict import BATCHES, CHECKS, WORTHWHILE, Bench, Question, answer, points
 from l0drop.core.memory import has_shared_row
@@ -48,6 +51,25 @@ def test_tensors_are_large_from_32_mebibytes():
     assert SIZES.decode(1, rows, 2)["large"] == rows
     assert SIZES.encode(4, 1023)["large"] == 0
     assert SIZES.encode(4, 1024)["large"] == 4096
+
+
+def test_large_tensors_cost_nothing_extra_on_a_gpu():
+    sizes = Sizes(beams=4, memory=512, activations=2048, pages=False)
+    assert sizes.decode(8, 1 << 20, 2)["large"] == sizes.encode(8, 1 << 20)["large"] == 0
+
+
+def test_weights_are_in_bfloat16_on_a_gpu(monkeypatch):
+    places = []
+
+    def placed(model, *place):
+        places.append(place)
+        return model
+
+    monkeypatch.setattr(torch.nn.Module, "to", placed)
+    model = sparsify(zoo.build("marian")).eval()
+    monkeypatch.setattr(predict, "RandomModel", lambda shape: SimpleNamespace(load=lambda: (model, [])))
+    assert Question(device="cuda").load().model is model
+    assert places[-1] == ("cuda", torch.bfloat16)
 
 
 def test_the_points_identify_every_cost():

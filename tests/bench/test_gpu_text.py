@@ -1,0 +1,123 @@
+"""The benchmark of text on a GPU, on a CPU with a tiny model."""
+
+import json
+import statistics
+
+import pytest
+import torch
+
+from l0drop import load
+from l0drop.bench import gpu_text
+from l0drop.bench.gpu_text import gpu_text_benchmark
+from l0drop.bench.workloads import Text
+from l0drop.report.gpu_benchmark import text_table
+from l0drop.runs.benchmark import GpuTextBenchmark
+from l0drop.runs.table import as_markdown
+from tests.bench.test_decoding import l0drop
+from tests.decoding import folders
+
+SYSTEMS = ("engine-short", "engine-dense", "ct2-float32", "hf-short", "hf-dense")
+QUIET = {"progress": lambda _: None}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    file = tmp_path_factory.mktemp("text") / "input.txt"
+    lines = [folders.SENTENCES[n % 3] for n in range(6)]
+    file.write_text("\n".join([*lines[:3], "", *lines[3:], "the eighth line"]) + "\n", encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def model_folder(baseline, tmp_path_factory):
+    return folders.sparse(baseline, tmp_path_factory.mktemp("sparse") / "model")
+
+
+@pytest.fixture(scope="module")
+def result(model_folder, text):
+    patch = pytest.MonkeyPatch()
+    patch.setattr(gpu_text, "SYSTEMS", SYSTEMS)
+    patch.setattr(gpu_text, "LIMITS", {"ct2": (16, 512), "hf": (64,)})
+    workload = Text(str(model_folder), text, sentences=7, max_new_tokens=10)
+    found = gpu_text_benchmark(workload, None, 2, 1, alone=3, device="cpu", dtype="float32", **QUIET)
+    patch.undo()
+    return found
+
+
+def test_every_system_decodes_every_line(result):
+    assert list(result.systems) == list(SYSTEMS)
+    assert result.sentences == 6, "one line is blank"
+    assert 0 < result.sparsity < 1
+    for name, system in result.systems.items():
+        assert len(system.seconds) == (1 if name.startswith("hf") else 2)
+        assert system.sentences_per_second == pytest.approx(6 / statistics.median(system.seconds))
+    written = {name: system.output_tokens for name, system in result.systems.items()}
+    assert written["engine-dense"] == written["engine-short"] == written["hf-dense"]
+
+
+def test_the_fastest_batches_are_timed(result):
+    ct2 = result.systems["ct2-float32"]
+    assert set(ct2.tried) == {"16", "512"}
+    assert ct2.batch_tokens == int(min(ct2.tried, key=ct2.tried.__getitem__))
+    assert result.systems["engine-short"].batch_tokens is None
+
+
+def test_outputs_are_those_of_the_loaded_model(model_folder, text, result):
+    lines = text.read_text().splitlines()[:7]
+    expected = load(model_folder, device="cpu").generate(lines, **result.generation)
+    assert sum(one.output_tokens for one in expected) == result.systems["engine-short"].output_tokens
+    kept, tokens = sum(len(one.kept) for one in expected), sum(one.source_tokens for one in expected)
+    assert result.sparsity == pytest.approx(1 - kept / tokens)
+
+
+def test_lines_are_decoded_alone_by_our_engine(result):
+    for name in ("engine-short", "engine-dense"):
+        latency = result.systems[name].latency_ms
+        assert 0 < latency.p50 <= latency.p99
+    assert result.systems["hf-dense"].latency_ms is None
+
+
+def test_the_result_is_complete_json(result, tmp_path):
+    result.write(tmp_path / "text.json")
+    assert GpuTextBenchmark.read(tmp_path / "text.json") == result
+    content = json.loads((tmp_path / "text.json").read_text(encoding="utf-8"))
+    assert content.keys() >= {"model", "input", "systems", "ratios", "generation", "device", "commit", "version"}
+    slow, fast = (content["systems"][name]["seconds"] for name in ("hf-dense", "engine-short"))
+    (found,) = [one["times"] for one in content["ratios"] if (one["system"], one["by"]) == ("hf-dense", "engine-short")]
+    assert found == pytest.approx(slow[0] / fast[0])
+
+
+def test_the_table_shows_every_system(result):
+    title, table = text_table(result)
+    assert title.startswith("6 lines")
+    shown = as_markdown(table)
+    assert all(name in shown for name in SYSTEMS)
+
+
+def test_a_model_without_a_gate_is_decoded_densely(baseline, text):
+    workload = Text(str(baseline), text, sentences=3, max_new_tokens=6)
+    systems = ("engine-short", "engine-dense", "ct2-float16")
+    found = gpu_text_benchmark(workload, systems, 1, 1, alone=0, device="cpu", dtype="float32", **QUIET)
+    assert list(found.systems) == ["engine-dense"]
+    assert found.sparsity is None
+    assert "float16" in found.left_out["ct2-float16"]
+
+
+def test_the_command_measures_text(model_folder, text, tmp_path, monkeypatch, capsys):
+    def on_cpu(workload, systems, rounds, slow_rounds, progress):
+        return gpu_text_benchmark(workload, systems, rounds, slow_rounds, 2, "cpu", "float32", progress)
+
+    monkeypatch.setattr(gpu_text, "gpu_text_benchmark", on_cpu)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    options = "--device cuda --sentences 4 --max-new-tokens 5 --rounds 1"
+    output = tmp_path / "text.json"
+    given = [model_folder, "--input", text, *options.split(), "--systems", "engine-short,engine-dense"]
+    code, said = l0drop(monkeypatch, capsys, "bench", "decode", *given, "--json", output)
+    assert code == 0, said
+    assert "3 lines" in said
+    assert list(GpuTextBenchmark.read(output).systems) == ["engine-short", "engine-dense"]
+
+
+def test_unknown_systems_are_refused(model_folder, text):
+    with pytest.raises(ValueError, match="systems: expected some of engine-short, .* got 'gpu'"):
+        gpu_text_benchmark(Text(str(model_folder), text), ["gpu"])
