@@ -147,7 +147,7 @@ def recipe_of(a: argparse.Namespace, name: str, steps: int, settings: list[str] 
     speech = str(a.root / "speech")
     values["data"] |= {
         "train": {"tsv": f"{speech}/train.tsv"},
-        "valid": {"tsv": f"{speech}/valid.tsv", "target_column": 3, "speaker_column": 2},
+        "valid": {"tsv": f"{speech}/valid.tsv", "target_column": 2, "speaker_column": 1},
         "test": None,
         "join": 0.25,
         "join_steps": True,
