@@ -44,6 +44,8 @@ LISTS = ("pooled", "joined", "long")
 DIALS = (0.8, 0.6, 0.45, 0.3, 0.2, 0.1)
 MOST_STEPS = 4000
 PILOT = 24
+LEVELS = 47
+"""Levels on either side of 0 for changes of weights: a model then fits into 16 MiB."""
 BATCH = 64
 """Clips decoded at once."""
 
@@ -155,7 +157,7 @@ def recipe_of(a: argparse.Namespace, name: str, steps: int, settings: list[str] 
     values["model"]["pretrained"] = str(a.root / "whisper-tiny")
     values["train"] |= {
         "steps": steps,
-        "batch_clips": 32,
+        "batch_clips": 24,
         "learning_rate": 4e-5,
         "gate_scale": 100,
         "warmup": max(1, min(50, steps // 8)),
@@ -324,8 +326,10 @@ def system_path(a: argparse.Namespace, name: str) -> Path:
 
 
 def compact(whisper: Path, run: Path, delta: Path) -> None:
-    """Round the trained weights: differences to the start in 8 bits, with a scale per row. The run's model is replaced,
-    so that what is evaluated is what is collected."""
+    """Round the trained weights: differences to the start in few levels, with a scale per row.
+
+    The run's model is replaced, so that the evaluated model is the collected one.
+    """
     import numpy as np
     import torch
     from safetensors.torch import load_file, save_file
@@ -340,7 +344,7 @@ def compact(whisper: Path, run: Path, delta: Path) -> None:
             arrays[f"whole:{name}"] = value.numpy()
         elif not torch.equal(start, value.float()):
             difference = value.float() - start
-            scale = difference.abs().amax(-1, keepdim=True).clamp_min(1e-12) / 127
+            scale = difference.abs().amax(-1, keepdim=True).clamp_min(1e-12) / LEVELS
             levels = (difference / scale).round().to(torch.int8)
             arrays[f"levels:{name}"], arrays[f"scale:{name}"] = levels.numpy(), scale.numpy()
             trained[name] = (start + levels.float() * scale).to(value.dtype)

@@ -225,14 +225,17 @@ class ClipCorpus:
             "teacher_values": torch.from_numpy(np.concatenate([part.values for part in parts])).float(),
             "teacher_ids": torch.from_numpy(np.concatenate([part.ids for part in parts])).long(),
         } if parts else {}  # fmt: skip
-        frames = {
-            "frames": torch.from_numpy(np.concatenate([clip.features for clip in clips])),
-            "lengths": torch.tensor([len(clip.features) for clip in clips]),
-            "floors": torch.tensor([float(clip.floor) for clip in clips]),
-        }
+        features_FM = torch.from_numpy(np.concatenate([clip.features for clip in clips]))
+        lengths_B = torch.tensor([len(clip.features) for clip in clips])
+        floors_B = torch.tensor([float(clip.floor) for clip in clips])
+        frames = (
+            {"frames": features_FM, "lengths": lengths_B, "floors": floors_B}
+            if packed
+            else {"input_features": windows(features_FM, lengths_B, floors_B, self.window)}
+        )
         return {
             **teacher,
-            **(frames if packed else {"input_features": windows(*frames.values(), self.window)}),
+            **frames,
             "attention_mask": mask,
             "decoder_input_ids": inputs,
             "labels": labels,
