@@ -5,6 +5,7 @@
     python scripts/whisper_study.py model ROOT NAME      # train and evaluate one model; one process for each
     python scripts/whisper_study.py judge ROOT           # compare the transcripts of all models
     python scripts/whisper_study.py collect ROOT OUT     # results, logs and weights as few files
+    python scripts/whisper_study.py publish ROOT OUT     # docs/results/whisper-tiny-LIST.json: no texts, no words
     python scripts/whisper_study.py restore DELTA WHISPER FOLDER   # a trained model's folder from what was collected
 
 ROOT holds whisper-tiny/ (a Hugging Face folder), speech/ (folders of clips with transcripts.tsv: file, speaker, text)
@@ -53,7 +54,7 @@ BATCH = 64
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("lists", "prepare", "model", "judge", "collect"):
+    for name in ("lists", "prepare", "model", "judge", "collect", "publish"):
         command = commands.add_parser(name)
         command.add_argument("root", type=Path)
         command.add_argument("--models", default=",".join(MODELS))
@@ -65,8 +66,9 @@ def main() -> None:
             command.add_argument("--steps", type=int, help="instead of measuring")
             command.add_argument("--set", action="append", default=[], dest="settings", help="train.KEY=VALUE")
             command.add_argument("--limit", type=int, help="clips per list, to try the script out")
-        if name == "collect":
+        if name in ("collect", "publish"):
             command.add_argument("out", type=Path)
+        if name == "collect":
             command.add_argument("--weights", type=int, default=3)
     restoring = commands.add_parser("restore")
     for name in ("delta", "whisper", "folder"):
@@ -77,7 +79,10 @@ def main() -> None:
         return
     a.root = a.root.resolve()
     a.models = a.models.split(",")
-    {"lists": lists, "prepare": prepared, "model": model, "judge": judge, "collect": collect}[a.command](a)
+    commands_by_name = {
+        "lists": lists, "prepare": prepared, "model": model, "judge": judge, "collect": collect, "publish": publish,
+    }  # fmt: skip
+    commands_by_name[a.command](a)
 
 
 # --- data ----------------------------------------------------------------------------------------------------------
@@ -441,6 +446,56 @@ def collect(a: argparse.Namespace) -> None:
     for name in ready[: a.weights]:
         shutil.copy(a.root / "deltas" / f"{name}.npz", a.out / f"{name}.npz")
     print({path.name: path.stat().st_size for path in a.out.iterdir()})
+
+
+def publish(a: argparse.Namespace) -> None:
+    """What may be shown: scores, sparsities, differences, speakers and counts; no transcripts and no file names."""
+    from l0drop.data.speech_metrics import wer
+    from l0drop.data.spoken import read_spoken
+
+    for name in LISTS:
+        file = a.root / "evaluation" / name / "metrics.json"
+        if not file.exists():
+            print(f"{name}: no evaluation")
+            continue
+        content = json.loads(file.read_text())
+        for system in (*content["systems"], content["baseline"]):
+            model = Path(system["name"]).name
+            system["name"] = "whisper-tiny" if model in ("whisper-tiny", "base") else f"whisper-tiny-{model}"
+            (system.get("tail") or {}).pop("worst", None)
+            run = a.root / "runs" / model
+            if (run / "recipe.yaml").exists():
+                from l0drop.recipe import load_recipe
+
+                recipe = load_recipe(run / "recipe.yaml")
+                system["recipe"] = {
+                    "l0drop": None if recipe.l0drop is None else recipe.l0drop.model_dump(mode="json"),
+                    "train": recipe.train.model_dump(mode="json"),
+                    "join": recipe.data.join,
+                }
+            if name == "pooled":
+                clips = read_spoken(a.root / "speech" / "pooled.tsv")
+                texts = json.loads((a.root / "results" / _key(model) / "pooled.json").read_text())["texts"]
+                for part in ("test", "test_other"):
+                    chosen = [i for i in range(len(texts)) if clips[i].name.startswith(f"{part}/")]
+                    if chosen:
+                        score = wer([texts[i] for i in chosen], [clips[i].text for i in chosen])
+                        system[part] = {"wer": score.value, "clips": len(chosen)}
+                system["dial"] = []
+                for dialled in sorted((a.root / "results" / _key(model)).glob("pooled-keep-*.json")):
+                    found = json.loads(dialled.read_text())
+                    score = wer(found["texts"], [clip.text for clip in clips[: len(texts)]])
+                    row = {"keep": float(dialled.stem.rpartition("-")[2]), "wer": score.value}
+                    system["dial"].append(row | {key: found[key] for key in ("sparsity", "sparsity_of_all")})
+        content["audio"].pop("path", None)
+        a.out.mkdir(parents=True, exist_ok=True)
+        target = a.out / f"whisper-tiny-{name}.json"
+        target.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        print(target)
+
+
+def _key(model: str) -> str:
+    return "base" if model == "whisper-tiny" else model
 
 
 if __name__ == "__main__":
