@@ -463,6 +463,8 @@ def publish(a: argparse.Namespace) -> None:
             model = Path(system["name"]).name
             system["name"] = "whisper-tiny" if model in ("whisper-tiny", "base") else f"whisper-tiny-{model}"
             (system.get("tail") or {}).pop("worst", None)
+            for stamp in system["files"]:
+                stamp["path"] = Path(stamp["path"]).name
             run = a.root / "runs" / model
             if (run / "recipe.yaml").exists():
                 from l0drop.recipe import load_recipe
