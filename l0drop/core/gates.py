@@ -147,11 +147,15 @@ class LearnedGate(Gate):
     w starts at 0 and b at `start`, so all gates start equal. `normalize` first brings x to zero mean and unit variance,
     for encoders whose outputs are not normalized. The parameters are created and loaded in float32.
 
+    `settled`: in training, the gate is the test-time gate instead of a sample, so that the rest of the model learns
+    with the very rows that it will have. Gates that are exactly 0 or 1 then get no gradient from the loss.
+
     `moved` is the distance by which the calibration has moved the threshold of the test-time gate. It does not affect
     sampling.
     """
 
     moved: Tensor
+    settled = False
 
     def __init__(
         self, width: int, beta: float = 2 / 3, epsilon: float = 0.1, start: float | None = None, normalize: bool = False
@@ -175,7 +179,7 @@ class LearnedGate(Gate):
             if self.training:
                 noise_BN = torch.rand_like(log_alpha_BN) if hints is None or NOISE not in hints else hints[NOISE]
                 bounded_BN = hard_concrete.bounded(log_alpha_BN, LIMIT)
-                values_BN = self.sampled(bounded_BN, noise_BN)
+                values_BN = self.at(log_alpha_BN) if self.settled else self.sampled(bounded_BN, noise_BN)
                 open_BN = hard_concrete.open_probability(bounded_BN, self.beta, self.epsilon)
             else:
                 values_BN = self.at(log_alpha_BN)

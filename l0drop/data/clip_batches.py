@@ -31,7 +31,8 @@ class ClipBatches:
     """An endless, repeatable sequence of steps of `clips` examples.
 
     frames, tokens: of each clip. join: the share of examples that are joined, to at most `window` frames and
-    `max_tokens` tokens.
+    `max_tokens` tokens. join_steps: all examples of a step are joined, or none; then no step pads short clips to the
+    length of joined ones.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class ClipBatches:
         *,
         seed: int,
         join: float = 0.0,
+        join_steps: bool = False,
         window: int = 3000,
         max_tokens: int = 447,
         processes: int = 1,
@@ -53,7 +55,8 @@ class ClipBatches:
                 f"train.batch_clips: {clips} clips are too few for {processes} processes × {accumulation} accumulation"
             )
         self._frames, self._tokens, self._clips, self._seed = frames, tokens, clips, seed
-        self._join, self._window, self._max_tokens = join, window, max_tokens
+        self._join, self._join_steps = join, join_steps
+        self._window, self._max_tokens = window, max_tokens
         self._processes, self._rank, self._parts = processes, rank, processes * accumulation
         self._order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int64))
 
@@ -79,9 +82,9 @@ class ClipBatches:
         first = int(self._permutation(epoch)[place])
         if not self._join:
             return (first,)
-        # numpy guarantees that raw bits never change
-        bits = np.random.Philox(key=[self._seed, 0x6A6F696E], counter=[0, 0, position, step]).random_raw(1 + MOST_DRAWS)
-        if float(bits[0] >> np.uint64(11)) * 2.0**-53 >= self._join:
+        bits = self._bits(step, position)
+        coin = self._bits(step, 1 << 32)[0] if self._join_steps else bits[0]
+        if float(coin >> np.uint64(11)) * 2.0**-53 >= self._join:
             return (first,)
         parts = [first]
         frames, tokens = int(self._frames[first]), int(self._tokens[first])
@@ -94,6 +97,10 @@ class ClipBatches:
             elif len(parts) > 1:
                 break
         return tuple(parts)
+
+    def _bits(self, step: int, position: int) -> np.ndarray:
+        # numpy guarantees that raw bits never change
+        return np.random.Philox(key=[self._seed, 0x6A6F696E], counter=[0, 0, position, step]).random_raw(1 + MOST_DRAWS)
 
     def _permutation(self, epoch: int) -> np.ndarray:
         if self._order[0] != epoch:

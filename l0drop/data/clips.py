@@ -19,7 +19,8 @@ Clips are joined in the space of features. The limit of a joined window is that 
 below the limits that its clips already have: so every frame is that of the joined audio, apart from the few that see
 both sides of a seam.
 
-Shapes: B clips, T tokens; features are [mels, frames], stored as [frames, mels].
+Shapes: B clips, T tokens, N frames of a window, F frames of all clips, M mels; features are [mels, frames], stored as
+[frames, mels].
 """
 
 from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from l0drop.data.corpus import Summary, check_columns, map_column, read_manifest, request_digest
 from l0drop.data.text import CorpusError
@@ -57,14 +59,28 @@ class Clip:
     index: int
     teacher: "TopTokens | None" = None
 
+    @property
+    def floor(self) -> np.float32:
+        """The smallest feature of the window, and that of its padding."""
+        return np.float32(max(SILENCE, self.peak - RANGE))
+
     def window(self, frames: int) -> np.ndarray:
         """[mels, frames], float32: the features of the clip, padded to one window."""
-        floor = np.float32(max(SILENCE, self.peak - RANGE))
-        values = self.features.T
-        window = np.full((len(values), frames), floor, dtype=np.float32)
-        # rounding to float16 may have moved the floor; padding and the silence before it should be one value
-        window[:, : values.shape[1]] = np.where(values <= np.float16(floor), floor, values)
-        return window
+        features = torch.from_numpy(np.array(self.features))
+        lengths, floors = torch.tensor([len(features)]), torch.tensor([float(self.floor)])
+        return windows(features, lengths, floors, frames)[0].numpy()
+
+
+def windows(features_FM: Tensor, lengths_B: Tensor, floors_B: Tensor, frames: int) -> Tensor:
+    """[B, mels, frames], float32: clips that lie end to end, each padded to one window with its smallest feature."""
+    device = features_FM.device
+    position_N = torch.arange(frames, device=device)
+    inside_BN = position_N < lengths_B[:, None]
+    first_B1 = (lengths_B.cumsum(0) - lengths_B)[:, None]
+    values_BNM = features_FM[torch.where(inside_BN, first_B1 + position_N, 0)]
+    # rounding to float16 may have moved the floor; padding and the silence before it should be one value
+    is_floor_BNM = (values_BNM <= floors_B.half()[:, None, None]) | ~inside_BN[:, :, None]
+    return torch.where(is_floor_BNM, floors_B[:, None, None], values_BNM.float()).transpose(1, 2).contiguous()
 
 
 def joined(clips: Sequence[Clip]) -> Clip:
@@ -184,12 +200,15 @@ class ClipCorpus:
     def __reduce__(self) -> tuple[Callable[[Path], "ClipCorpus"], tuple[Path]]:
         return ClipCorpus.open, (self.folder,)  # memory maps would be pickled as full copies
 
-    def collate(self, clips: Sequence[Clip]) -> dict[str, Any]:
+    def collate(self, clips: Sequence[Clip], *, packed: bool = False) -> dict[str, Any]:
         """Clips as tensors: input_features, attention_mask over frames, decoder_input_ids, labels, hints, index.
 
         The prompt is given to the decoder and has no labels. `source_tokens` counts the encoder rows that audio covers,
         one for two frames. With a teacher's distributions, `teacher_values` and `teacher_ids` [R, top] have one row per
         label, clip by clip.
+
+        packed: instead of `input_features`, give `frames`, `lengths` and `floors`, from which `unpacked_windows` makes
+        them on another device. They are smaller: without padding, and in float16.
         """
         prompt, end = self.prompt, self.eos
         longest = len(prompt) + max(len(clip.ids) for clip in clips)
@@ -206,9 +225,17 @@ class ClipCorpus:
             "teacher_values": torch.from_numpy(np.concatenate([part.values for part in parts])).float(),
             "teacher_ids": torch.from_numpy(np.concatenate([part.ids for part in parts])).long(),
         } if parts else {}  # fmt: skip
+        features_FM = torch.from_numpy(np.concatenate([clip.features for clip in clips]))
+        lengths_B = torch.tensor([len(clip.features) for clip in clips])
+        floors_B = torch.tensor([float(clip.floor) for clip in clips])
+        frames = (
+            {"frames": features_FM, "lengths": lengths_B, "floors": floors_B}
+            if packed
+            else {"input_features": windows(features_FM, lengths_B, floors_B, self.window)}
+        )
         return {
             **teacher,
-            "input_features": torch.from_numpy(np.stack([clip.window(self.window) for clip in clips])),
+            **frames,
             "attention_mask": mask,
             "decoder_input_ids": inputs,
             "labels": labels,
@@ -216,3 +243,10 @@ class ClipCorpus:
             "index": torch.tensor([clip.index for clip in clips]),
             "source_tokens": int(mask[:, ::2].sum()),
         }
+
+
+def unpacked_windows(batch: dict[str, Any], frames: int, device: torch.device | str) -> dict[str, Any]:
+    """A packed batch of `ClipCorpus.collate` with its windows, on this device."""
+    parts = [batch[name].to(device, non_blocking=True) for name in ("frames", "lengths", "floors")]
+    rest = {name: value for name, value in batch.items() if name not in ("frames", "lengths", "floors")}
+    return {**rest, "input_features": windows(parts[0], parts[1], parts[2], frames)}

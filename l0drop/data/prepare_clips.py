@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -29,6 +32,8 @@ LAYOUT = {
     "text.bytes": "uint8",
     "text.offsets": "int64",
 }
+READERS = min(8, os.cpu_count() or 1)
+"""Threads that read audio and compute features."""
 TEACHER_LAYOUT = {"teacher.values": "float16", "teacher.ids": "int32"}
 
 
@@ -123,6 +128,33 @@ class _Columns:
         self.lengths[name] += array.size
 
 
+def _read_ahead(
+    audio: ListedAudio, seconds: float, extractor: Any
+) -> Iterator[tuple[Pair, tuple[Audio, Tensor] | None]]:
+    """Each line with its audio and features, None if a part of it is missing; threads read the lines that follow."""
+
+    def heard(pair: Pair) -> tuple[Audio, Tensor]:
+        clip = audio.read(pair, seconds)
+        return clip, log_mel(clip.samples, extractor, padded=True)
+
+    waiting: deque[tuple[Pair, Future[tuple[Audio, Tensor]] | None]] = deque()
+    with ThreadPoolExecutor(READERS) as readers:
+        try:
+            for pair in audio:
+                missing = pair.is_blank or pair.is_one_sided
+                waiting.append((pair, None if missing else readers.submit(heard, pair)))
+                if len(waiting) > 2 * READERS:
+                    yield _arrived(*waiting.popleft())
+            while waiting:
+                yield _arrived(*waiting.popleft())
+        finally:
+            readers.shutdown(cancel_futures=True)
+
+
+def _arrived(pair: Pair, future: Future[tuple[Audio, Tensor]] | None) -> tuple[Pair, tuple[Audio, Tensor] | None]:
+    return pair, None if future is None else future.result()
+
+
 def _write(
     folder: Path,
     audio: ListedAudio,
@@ -140,16 +172,15 @@ def _write(
         columns = _Columns(folder, files, layout)
         for name in ("frames", "target", "text"):
             columns.append(f"{name}.offsets", [0])
-        for pair in audio:
+        for pair, heard in _read_ahead(audio, seconds, extractor):
             summary.lines += 1
-            if pair.is_blank or pair.is_one_sided:
+            if heard is None:
                 summary.blank += pair.is_blank
                 summary.one_sided += pair.is_one_sided
             else:
-                clip = audio.read(pair, seconds)
+                clip, features = heard
                 (ids,) = targets.encode([pair.target or ""])
                 covered, seen = covered_frames(len(clip.samples), extractor)
-                features = log_mel(clip.samples, extractor, padded=True)
                 columns.append("features", features[:, :seen].T.contiguous().numpy().ravel())
                 columns.append("frames.offsets", [columns.lengths["features"] // mels])
                 columns.append("covered", [covered])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from l0drop.core.dial import Dial, Dials, dial_of
-from l0drop.core.gates import Gate
+from l0drop.core.gates import Gate, LearnedGate
 from l0drop.core.memory import check_mask
 from l0drop.core.penalty import (
     TOLERANCE,
@@ -158,6 +158,12 @@ class Controls(nn.Module):
                 "callbacks=[l0drop.SteerCallback()]",
                 stacklevel=3,
             )
+
+    def settle(self, settled: bool) -> None:
+        """Let learned gates use their test-time values in training, for the last steps of a run, or sample again."""
+        for module in (self.gate, *self.inner_gates):
+            if isinstance(module, LearnedGate):
+                module.settled = settled
 
     def _require_enabled(self) -> None:
         if not self.config.l0drop.enabled:

@@ -17,7 +17,7 @@ TEXT_KEYS = (
     *("train.batch_tokens", "train.fast", "train.compile", "train.capture", "train.length_multiple"),
     *("evaluate.tokenize", "evaluate.batch_tokens", "l0drop.always_keep"),
 )
-AUDIO_KEYS = ("data.join", "train.batch_clips", "l0drop.cut_padding")
+AUDIO_KEYS = ("data.join", "data.join_steps", "train.batch_clips", "l0drop.cut_padding")
 
 
 def faults(recipe: Any) -> Faults:

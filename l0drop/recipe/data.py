@@ -190,6 +190,9 @@ class Data(Section):
     join: Annotated[Number, Field(ge=0, le=1)] = 0.0
     """For audio: the share of the clips of a step that are joined with further random clips, up to 30 seconds, so that
     the model sees full windows too."""
+    join_steps: Flag = False
+    """For audio: join all clips of a step, or none of them, so that short clips are not padded to the length of joined
+    ones. `join` is then the share of such steps."""
     max_source: Annotated[Count, Field(ge=2)] = 256
     """The maximum length of a source in subwords, EOS included; longer ones are cut."""
     max_target: Annotated[Count, Field(ge=2)] = 256

@@ -70,8 +70,9 @@ class Train(Section):
     """The label smoothing of the cross-entropy."""
     gate_scale: Positive = 30.0
     """The learning rate of the gate, as a multiple of `learning_rate`."""
-    freeze: Literal["nothing", "encoder", "all_but_gate"] = "nothing"
-    """The parameters to keep fixed: `encoder` trains the decoder and the gate, `all_but_gate` the gate alone."""
+    freeze: Literal["nothing", "encoder", "all_but_gate", "embeddings"] = "nothing"
+    """The parameters to keep fixed: `encoder` trains the decoder and the gate, `all_but_gate` the gate alone,
+    `embeddings` everything but the embeddings of tokens."""
     targets: Literal["references", "teacher"] = "references"
     """The targets to train on: human references, or the teacher's outputs (sequence-level distillation), for which
     source text is enough."""
@@ -81,6 +82,9 @@ class Train(Section):
     """Train for the dial: every other step keeps a random share of each sentence."""
     elastic_range: tuple[Positive, Annotated[Positive, Field(le=1)]] = (0.2, 1.0)
     """The smallest and the largest share that `elastic` keeps."""
+    settle: Rate = 0.0
+    """The share of the steps, at the end, in which learned gates are not sampled but have their test-time values. The
+    rest of the model then learns with the very rows that decoding keeps."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """The precision of training: float32, or mixed precision with bfloat16."""
     fast: Flag | None = None

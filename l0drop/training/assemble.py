@@ -101,6 +101,10 @@ def _freeze(model: Any, freeze: str) -> None:
         return
     inner = (*model.gate.parameters(), *model.inner_gates.parameters()) if isinstance(model, L0DropModel) else ()
     gates = {id(parameter) for parameter in inner}
+    if freeze == "embeddings":
+        for embeddings in (model.get_input_embeddings(), model.get_output_embeddings()):
+            embeddings.requires_grad_(False)
+        return
     base = model.base_class if isinstance(model, L0DropModel) else type(model)
     fixed = base.get_encoder(model) if freeze == "encoder" else model
     embeddings = {id(parameter) for parameter in model.get_decoder().parameters()} if freeze == "encoder" else set()

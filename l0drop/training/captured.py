@@ -125,14 +125,21 @@ class CapturedSteps:
         tensors["moving"] = torch.tensor(moving, pin_memory=on_gpu).to(device, non_blocking=True)
         if "noise_key" in batch:
             tensors["noise_key"] = batch["noise_key"]
-        return self.captured.step(tensors, batch["elastic"])
+        return self.captured.step(tensors, (batch["elastic"], batch["settled"]))
 
-    def _forward(self, tensors: dict[str, Tensor], elastic: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    def _forward(self, tensors: dict[str, Tensor], variant: tuple[bool, bool]) -> tuple[Tensor, dict[str, Tensor]]:
         """The captured part of a forward pass: every value that differs between steps is a tensor."""
         tokens, sentences, lambda_ = tensors["moving"].unbind()
         hints = {name.removeprefix("hints."): t for name, t in tensors.items() if name.startswith("hints.")}
         totals: Any = SimpleNamespace(target_tokens=tokens, sentences=sentences)
-        batch = {**tensors, "hints": hints, "totals": totals, "lambda": lambda_, "elastic": elastic}
+        batch = {
+            **tensors,
+            "hints": hints,
+            "totals": totals,
+            "lambda": lambda_,
+            "elastic": variant[0],
+            "settled": variant[1],
+        }
         with self.precision():
             loss, numbers, _ = self.objective(self.model(), batch)
         return loss, {"loss": loss, **numbers}

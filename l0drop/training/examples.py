@@ -20,10 +20,15 @@ from l0drop.recipe import Recipe
 RunCorpus = TokenizedCorpus | ClipCorpus
 
 
-def collated(corpus: RunCorpus, examples: Iterable[Any], pad_id: int, length: int | None = None) -> dict[str, Any]:
-    """Examples of a step as tensors: indices of sentences, or of clips, several of which may be joined to one."""
+def collated(
+    corpus: RunCorpus, examples: Iterable[Any], pad_id: int, length: int | None = None, *, packed: bool = False
+) -> dict[str, Any]:
+    """Examples of a step as tensors: indices of sentences, or of clips, several of which may be joined to one.
+
+    packed: leave the padding of clips to `unpacked_windows`.
+    """
     if isinstance(corpus, ClipCorpus):
-        return corpus.collate([joined([corpus[part] for part in parts]) for parts in examples])
+        return corpus.collate([joined([corpus[part] for part in parts]) for parts in examples], packed=packed)
     return collate([corpus[int(i)] for i in examples], pad_id, length=length)
 
 
@@ -50,6 +55,7 @@ def training_batches(
             train.batch_clips,
             seed=recipe.seed,
             join=recipe.data.join,
+            join_steps=recipe.data.join_steps,
             window=corpus.window,
             max_tokens=recipe.data.max_target - 1,
             processes=processes,

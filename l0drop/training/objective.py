@@ -41,17 +41,15 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, smoothing: float) -> Tenso
 
 def distillation_sum(logits: Tensor, teacher_logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
     """KL(teacher ‖ student) at a temperature, times its square, summed over real target tokens."""
-    real = labels != -100
-    student = F.log_softmax(logits[real].float() / temperature, -1)
-    teacher = F.log_softmax(teacher_logits[real].float() / temperature, -1)
-    return F.kl_div(student, teacher, reduction="sum", log_target=True) * temperature**2
+    student = F.log_softmax(logits.float() / temperature, -1)
+    teacher = F.log_softmax(teacher_logits.float() / temperature, -1)
+    divergence = F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
+    return (divergence * (labels != -100)).sum() * temperature**2
 
 
-def stored_distillation_sum(
-    logits: Tensor, values_RK: Tensor, ids_RK: Tensor, labels: Tensor, temperature: float
-) -> Tensor:
+def stored_distillation_sum(logits_RV: Tensor, values_RK: Tensor, ids_RK: Tensor, temperature: float) -> Tensor:
     """The same, from the teacher's log-probabilities of its K most likely tokens, which are taken for all there are."""
-    student_RK = F.log_softmax(logits[labels != -100].float() / temperature, -1).gather(1, ids_RK)
+    student_RK = F.log_softmax(logits_RV.float() / temperature, -1).gather(1, ids_RK)
     teacher_RK = F.log_softmax(values_RK / temperature, -1)
     return F.kl_div(student_RK, teacher_RK, reduction="sum", log_target=True) * temperature**2
 
@@ -99,12 +97,13 @@ class Objective:
     def complete(self, batch: dict[str, Any]) -> dict[str, Any]:
         """A batch with the values of its loss that change from step to step."""
         if not self.gated:
-            return {**batch, "elastic": False}
+            return {**batch, "elastic": False, "settled": False}
         return {
             **batch,
             "noise_key": noise_keys(batch["index"], batch["step"], self.seed),
             "lambda": self.model.lambda_,
             "elastic": self.train.elastic and batch["step"] % 2 == 1,
+            "settled": batch["step"] >= (1 - self.train.settle) * self.train.steps,
         }
 
     def __call__(self, model: Any, batch: dict[str, Any]) -> StepLoss:
@@ -116,6 +115,7 @@ class Objective:
         dial: AbstractContextManager[Any] = nullcontext()
         if self.gated:
             arguments |= {"noise_key": batch["noise_key"], "own_loss": True, "hints": batch["hints"] or None}
+            self.model.settle(batch["settled"])
             if batch["elastic"]:
                 dial = self.model.dial(keep=self._elastic_keep(batch["noise_key"]))
             if self.processes == 1:
@@ -151,17 +151,20 @@ class Objective:
                 *common, self._distillation(arguments, batch["real"])
             )
             return loss, {"cross_entropy": cross_entropy, "divergence": divergence}
-        cross_entropy = cross_entropy_sum(output.logits, labels, smoothing)
+        # only real tokens, by their known indices: a mask would have to be read from the GPU
+        logits_R = output.logits.flatten(0, 1)[batch["real"]]
+        labels = labels.flatten()[batch["real"]]
+        cross_entropy = cross_entropy_sum(logits_R[None], labels[None], smoothing)
         teacher = self.train.teacher
         if teacher is None or teacher.weight == 0:
             return cross_entropy, {"cross_entropy": cross_entropy}
         weight, temperature = teacher.weight, teacher.temperature
         if teacher.top is not None:
             stored = batch["teacher_values"], batch["teacher_ids"]
-            divergence = stored_distillation_sum(output.logits, *stored, labels, temperature)
+            divergence = stored_distillation_sum(logits_R, *stored, temperature)
         else:
-            teacher_logits = self._teacher_pass(arguments)[0].logits
-            divergence = distillation_sum(output.logits, teacher_logits, labels, temperature)
+            teacher_R = self._teacher_pass(arguments)[0].logits.flatten(0, 1)[batch["real"]]
+            divergence = distillation_sum(logits_R, teacher_R, labels, temperature)
         loss = (cross_entropy + weight * divergence) / (1 + weight)
         return loss, {"cross_entropy": cross_entropy, "divergence": divergence}
 

@@ -39,7 +39,7 @@ class StepStream(IterableDataset):
             for indices in content.mine:
                 if next(numbers) % turns != turn:
                     continue
-                batch = collated(self.corpus, indices, self.pad_id, content.length)
+                batch = collated(self.corpus, indices, self.pad_id, content.length, packed=True)
                 is_real = (batch["labels"] != -100).flatten()
                 real = is_real.nonzero().flatten()
                 known: dict[str, Any] = {"target_tokens": len(real)}

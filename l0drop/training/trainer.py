@@ -9,6 +9,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from l0drop.data.clips import ClipCorpus, unpacked_windows
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import Recipe
@@ -32,7 +34,7 @@ from l0drop.training.examples import RunCorpus, training_batches
 from l0drop.training.fast import FastPath
 from l0drop.training.log_sums import LogSums
 from l0drop.training.objective import Objective
-from l0drop.training.ragged import plain_attention
+from l0drop.training.ragged import any_shape, plain_attention
 from l0drop.training.scoring import Scoring
 from l0drop.training.settings import build_optimizer, trainer_arguments
 from l0drop.training.steering import Steering
@@ -105,7 +107,8 @@ class L0DropTrainer(Trainer):
         self._to_compile_at: list[int] = []
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        with self.fast.running():
+        shapes_change = any_shape(self.args.device) if self.recipe.is_audio else nullcontext()
+        with shapes_change, self.fast.running():
             return super().train(*args, **kwargs)
 
     # --- data ----------------------------------------------------------------------------------------------------
@@ -128,6 +131,8 @@ class L0DropTrainer(Trainer):
         batches = list(itertools.islice(epoch_iterator, num_batches))
         if self.fast.on:
             batches = [unpacked(batch, self.args.device) for batch in batches]
+        if isinstance(corpus := self.corpora["train"], ClipCorpus):
+            batches = [unpacked_windows(batch, corpus.window, self.args.device) for batch in batches]
         return batches, batches[0]["totals"].target_tokens if batches else None
 
     def _prepare_input(self, data: Any) -> Any:

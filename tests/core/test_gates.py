@@ -42,6 +42,16 @@ def test_training_samples_with_the_given_noise() -> None:
     assert not torch.equal(gate(encodings(), MASK).values, gates.values), "without given noise it samples new noise"
 
 
+def test_a_settled_gate_does_not_sample() -> None:
+    gate, x = LearnedGate(6, start=0.0).train(), torch.randn(2, 5, 6)
+    torch.nn.init.normal_(gate.weight, std=3)
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    gate.settled = True
+    assert torch.equal(gate(x, mask).values, gate.eval()(x, mask).values)
+    gate.train().settled = False
+    assert not torch.equal(gate(x, mask).values, gate.eval()(x, mask).values)
+
+
 def test_a_gate_far_outside_the_bound_can_return() -> None:
     """Without the bound, a gate at log α = -30 is never sampled open and has no gradient."""
     gate = LearnedGate(8, start=-30.0).train()

@@ -54,6 +54,14 @@ def test_joined_clips_fill_windows_and_no_more() -> None:
     assert all(len(parts) == 1 or sum(TOKENS[list(parts)]) <= 60 for parts in limited)
 
 
+def test_steps_are_joined_as_a_whole() -> None:
+    found = examples(batches(join=0.5, join_steps=True), 0, 60)
+    joined = [sum(len(parts) > 1 for parts in step) for step in found]
+    assert all(count == 0 or count >= 6 for count in joined)  # a clip that fits no other stays alone
+    assert 0.3 < sum(count > 0 for count in joined) / len(found) < 0.7
+    assert examples(batches(join=0.5, join_steps=True), 13, 7) == found[13:20]
+
+
 def test_too_few_clips_for_the_processes() -> None:
     with pytest.raises(ValueError, match=r"train\.batch_clips: 3 clips are too few for 2 processes × 2 accumulation"):
         batches(3, processes=2, accumulation=2)

@@ -11,7 +11,7 @@ import torch
 
 from l0drop.data.audio import log_mel
 from l0drop.data.audio_list import AudioList
-from l0drop.data.clips import ClipCorpus, joined
+from l0drop.data.clips import ClipCorpus, joined, unpacked_windows
 from l0drop.data.corpus import TokenizedCorpus
 from l0drop.data.prepare_clips import prepare_clips
 from l0drop.data.speech_targets import SpeechTargets
@@ -159,3 +159,14 @@ def test_text_and_audio_are_not_mixed_up(tmp_path: Path) -> None:
     manifest = json.loads((corpus.folder / "manifest.json").read_text())
     assert manifest["columns"]["features"]["dtype"] == "float16"
     assert torch.isfinite(corpus.collate([corpus[0]])["input_features"]).all()
+
+
+def test_packed_clips_give_the_same_windows(tmp_path: Path) -> None:
+    corpus = prepared(tmp_path / "out", listed(tmp_path, tones()))
+    clips = [corpus[0], joined([corpus[1], corpus[2]])]
+    plain, packed = corpus.collate(clips), corpus.collate(clips, packed=True)
+    found = unpacked_windows(packed, corpus.window, "cpu")
+    assert torch.equal(found["input_features"], plain["input_features"])
+    assert found.keys() == plain.keys()
+    single = torch.from_numpy(np.stack([clip.window(corpus.window) for clip in clips]))
+    assert torch.equal(single, plain["input_features"])

@@ -193,3 +193,23 @@ def test_tasks_and_models_fit(folder: Path, tmp_path: Path) -> None:
     values["model"] = {"pretrained": str(folder / "whisper")}
     with pytest.raises(ValueError, match=r"task: .* reads audio: set task: transcription"):
         run(values, tmp_path / "runs")
+
+
+def test_fixed_embeddings(folder: Path, tmp_path: Path) -> None:
+    before = load_file(folder / "whisper" / "model.safetensors")
+    _, found = run(tiny_speech.recipe(folder, train={"freeze": "embeddings"}), tmp_path)
+    after = weights(found)
+    name = "model.decoder.embed_tokens.weight"
+    assert torch.equal(after[name], before[name])
+    assert not torch.equal(after["model.decoder.layers.0.fc1.weight"], before["model.decoder.layers.0.fc1.weight"])
+
+
+def test_gates_settle_at_the_end(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def recorded(self: L0DropModel, settled: bool) -> None:
+        seen.append(settled)
+
+    monkeypatch.setattr(L0DropModel, "settle", recorded)
+    run(tiny_speech.recipe(folder, train={"settle": 0.34}), tmp_path)
+    assert seen == [False] * 4 + [True] * 2

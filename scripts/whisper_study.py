@@ -1,0 +1,504 @@
+"""Train Whisper tiny.en with several gates at once on one GPU, and evaluate all models on the same recordings.
+
+    python scripts/whisper_study.py lists ROOT           # lists of clips, joined clips
+    python scripts/whisper_study.py prepare ROOT         # features and the teacher's distributions, once for all
+    python scripts/whisper_study.py model ROOT NAME      # train and evaluate one model; one process for each
+    python scripts/whisper_study.py judge ROOT           # compare the transcripts of all models
+    python scripts/whisper_study.py collect ROOT OUT     # results, logs and weights as few files
+    python scripts/whisper_study.py publish ROOT OUT     # docs/results/whisper-tiny-LIST.json: no texts, no words
+    python scripts/whisper_study.py restore DELTA WHISPER FOLDER   # a trained model's folder from what was collected
+
+ROOT holds whisper-tiny/ (a Hugging Face folder), speech/ (folders of clips with transcripts.tsv: file, speaker, text)
+and teacher.tsv (file, the dense model's transcript). The recipes are those of recipes/whisper-tiny-*.yaml with the
+settings below. All models train for the same number of steps: each measures its speed in a short run first, and the
+slowest decides how many fit until `--train-until` seconds after `--start`.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import tarfile
+import time
+import zlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+REFERENCE = "continued"
+MODELS: dict[str, dict[str, Any]] = {
+    "continued": {},
+    "covered": {"gating": "mask", "gate": "open", "lambda_": 0.0},
+    "zero-50": {"target_sparsity": 0.5, "settle": 0.25},
+    "zero-74": {"target_sparsity": 0.74},
+    "zero-74-settled": {"target_sparsity": 0.74, "settle": 0.25},
+    "zero-87": {"target_sparsity": 0.87, "settle": 0.25},
+    "early-1": {"gating": "mask", "layerwise": [1], "target_sparsity": 0.55, "settle": 0.3},
+    "early-2": {"gating": "mask", "layerwise": [2], "target_sparsity": 0.65, "settle": 0.3},
+}
+"""Settings of the section `l0drop`; `settle` belongs to `train`."""
+BRING = ("zero-74-settled", "early-1", "covered", "zero-74", "early-2")
+"""Models whose weights are collected, the most important first."""
+LISTS = ("pooled", "joined", "long")
+DIALS = (0.8, 0.6, 0.45, 0.3, 0.2, 0.1)
+MOST_STEPS = 4000
+PILOT = 24
+LEVELS = 47
+"""Levels on either side of 0 for changes of weights: a model then fits into 16 MiB."""
+BATCH = 64
+"""Clips decoded at once."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("lists", "prepare", "model", "judge", "collect", "publish"):
+        command = commands.add_parser(name)
+        command.add_argument("root", type=Path)
+        command.add_argument("--models", default=",".join(MODELS))
+        if name == "model":
+            command.add_argument("name")
+            command.add_argument("--start", type=float, default=time.time(), help="seconds since 1970")
+            command.add_argument("--train-until", type=float, default=430)
+            command.add_argument("--until", type=float, default=550)
+            command.add_argument("--steps", type=int, help="instead of measuring")
+            command.add_argument("--set", action="append", default=[], dest="settings", help="train.KEY=VALUE")
+            command.add_argument("--limit", type=int, help="clips per list, to try the script out")
+        if name in ("collect", "publish"):
+            command.add_argument("out", type=Path)
+        if name == "collect":
+            command.add_argument("--weights", type=int, default=3)
+    restoring = commands.add_parser("restore")
+    for name in ("delta", "whisper", "folder"):
+        restoring.add_argument(name, type=Path)
+    a = parser.parse_args()
+    if a.command == "restore":
+        restore(a.delta, a.whisper, a.folder)
+        return
+    a.root = a.root.resolve()
+    a.models = a.models.split(",")
+    commands_by_name = {
+        "lists": lists, "prepare": prepared, "model": model, "judge": judge, "collect": collect, "publish": publish,
+    }  # fmt: skip
+    commands_by_name[a.command](a)
+
+
+# --- data ----------------------------------------------------------------------------------------------------------
+
+
+def rows(folder: Path) -> list[tuple[str, str, str]]:
+    lines = (folder / "transcripts.tsv").read_text(encoding="utf-8").splitlines()
+    return [(f"{folder.name}/{name}", speaker, text) for name, speaker, text in (line.split("\t") for line in lines)]
+
+
+def lists(a: argparse.Namespace) -> None:
+    """Write speech/*.tsv, and the clips of a speaker joined to 25 to 30 seconds."""
+    speech = a.root / "speech"
+    taught = [line.split("\t") for line in (a.root / "teacher.tsv").read_text(encoding="utf-8").splitlines()]
+    good = [(file, text) for file, text in taught if text and not repeats(text)]
+    (speech / "train.tsv").write_text("".join(f"{file}\t{text}\n" for file, text in good), encoding="utf-8")
+    print(f"{len(good)} of {len(taught)} clips have a usable transcript")
+    pooled = rows(speech / "test") + rows(speech / "test_other")
+    found = {"valid": rows(speech / "valid"), "pooled": pooled, "joined": joined(speech, pooled)}
+    found["long"] = rows(speech / "long")
+    for name, clips in found.items():
+        (speech / f"{name}.tsv").write_text("".join("\t".join(clip) + "\n" for clip in clips), encoding="utf-8")
+        print(name, len(clips))
+
+
+def repeats(text: str) -> bool:
+    """Whether a transcript repeats itself, by Whisper's own criterion."""
+    data = text.encode()
+    return len(data) / len(zlib.compress(data)) > 2.4
+
+
+def joined(speech: Path, clips: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    import numpy as np
+    import soundfile
+
+    from l0drop.data.audio import RATE, read_audio
+
+    (speech / "joined").mkdir(exist_ok=True)
+    pause = np.zeros(round(0.3 * RATE), dtype=np.float32)
+    found: list[tuple[str, str, str]] = []
+    parts: list[Any] = []
+    texts: list[str] = []
+    before = ""
+    for file, speaker, text in [*clips, ("", "", "")]:
+        samples = read_audio(speech / file).samples if file else pause
+        length = sum(map(len, parts)) + len(pause) * len(parts)
+        if parts and (speaker != before or length + len(samples) > 30 * RATE):
+            if length - len(pause) >= 25 * RATE:
+                name = f"joined/{len(found):03}.wav"
+                window = np.concatenate([piece for part in parts for piece in (part, pause)][:-1])
+                soundfile.write(speech / name, window, RATE, subtype="PCM_16")
+                found.append((name, before, " ".join(texts)))
+            parts, texts = [], []
+        parts.append(samples)
+        texts.append(text)
+        before = speaker
+    return found
+
+
+def recipe_of(a: argparse.Namespace, name: str, steps: int, settings: list[str] | None = None) -> Any:
+    from l0drop.recipe import load_recipe
+    from l0drop.recipe.recipe import Recipe
+
+    kind = "continued" if name == REFERENCE else "covered" if name == "covered" else "sparse"
+    values = load_recipe(ROOT / "recipes" / f"whisper-tiny-{kind}.yaml").model_dump()
+    own = dict(MODELS[name])
+    values["name"] = name
+    values["about"] = "Whisper tiny.en distilled from itself: its transcripts are the texts of the training list."
+    speech = str(a.root / "speech")
+    values["data"] |= {
+        "train": {"tsv": f"{speech}/train.tsv"},
+        "valid": {"tsv": f"{speech}/valid.tsv", "target_column": 2, "speaker_column": 1},
+        "test": None,
+        "join": 0.25,
+        "join_steps": True,
+    }
+    values["model"]["pretrained"] = str(a.root / "whisper-tiny")
+    values["train"] |= {
+        "steps": steps,
+        "batch_clips": 24,
+        "learning_rate": 4e-5,
+        "gate_scale": 100,
+        "warmup": max(1, min(50, steps // 8)),
+        "freeze": "embeddings",
+        "targets": "references",
+        "teacher": {"model": "init", "weight": 3.0, "top": 64},
+        "precision": "bf16" if has_gpu() else "fp32",
+        "save_every": steps,
+        "eval_every": 10**6,
+        "log_every": 10,
+        "steer_every": 100,
+        "steer_over": 0.5,
+        "settle": own.pop("settle", 0.0),
+    }
+    values["evaluate"] |= {"sentences": 92}
+    if values["l0drop"] is not None:
+        if "lambda_" in own:
+            values["l0drop"]["target_sparsity"] = None
+        values["l0drop"] |= own
+    for setting in settings or []:
+        key, _, value = setting.partition("=")
+        section, field = key.split(".")
+        values[section][field] = json.loads(value)
+    return Recipe.model_validate(values)
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def prepared(a: argparse.Namespace) -> None:
+    """Features and distributions, in runs/shared/data; `ready` appears when they are complete."""
+    from l0drop.training.run import prepare
+
+    started = time.time()
+    recipe = recipe_of(a, REFERENCE, 10).model_copy(update={"name": "shared"})
+    _, _, corpora = prepare(recipe, a.root / "runs")
+    (a.root / "ready").touch()
+    print(f"prepared {[len(corpus) for corpus in corpora.values()]} clips in {time.time() - started:.0f} s", flush=True)
+
+
+def link(a: argparse.Namespace, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("data", "extractor", "tokenizer"):
+        if not (folder / name).exists():
+            os.symlink(a.root / "runs" / "shared" / name, folder / name)
+
+
+# --- one model -----------------------------------------------------------------------------------------------------
+
+
+def model(a: argparse.Namespace) -> None:
+    import torch
+
+    if has_gpu():
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    import l0drop.training.run as run_module  # loads while data is prepared
+
+    clock = lambda: time.time() - a.start  # noqa: E731
+    say = lambda text: print(f"[{clock():5.0f} s] {text}", flush=True)  # noqa: E731
+    while not (a.root / "ready").exists():
+        if clock() > a.train_until:
+            raise SystemExit("the data was never ready")
+        time.sleep(0.5)
+    say("data is ready")
+    runs = a.root / "runs"
+    (a.root / "rates").mkdir(exist_ok=True)
+    if a.name != "base":
+        steps = a.steps or measured_steps(a, clock, say)
+        recipe = recipe_of(a, a.name, steps, a.settings)
+        link(a, runs / a.name)
+        started = time.time()
+        metrics = run_module.train(recipe, runs)
+        say(f"trained {steps} steps in {time.time() - started:.0f} s; {metrics.calibration}")
+        if has_gpu():
+            say(f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB at most")
+        compact(a.root / "whisper-tiny", runs / a.name, a.root / "deltas" / f"{a.name}.npz")
+        say("weights are compact")
+    for number, name in enumerate(LISTS):
+        if clock() > a.until - (10, 10, 35)[number]:
+            say(f"no time for {name}")
+            continue
+        transcripts(a, name, None)
+        say(f"{name} is transcribed")
+    gated = a.name != "base" and MODELS[a.name].get("target_sparsity")
+    for keep in DIALS if gated else ():
+        if clock() > a.until - 25:
+            break
+        transcripts(a, "pooled", keep)
+        say(f"keep {keep} is transcribed")
+
+
+def measured_steps(a: argparse.Namespace, clock: Any, say: Any) -> int:
+    """The number of steps that fits, the same for all models."""
+    seconds = pilot(a)
+    say(f"{seconds * 1000:.0f} ms per step in the pilot run")
+    rates = a.root / "rates"
+    (rates / f"{a.name}.partial").write_text(str(seconds))
+    (rates / f"{a.name}.partial").rename(rates / f"{a.name}.txt")
+    waited, others = time.time(), [name for name in a.models if name != "base"]
+    chosen = rates / "steps"
+    while not chosen.exists():
+        found = [float(path.read_text()) for path in rates.glob("*.txt")]
+        late = time.time() - waited > 45
+        if len(found) == len(others) or late:
+            # beside each other all the time, models are slower than some pilots were
+            steps = max(20, min(MOST_STEPS, int(0.82 * (a.train_until - clock()) / max(found))))
+            own = rates / f"steps-{a.name}"
+            own.write_text(str(steps))
+            with contextlib.suppress(FileExistsError):
+                os.link(own, chosen)  # the first one decides
+        time.sleep(0.1)
+    steps = int(chosen.read_text())
+    say(f"{steps} steps")
+    return steps
+
+
+def pilot(a: argparse.Namespace) -> float:
+    """Seconds per step of a short run that is thrown away."""
+    from transformers import TrainerCallback
+
+    from l0drop.training.assemble import build_model
+    from l0drop.training.run import prepare
+    from l0drop.training.trainer import L0DropTrainer
+
+    class Times(TrainerCallback):
+        times: list[float] = []  # noqa: RUF012
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            self.times.append(time.perf_counter())
+
+    recipe = recipe_of(a, a.name, PILOT, a.settings)
+    link(a, a.root / "pilots" / a.name)
+    folder, tokenizers, corpora = prepare(recipe, a.root / "pilots")
+    network, teacher = build_model(recipe, tokenizers)
+    times = Times()
+    L0DropTrainer(recipe, network, corpora, [], tokenizers, folder, teacher, [times]).train()
+    half = PILOT // 2
+    return (times.times[-1] - times.times[half - 1]) / (PILOT - half)
+
+
+def transcripts(a: argparse.Namespace, name: str, keep: float | None) -> None:
+    from l0drop.data.spoken import read_spoken
+    from l0drop.decoding.folder import generation_of
+    from l0drop.study.speech.transcripts import transcribed
+    from l0drop.study.systems import System
+
+    clips = read_spoken(a.root / "speech" / f"{name}.tsv")[: a.limit]
+    generation = generation_of(recipe_of(a, REFERENCE, 10)) | ({} if keep is None else {"keep": keep})
+    if name == "long":
+        generation.pop("max_new_tokens", None)  # a full window with timestamps may need more
+    found = transcribed(System(system_path(a, a.name)), clips, generation, batch_size=BATCH)
+    folder = a.root / "results" / a.name
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / (f"{name}.json" if keep is None else f"{name}-keep-{keep}.json")
+    file.write_text(json.dumps(asdict(found), default=str))
+
+
+def system_path(a: argparse.Namespace, name: str) -> Path:
+    return a.root / "whisper-tiny" if name == "base" else a.root / "runs" / name
+
+
+# --- weights as differences ----------------------------------------------------------------------------------------
+
+
+def compact(whisper: Path, run: Path, delta: Path) -> None:
+    """Round the trained weights: differences to the start in few levels, with a scale per row.
+
+    The run's model is replaced, so that the evaluated model is the collected one.
+    """
+    import numpy as np
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    base = load_file(whisper / "model.safetensors")
+    file = run / "model" / "model.safetensors"
+    trained = load_file(file)
+    arrays: dict[str, Any] = {}
+    for name, value in trained.items():
+        start = base[name].float() if name in base else None
+        if start is None:
+            arrays[f"whole:{name}"] = value.numpy()
+        elif not torch.equal(start, value.float()):
+            difference = value.float() - start
+            scale = difference.abs().amax(-1, keepdim=True).clamp_min(1e-12) / LEVELS
+            levels = (difference / scale).round().to(torch.int8)
+            arrays[f"levels:{name}"], arrays[f"scale:{name}"] = levels.numpy(), scale.numpy()
+            trained[name] = (start + levels.float() * scale).to(value.dtype)
+    save_file(trained, file, metadata={"format": "pt"})
+    delta.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(delta, **arrays)
+
+
+def restore(delta: Path, whisper: Path, folder: Path) -> None:
+    """The model of `compact`: `folder` has its other files, or is a run whose model folder has them."""
+    import numpy as np
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    target = folder / "model" if (folder / "model").is_dir() else folder
+    weights = {name: value.float() for name, value in load_file(whisper / "model.safetensors").items()}
+    arrays = np.load(delta)
+    for key in arrays.files:
+        kind, _, name = key.partition(":")
+        if kind == "whole":
+            weights[name] = torch.from_numpy(arrays[key])
+        elif kind == "levels":
+            weights[name] = weights[name] + torch.from_numpy(arrays[key]).float() * torch.from_numpy(
+                arrays[f"scale:{name}"]
+            )
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+
+
+# --- results -------------------------------------------------------------------------------------------------------
+
+
+def judge(a: argparse.Namespace) -> None:
+    """Evaluation folders, one per list: every model against the continued one."""
+    from l0drop.data.spoken import read_spoken
+    from l0drop.data.text import file_stamp
+    from l0drop.runs.evaluation import FileStamp
+    from l0drop.runs.speech import EndToEnd, SpeechJudging
+    from l0drop.study.speech import evaluate
+    from l0drop.study.speech.transcripts import Transcribed
+    from l0drop.study.systems import System
+
+    def read(file: Path) -> Transcribed:
+        values = json.loads(file.read_text())
+        return Transcribed(**{**values, "time": EndToEnd(**values["time"])})
+
+    for name in LISTS:
+        results = a.root / "results"
+        names = [model for model in ("base", *MODELS) if (results / model / f"{name}.json").exists()]
+        if REFERENCE not in names or len(names) < 2:
+            print(f"{name}: too few transcripts")
+            continue
+        listed = a.root / "speech" / f"{name}.tsv"
+        outputs = {model: read(results / model / f"{name}.json") for model in names}
+        clips = read_spoken(listed)[: len(outputs[REFERENCE].texts)]
+        others = [model for model in names if model != REFERENCE]
+        margin = 0.5 if name == "long" else 0.3
+        evaluation, counts = evaluate.evaluate_transcripts(
+            [System(system_path(a, model)) for model in others],
+            [outputs[model] for model in others],
+            System(system_path(a, REFERENCE)),
+            outputs[REFERENCE],
+            clips,
+            SpeechJudging(margin=margin),
+            FileStamp(**file_stamp(listed)),
+        )
+        folder = a.root / "evaluation" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        counts.write(folder / "statistics.json.gz")
+        evaluation.write(folder / "metrics.json")
+        for model in (*others, REFERENCE):
+            found = outputs[model]
+            dropped = f"{100 * found.sparsity:.1f} {100 * found.sparsity_of_all:.1f}" if found.sparsity else "- -"
+            path = str(system_path(a, model))
+            record = next((one for one in evaluation.systems if one.name == path), evaluation.baseline)
+            assert record is not None
+            tail = f" tail {record.tail.rising} up {record.tail.falling} down" if record.tail else ""
+            rates = " ".join(f"{speaker}:{one.wer:.1f}" for speaker, one in record.speakers.items())
+            print(f"{name:7} {model:16} dropped {dropped:10} WER {record.scores['wer'].value:.2f}{tail} | {rates}")
+
+
+def collect(a: argparse.Namespace) -> None:
+    """speech.tar.gz with everything but weights, and a file of weights per model."""
+    a.out.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(a.out / "speech.tar.gz", "w:gz", compresslevel=6) as archive:
+        for name in ("results", "evaluation", "rates", "logs"):
+            if (a.root / name).exists():
+                archive.add(a.root / name, name)
+        for run in (a.root / "runs").glob("*"):
+            names = ("recipe.yaml", "log.jsonl", "metrics.json", "outputs")
+            for path in (*(run / name for name in names), *(run / "model").glob("*.json")):
+                if path.exists() and run.name != "shared":
+                    archive.add(path, path.relative_to(a.root).as_posix())
+    ready = [name for name in BRING if (a.root / "deltas" / f"{name}.npz").exists()]
+    for name in ready[: a.weights]:
+        shutil.copy(a.root / "deltas" / f"{name}.npz", a.out / f"{name}.npz")
+    print({path.name: path.stat().st_size for path in a.out.iterdir()})
+
+
+def publish(a: argparse.Namespace) -> None:
+    """What may be shown: scores, sparsities, differences, speakers and counts; no transcripts and no file names."""
+    from l0drop.data.speech_metrics import wer
+    from l0drop.data.spoken import read_spoken
+
+    for name in LISTS:
+        file = a.root / "evaluation" / name / "metrics.json"
+        if not file.exists():
+            print(f"{name}: no evaluation")
+            continue
+        content = json.loads(file.read_text())
+        for system in (*content["systems"], content["baseline"]):
+            model = Path(system["name"]).name
+            system["name"] = "whisper-tiny" if model in ("whisper-tiny", "base") else f"whisper-tiny-{model}"
+            (system.get("tail") or {}).pop("worst", None)
+            for stamp in system["files"]:
+                stamp["path"] = Path(stamp["path"]).name
+            run = a.root / "runs" / model
+            if (run / "recipe.yaml").exists():
+                from l0drop.recipe import load_recipe
+
+                recipe = load_recipe(run / "recipe.yaml")
+                system["recipe"] = {
+                    "l0drop": None if recipe.l0drop is None else recipe.l0drop.model_dump(mode="json"),
+                    "train": recipe.train.model_dump(mode="json"),
+                    "join": recipe.data.join,
+                }
+            if name == "pooled":
+                clips = read_spoken(a.root / "speech" / "pooled.tsv")
+                texts = json.loads((a.root / "results" / _key(model) / "pooled.json").read_text())["texts"]
+                for part in ("test", "test_other"):
+                    chosen = [i for i in range(len(texts)) if clips[i].name.startswith(f"{part}/")]
+                    if chosen:
+                        score = wer([texts[i] for i in chosen], [clips[i].text for i in chosen])
+                        system[part] = {"wer": score.value, "clips": len(chosen)}
+                system["dial"] = []
+                for dialled in sorted((a.root / "results" / _key(model)).glob("pooled-keep-*.json")):
+                    found = json.loads(dialled.read_text())
+                    score = wer(found["texts"], [clip.text for clip in clips[: len(texts)]])
+                    row = {"keep": float(dialled.stem.rpartition("-")[2]), "wer": score.value}
+                    system["dial"].append(row | {key: found[key] for key in ("sparsity", "sparsity_of_all")})
+        content["audio"].pop("path", None)
+        a.out.mkdir(parents=True, exist_ok=True)
+        target = a.out / f"whisper-tiny-{name}.json"
+        target.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        print(target)
+
+
+def _key(model: str) -> str:
+    return "base" if model == "whisper-tiny" else model
+
+
+if __name__ == "__main__":
+    main()
