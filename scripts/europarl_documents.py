@@ -44,8 +44,9 @@ from l0drop.study.study import BASE, Options, Study, SystemRecipe, at_target
 from l0drop.study.sweep import UNGATED
 from l0drop.study.systems import System, outputs_of
 from l0drop.training.run import open_run, prepare
+from result_tables.documents import controls_table, examples_table, lengths_table
 from result_tables.quality import single_table
-from study_command import carry_out, options_of, parser_of
+from study_command import carry_out, in_text, options_of, parser_of
 from time_limit import train_for
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
@@ -93,7 +94,11 @@ class EuroparlDocuments(Study):
 
     def gather(self) -> StudyResults:
         found = super().gather()
-        self.lengths(found).write(self.runs / "lengths.json")
+        lengths = self.lengths(found)
+        lengths.write(self.runs / "lengths.json")
+        if lengths.rows:
+            tables = [table(lengths) for table in (lengths_table, controls_table, examples_table)]
+            self.console.print(in_text(tables), highlight=False, markup=False, soft_wrap=True)
         return found
 
     def lengths(self, found: StudyResults) -> LengthScores:
