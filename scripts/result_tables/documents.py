@@ -46,7 +46,8 @@ def lost_share(found: LengthScores, one: LengthScore) -> float | None:
     if one.difference is None or CONTINUED not in {row.system for row in found.rows}:
         return None
     dense = found.row(CONTINUED, one.split, one.length)
-    return -one.difference.difference / (dense.score.value - dense.controls["shuffled_source"].value)
+    gap = dense.score.value - dense.controls["shuffled_source"].value
+    return -one.difference.difference / gap if gap > 0 else None
 
 
 def examples_table(found: LengthScores) -> Table:
