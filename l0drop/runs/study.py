@@ -95,3 +95,45 @@ class Rivals(JsonFile):
     what: str
     rows: list[Rival]
     made_by: Provenance | None = flat()
+
+
+@dataclass(frozen=True)
+class LengthScore:
+    """A system on the examples of one length: its score, and its difference to the continued baseline.
+
+    length: the longest source in subwords. source_tokens: without EOS. controls: scores with wrong sources.
+    """
+
+    system: str
+    split: Split
+    length: int
+    examples: int
+    source_tokens: int
+    score: Score
+    sparsity: float | None = optional()
+    controls: dict[str, Score] = optional(factory=dict)
+    difference: Difference | None = optional()
+
+
+@dataclass(frozen=True)
+class LengthScores(JsonFile):
+    """`lengths.json`: the systems of a study by the length of the examples."""
+
+    COMMAND = "the script of the study"
+
+    what: str
+    rows: list[LengthScore]
+
+    def row(self, system: str, split: Split, length: int) -> LengthScore:
+        wanted = (system, split, length)
+        return next(row for row in self.rows if (row.system, row.split, row.length) == wanted)
+
+
+@dataclass(frozen=True)
+class Sources(JsonFile):
+    """`sources.json` of a run: the sparsity by split and length, and the output for an empty source."""
+
+    COMMAND = "the script of the study"
+
+    empty: str
+    sparsity: dict[str, dict[str, float]] = optional(factory=dict)

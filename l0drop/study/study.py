@@ -127,6 +127,10 @@ class Study(ABC):
     def tables(found: StudyResults) -> list[Table]:
         """The tables of the results, whose cells are Markdown."""
 
+    def reference(self) -> SystemRecipe:
+        """The continued baseline, with which all others are compared."""
+        return continued(ON)
+
     def follow_ups(self) -> Mapping[str, Callable[[], list[SystemRecipe]]]:
         """Systems that are known only once the run of this name is finished."""
         return {}
@@ -137,7 +141,7 @@ class Study(ABC):
 
     def plan(self) -> list[Recipe]:
         """The recipes of the selected systems and of the runs that they need, as far as they are known now."""
-        baselines = [SystemRecipe(BASE, seeds=self.starts, from_scratch=True), continued(ON)]
+        baselines = [SystemRecipe(BASE, seeds=self.starts, from_scratch=True), self.reference()]
         recipes = self._planned(self._selected(self._runs([*baselines, *self.systems()])))
         for name, add in self._follow_ups().items():
             if RunFolder(self.runs / name).is_finished:

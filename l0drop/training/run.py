@@ -1,4 +1,4 @@
-"""One run from its recipe to its folder: prepare, train or resume, average, calibrate, score.
+"""One run from its recipe to its folder: prepare, train or resume, average, calibrate, save, score.
 
 runs/NAME/  recipe.yaml  tokenizer/  data/  checkpoints/  log.jsonl  model/  outputs/  metrics.json
 """
@@ -216,7 +216,7 @@ def _explained(error: Exception, trainer: L0DropTrainer) -> TrainingError | None
 
 
 def _finish(trainer: L0DropTrainer, folder: Path, tokenizers: TokenizerPair, bars: Bars) -> RunMetrics:
-    """Average, calibrate, score and save."""
+    """Average, calibrate, save and score."""
     recipe, model = trainer.recipe, trainer.model
     used = checkpoints(trainer.checkpoint_folder)[-recipe.train.average :]
     if recipe.train.average > 1:
@@ -246,11 +246,6 @@ def _finish(trainer: L0DropTrainer, folder: Path, tokenizers: TokenizerPair, bar
             calibration = model.calibrate(trainer.scoring.encoder_batches(valid, len(valid)), force=True)
         record = CalibrationRecord(**asdict(calibration), met=calibration.met, warning=calibration.warning)
         metrics = replace(metrics, calibration=record)
-    metrics = replace(
-        metrics,
-        valid=_scored(trainer, folder, "valid", tokenizers, bars),
-        test=_scored(trainer, folder, "test", tokenizers, bars),
-    )
     if trainer.args.should_save:
         with locked(folder / "model"), whole_folder(folder / "model") as partial:
             model.save_pretrained(partial)
@@ -261,6 +256,12 @@ def _finish(trainer: L0DropTrainer, folder: Path, tokenizers: TokenizerPair, bar
                 build_extractor(recipe, folder)[0].save_pretrained(partial)
             if (folder / hints.FILE).exists():  # a rule's model makes hints from text wherever it is copied
                 shutil.copy(folder / hints.FILE, partial)
+    metrics = replace(
+        metrics,
+        valid=_scored(trainer, folder, "valid", tokenizers, bars),
+        test=_scored(trainer, folder, "test", tokenizers, bars),
+    )
+    if trainer.args.should_save:
         metrics.write(RunFolder(folder).metrics)
     trainer.accelerator.wait_for_everyone()
     return metrics

@@ -1,0 +1,45 @@
+"""The tables of the study of documents."""
+
+from l0drop.runs.study import LengthScores
+from result_tables.documents import controls_table, examples_table, lengths_table
+from tests.runs.partial import filled
+
+
+def row(system, split, length, score, shuffled, **more):
+    controls = {"shuffled_source": {"name": "BLEU", "value": shuffled}}
+    about = {"system": system, "split": split, "length": length, "examples": 10, "source_tokens": 9 * length}
+    return {**about, "score": {"name": "BLEU", "value": score}, "controls": controls, **more}
+
+
+def scores():
+    difference = {"metric": "bleu", "difference": -0.5, "interval": [-0.8, -0.2]}
+    rows = []
+    for split in ("valid", "test"):
+        for length in (512, 1024):
+            rows.append(row("on", split, length, 25.0, 5.0))
+            rows.append(row("zero-0.6", split, length, 24.5, 5.0, sparsity=0.601, difference=difference))
+    return filled(LengthScores, {"what": "", "rows": rows})
+
+
+def test_quality_by_length():
+    table = lengths_table(scores())
+    assert table.rows[:2] == [
+        ["dense, continued, distilled the same way", "512", "-", "25.00", "25.00", "-"],
+        ["sparse `zero`, target 0.6", "512", "60.1%", "24.50", "24.50", "-0.50 [-0.80, -0.20]"],
+    ]
+    assert [cells[1] for cells in table.rows] == ["512", "512", "1,024", "1,024"]
+
+
+def test_the_loss_is_a_share_of_what_the_source_brings():
+    dense, sparse, *_ = controls_table(scores()).rows
+    assert dense[2:] == ["25.00", "5.00", "-", "-"]
+    assert sparse[5] == "2.5%"
+
+
+def test_examples_are_counted_once():
+    assert examples_table(scores()).rows == [
+        ["valid", "512", "10", "461"],
+        ["valid", "1,024", "10", "922"],
+        ["test", "512", "10", "461"],
+        ["test", "1,024", "10", "922"],
+    ]
