@@ -21,11 +21,13 @@ from l0drop.data.text import one_line
 from l0drop.decoding.lines import Lines
 from l0drop.decoding.partial import Output, Position
 from l0drop.decoding.results import Result
-from l0drop.decoding.sources import BATCH_TOKENS, MAX_BATCH_TOKENS, Source
+from l0drop.decoding.sources import MAX_BATCH_TOKENS, Source
 from l0drop.decoding.splitting import Encode, Piece, encode_pieces, join_results
 from l0drop.decoding.text import TextModel
 
 WINDOW = 2048
+"""Lines read, sorted by length and written at a time."""
+GPU_WINDOW = 16_384
 MAX_WINDOW = 10_000_000
 """Lines read, sorted and written at a time."""
 MAX_CUT_WARNINGS = 10
@@ -70,13 +72,20 @@ class Decoding:
     target_lang: str | None = None
     prefix: str | None = None
     max_source: int | None = None
-    batch_tokens: int = BATCH_TOKENS
-    window: int = WINDOW
+    batch_tokens: int | None = None
+    window: int | None = None
     split: bool = False
 
     def __post_init__(self) -> None:
-        count("batch_tokens", self.batch_tokens, most=MAX_BATCH_TOKENS)
-        count("window", self.window, most=MAX_WINDOW)
+        if self.batch_tokens is not None:
+            count("batch_tokens", self.batch_tokens, most=MAX_BATCH_TOKENS)
+        if self.window is not None:
+            count("window", self.window, most=MAX_WINDOW)
+
+    def sizes(self, model: TextModel) -> tuple[int, int]:
+        """Padded source tokens per batch, and lines per window; larger on a GPU."""
+        window = WINDOW if model.model.device.type == "cpu" else GPU_WINDOW
+        return self.batch_tokens or model.batch_tokens, self.window or window
 
 
 class Processes:
@@ -181,6 +190,7 @@ def decode_lines(
     processes = processes or Processes()
     totals = LineTotals() if output is None else LineTotals(**output.position.totals)
     settings = model.settings(decoding.target_lang, decoding.generation)
+    batch_tokens, window_lines = decoding.sizes(model)
     name = processes.broadcast(lines.name if lines is not None else None)
     # each process has measured and chosen a kind of linear layers, and kinds round differently
     model.engine.linears = processes.broadcast(model.engine.linears)
@@ -190,7 +200,7 @@ def decode_lines(
         with processes.first_only():
             if lines is not None:
                 first = lines.number + 1
-                window = _Window(first, list(islice(texts, decoding.window)))
+                window = _Window(first, list(islice(texts, window_lines)))
         window = processes.broadcast(window)
         if window is None or not window.texts:
             return totals
@@ -205,7 +215,7 @@ def decode_lines(
         sources = [source for _, parts in inputs for source in parts]
         if processes.is_first:
             _warn_of_cuts(sources, totals.cut, warn)
-        batches = model.batches(sources, decoding.batch_tokens)[processes.rank :: processes.count]
+        batches = model.batches(sources, batch_tokens)[processes.rank :: processes.count]
         shares = processes.gather(_decode_share(model, settings, batches, sources, warn))
         if not processes.is_first:
             continue

@@ -49,6 +49,7 @@ class Job:
     def facts(self, model: TextModel) -> dict[str, Any]:
         """Everything that determines the output, apart from the bytes of the input."""
         decoding = self.decoding
+        batch_tokens, window = decoding.sizes(model)
         return {
             "model": fingerprint(model.name, model.model),
             "generation": model.settings(decoding.target_lang, decoding.generation),
@@ -56,8 +57,8 @@ class Job:
             "target_lang": decoding.target_lang,
             "prefix": model.prefix if decoding.prefix is None else decoding.prefix,
             "max_source": decoding.max_source or model.max_source,
-            "batch_tokens": decoding.batch_tokens,
-            "window": decoding.window,
+            "batch_tokens": batch_tokens,
+            "window": window,
             "split": decoding.split,
             "json": self.output.writes_json,
             "dtype": model.dtype,

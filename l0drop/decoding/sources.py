@@ -13,6 +13,8 @@ from l0drop.decoding.corpus import length_batches
 
 BATCH_TOKENS = 8192
 """Padded source tokens decoded at once, unless the caller says otherwise."""
+GPU_BATCH_TOKENS = 131_072
+"""The same on a GPU, where slots of finished sentences take the next ones of the batch."""
 MAX_BATCH_TOKENS = 1 << 40
 """The largest number of them that a caller may set."""
 MIN_CPU_TOKENS = 128

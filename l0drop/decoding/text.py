@@ -41,6 +41,7 @@ from l0drop.decoding.results import Alternative, Explained, Result, SourceToken
 from l0drop.decoding.settings import check_names
 from l0drop.decoding.sources import (
     BATCH_TOKENS,
+    GPU_BATCH_TOKENS,
     MAX_BATCH_TOKENS,
     MIN_CPU_TOKENS,
     Source,
@@ -142,7 +143,7 @@ class TextModel:
         target_lang: str | None = None,
         prefix: str | None = None,
         max_source: int | None = None,
-        batch_tokens: int = BATCH_TOKENS,
+        batch_tokens: int | None = None,
         **generation: Any,
     ) -> list[Result]:
         """One result per text, in order.
@@ -156,6 +157,8 @@ class TextModel:
         if isinstance(texts, Mapping) or not isinstance(texts, Iterable):
             raise WrongKindError(f"texts: expected a list of texts, got {type(texts).__name__}")
         texts = list(texts)
+        if batch_tokens is None:
+            batch_tokens = self.batch_tokens
         batch_tokens = count("batch_tokens", batch_tokens, most=MAX_BATCH_TOKENS)
         settings = self.settings(target_lang, generation)
         sources = self.encode(texts, source_lang=source_lang, prefix=prefix, max_source=max_source)
@@ -227,6 +230,11 @@ class TextModel:
             shared = next((i for i, (a, b) in enumerate(zip(text, explained.text, strict=False)) if a != b), len(text))
             ends.append(max(ends[-1], min(shared, len(explained.text))))
         return [*pairwise(ends)]
+
+    @property
+    def batch_tokens(self) -> int:
+        """Padded source tokens decoded at once, unless the caller says otherwise."""
+        return BATCH_TOKENS if self.model.device.type == "cpu" else GPU_BATCH_TOKENS
 
     def batches(self, sources: Sequence[Source], batch_tokens: int) -> list[list[int]]:
         """Indices of the sources that are not blank, in batches to decode together; the longest first."""

@@ -31,7 +31,7 @@ def one_line(error: Any) -> str:
     [("num_beams", "2"), ("num_beams", [2]), ("num_beams", True), ("num_beams", 10**30), ("num_beams", 10**400),
      ("num_return_sequences", 10**30), ("max_new_tokens", "3"), ("max_new_tokens", 10**30), ("keep", "0.3"),
      ("max_memory", "3"), ("max_memory", 3.5), ("max_memory", 10**30), ("shift", "1"), ("shift", 10**400),
-     ("dense", "yes"), ("batch_tokens", "5"), ("batch_tokens", 0), ("batch_tokens", None), ("max_source", "5"),
+     ("dense", "yes"), ("batch_tokens", "5"), ("batch_tokens", 0), ("max_source", "5"),
      ("max_source", -1), ("max_source", 10**30), ("prefix", 3), ("prefix", "\ud800"), ("gates", 3), ("gates", [[1.0]]),
      ("length_penalty_style", None)],
     ids=lambda value: repr(value)[:20],

@@ -80,12 +80,13 @@ def reason_against(model: Any, search: Search) -> str | None:
     return next((name for name, used in unsupported.items() if used), None)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Captured:
     """A step for a number of slots, beams and positions, with its buffers. `run` replays its graph, if it has one."""
 
     state: State
     settings: Settings
+    search: Search
     run: Any
 
 
@@ -250,17 +251,19 @@ class Slots:
         splits = self._splits(slots, max(rows))
         key = (slots, search.beams, search.candidates, positions, splits, search.normalizes_first)
         known = self.captured.get(key)
-        settings = Settings.of(search, self.step.vocabulary, positions, self.device)
         if known is not None:
             self.captured.move_to_end(key)
-            known.settings.update(settings)
+            if known.search != search:
+                known.settings.update(Settings.of(search, self.step.vocabulary, positions, self.device))
+                known.search = search
             return known
+        settings = Settings.of(search, self.step.vocabulary, positions, self.device)
         while len(self.captured) >= CAPTURED:
             self.captured.popitem(last=False)
         state = State.empty(
             slots, search.beams, positions, len(self.step.layers), self.step.width, self.step.dtype, self.device
         )
-        made = _Captured(state, settings, self._step(state, settings, splits, positions))
+        made = _Captured(state, settings, search, self._step(state, settings, splits, positions))
         self.captured[key] = made
         return made
 

@@ -158,8 +158,7 @@ class Settings:
         divisors = [1.0, *(length_penalty(new, search) for new in range(1, positions + 1))]
         return cls(flags.to(device), numbers.to(device), torch.tensor(divisors).to(device), search)
 
-    def update(self, other: "Settings") -> "Settings":
-        """Overwrite these tensors, which a captured step reads, with other settings."""
+    def update(self, other: "Settings") -> None:
+        """Overwrite these tensors, which a captured step reads, with those of another search."""
         for name in ("flags", "numbers", "divisors"):
             getattr(self, name).copy_(getattr(other, name))
-        return Settings(self.flags, self.numbers, self.divisors, other.search)
