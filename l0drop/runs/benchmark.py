@@ -335,9 +335,9 @@ class GpuTextBenchmark(JsonFile):
 
 
 def read_decode_benchmark(path: Path) -> DecodeBenchmark | None:
-    """Read a decoding benchmark; None for a file of another benchmark."""
+    """Read a decoding benchmark; None for a file of another benchmark, such as one on a GPU."""
     content = read_any(path, DecodeBenchmark.COMMAND)
-    is_decoding = not isinstance(content, dict) or {"systems", "generation"} <= content.keys()
+    is_decoding = not isinstance(content, dict) or {"systems", "generation", "gates"} <= content.keys()
     return DecodeBenchmark.read(path) if is_decoding else None
 
 

@@ -11,7 +11,7 @@ from l0drop.bench import gpu_text
 from l0drop.bench.gpu_text import gpu_text_benchmark
 from l0drop.bench.workloads import Text
 from l0drop.report.gpu_benchmark import text_table
-from l0drop.runs.benchmark import GpuTextBenchmark
+from l0drop.runs.benchmark import GpuTextBenchmark, read_decode_benchmark
 from l0drop.runs.table import as_markdown
 from tests.bench.test_decoding import l0drop
 from tests.decoding import folders
@@ -80,6 +80,7 @@ def test_lines_are_decoded_alone_by_our_engine(result):
 def test_the_result_is_complete_json(result, tmp_path):
     result.write(tmp_path / "text.json")
     assert GpuTextBenchmark.read(tmp_path / "text.json") == result
+    assert read_decode_benchmark(tmp_path / "text.json") is None, "reports show CPU times"
     content = json.loads((tmp_path / "text.json").read_text(encoding="utf-8"))
     assert content.keys() >= {"model", "input", "systems", "ratios", "generation", "device", "commit", "version"}
     slow, fast = (content["systems"][name]["seconds"] for name in ("hf-dense", "engine-short"))

@@ -9,7 +9,14 @@ from typing import Any, Literal
 import pytest
 
 from l0drop.runs.analysis import Analysis, Closed, SweepAnalysis
-from l0drop.runs.benchmark import DecodeBenchmark, DecodeBenchmarks, SpeedPrediction, TrainingSpeed
+from l0drop.runs.benchmark import (
+    DecodeBenchmark,
+    DecodeBenchmarks,
+    GpuDecodeBenchmark,
+    GpuTextBenchmark,
+    SpeedPrediction,
+    TrainingSpeed,
+)
 from l0drop.runs.evaluation import Difference, Evaluation
 from l0drop.runs.json_file import (
     FieldError,
@@ -149,6 +156,10 @@ BENCHMARKS: dict[str, type[JsonFile]] = {
     **{path.stem: DecodeBenchmark for path in RESULTS.glob("decode-*.json")},
     "decode-2-threads": DecodeBenchmarks,
     "decode-int8": DecodeBenchmarks,
+    **{
+        path.stem: GpuTextBenchmark if "text" in path.stem else GpuDecodeBenchmark
+        for path in RESULTS.glob("decode-gpu*")
+    },
     "predict": SpeedPrediction,
     "training-speed": TrainingSpeed,
 }
