@@ -95,11 +95,17 @@ def translate(
     ] = False,
     batch_tokens: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Padded source tokens per batch; fewer need less memory. Default: 8192; on a GPU 131072.", min=1),
+        typer.Option(
+            metavar="N",
+            help="Padded source tokens per batch; fewer need less memory. Default: 8192, GPU: 131072.",
+            min=1,
+        ),
     ] = None,
     window: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Lines to read, sort by length and write at a time. Default: 2048; on a GPU 16384.", min=1),
+        typer.Option(
+            metavar="N", help="Lines to read, sort by length and write at a time. Default: 2048, GPU: 16384.", min=1
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted --output.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Discard an interrupted --output.")] = False,

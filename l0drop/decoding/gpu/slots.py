@@ -35,8 +35,9 @@ STEPS = 4
 REFILL_SHARE = 1 / 8
 """Slots are refilled when this share of them is finished: refilling has a fixed cost on the host."""
 
-CAPTURED = 8
-"""Captured steps to keep. Each has buffers for its slots."""
+CAPTURED = 64
+STATES_SHARE = 0.2
+"""Captured steps to keep: at most so many, and at most this share of a GPU's memory for the buffers of their slots."""
 
 PROGRAMS = 1056
 """Blocks of threads that keep a large GPU busy: eight for each of 132 multiprocessors."""
@@ -80,13 +81,12 @@ def reason_against(model: Any, search: Search) -> str | None:
     return next((name for name, used in unsupported.items() if used), None)
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class _Captured:
     """A step for a number of slots, beams and positions, with its buffers. `run` replays its graph, if it has one."""
 
     state: State
     settings: Settings
-    search: Search
     run: Any
 
 
@@ -253,19 +253,28 @@ class Slots:
         known = self.captured.get(key)
         if known is not None:
             self.captured.move_to_end(key)
-            if known.search != search:
+            if known.settings.search != search:
                 known.settings.update(Settings.of(search, self.step.vocabulary, positions, self.device))
-                known.search = search
             return known
         settings = Settings.of(search, self.step.vocabulary, positions, self.device)
-        while len(self.captured) >= CAPTURED:
-            self.captured.popitem(last=False)
+        size = slots * search.beams * positions * self._row_bytes
+        self._make_room(size)
         state = State.empty(
             slots, search.beams, positions, len(self.step.layers), self.step.width, self.step.dtype, self.device
         )
-        made = _Captured(state, settings, search, self._step(state, settings, splits, positions))
+        made = _Captured(state, settings, self._step(state, settings, splits, positions))
         self.captured[key] = made
         return made
+
+    def _make_room(self, size: int) -> None:
+        """Forget captured steps that were not used for the longest time."""
+        limit = 1 << 40
+        if self.device.type == "cuda":
+            limit = int(STATES_SHARE * torch.cuda.get_device_properties(self.device).total_memory)
+        while self.captured and (
+            len(self.captured) >= CAPTURED or size + sum(c.state.nbytes for c in self.captured.values()) > limit
+        ):
+            self.captured.popitem(last=False)
 
     def _splits(self, slots: int, rows: int) -> int:
         """Parts into which the rows of a memory are split, so that there is work for all multiprocessors."""

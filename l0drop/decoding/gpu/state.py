@@ -115,7 +115,7 @@ class State:
         return tokens.masked_fill(behind, fill), self.done_scores[slots], length
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Settings:
     """The settings of a search as tensors: a captured step reads them, so that searches share it.
 
@@ -162,3 +162,4 @@ class Settings:
         """Overwrite these tensors, which a captured step reads, with those of another search."""
         for name in ("flags", "numbers", "divisors"):
             getattr(self, name).copy_(getattr(other, name))
+        self.search = other.search

@@ -1,11 +1,13 @@
 """The search in slots gives the tokens of the engine's own loop; here with plain operations, so it needs no GPU."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from l0drop import Engine, L0DropConfig, sparsify
 from l0drop.decoding.gpu import plain
-from l0drop.decoding.gpu.slots import Slots
+from l0drop.decoding.gpu.slots import Slots, reason_against
 from tests.models import zoo
 
 FAMILIES = [family for family in zoo.FAMILIES if family != "led"]
@@ -76,3 +78,68 @@ def test_refilled_slots(slots, beams):
 def test_some_hypotheses_end_early_and_some_do_not():
     _, found = both(sparse("marian"), zoo.ragged_batch(), num_beams=4, max_new_tokens=12)
     assert found.lengths.min() < found.lengths.max()
+
+
+def test_one_object_for_many_searches_and_batches():
+    """Buffers are used again, with other settings, memories, and numbers of sentences."""
+    model = sparse("marian")
+    engine, slots = Engine(model), Slots(model, plain, capture=False)
+    for seed, lengths in enumerate([(24, 17, 9), (3, 4), (20, 11, 7, 5, 24, 2), (9,)]):
+        batch = zoo.ragged_batch(lengths, seed)
+        encoded = engine.encode(batch["input_ids"], batch["attention_mask"])
+        for settings in (
+            {"num_beams": 3, "max_new_tokens": 9},
+            {"num_beams": 3, "max_new_tokens": 5, "min_new_tokens": 5},
+        ):
+            search = engine.search(**settings)
+            found, _ = slots.search(encoded.memory, encoded.rows, search, None)
+            check(engine.run_search(encoded, search), found)
+    assert len(slots.captured) == 4  # 3, 2, 6 and 1 sentences
+
+
+def test_captured_steps_are_forgotten(monkeypatch):
+    monkeypatch.setattr("l0drop.decoding.gpu.slots.CAPTURED", 2)
+    model = sparse("marian")
+    engine, slots = Engine(model), Slots(model, plain, capture=False)
+    for beams in (1, 2, 3, 2, 4):
+        batch = zoo.ragged_batch((9, 4))
+        encoded = engine.encode(batch["input_ids"], batch["attention_mask"])
+        search = engine.search(num_beams=beams, max_new_tokens=6)
+        check(engine.run_search(encoded, search), slots.search(encoded.memory, encoded.rows, search, None)[0])
+    assert [key[1] for key in slots.captured] == [2, 4]
+
+
+def test_given_tokens():
+    """Outputs that begin with several given tokens, as Whisper's do."""
+    model = sparse("bart")
+    batch = zoo.ragged_batch()
+    engine = Engine(model)
+    encoded = engine.encode(batch["input_ids"], batch["attention_mask"])
+    search = replace(engine.search(num_beams=3, max_new_tokens=12), given=4)
+    given = torch.randint(5, 90, (6, 4))
+    expected = engine.run_search(encoded, search, given)
+    found, _ = Slots(model, plain, capture=False).search(encoded.memory, encoded.rows, search, given)
+    check(expected, found)
+    assert torch.equal(found.tokens[:, 0, :4], given)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_memories_that_do_not_fit_together_are_decoded_in_parts(monkeypatch, many):
+    model = sparse("marian")
+    monkeypatch.setattr(Slots, "_most_rows", lambda self: 10_000 if many else 30)
+    check(*both(model, zoo.ragged_batch(), num_beams=2, max_new_tokens=9))
+
+
+def test_reasons_against():
+    search = Engine(sparse("marian")).search(num_beams=2, max_new_tokens=5)
+    model = zoo.build("marian")
+    assert reason_against(model, search) is None
+    for changes, name in (
+        ({"sample": True}, "do_sample"),
+        ({"no_repeat_ngram": 3}, "no_repeat_ngram_size"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty"),
+        ({"beams": 20}, "num_beams"),
+    ):
+        assert name in reason_against(model, replace(search, **changes))
+    assert "float64" in reason_against(model.double(), search)
+    assert "LED" in reason_against(zoo.build("led"), search)

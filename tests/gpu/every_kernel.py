@@ -1,0 +1,44 @@
+"""Run every decoding kernel at ragged shapes, for a memory checker:
+
+compute-sanitizer python -m tests.gpu.every_kernel
+"""
+
+import torch
+
+from l0drop.decoding.gpu import kernels
+from l0drop.decoding.gpu.state import Settings, State
+from l0drop.decoding.search import Search
+
+SLOTS, BEAMS, POSITIONS, WIDTH, HEADS, VOCABULARY = 5, 5, 32, 120, 3, 5000
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    device = torch.device("cuda")
+    for dtype in (torch.bfloat16, torch.float32):
+        state = State.empty(SLOTS, BEAMS, POSITIONS, 1, WIDTH, dtype, device)
+        rows = torch.tensor([1, 64, 65, 300, 129], device=device)
+        every = torch.arange(SLOTS, device=device)
+        given = torch.ones(SLOTS, 2, dtype=torch.long, device=device)
+        state.fill(every, rows.cumsum(0) - rows, rows.int(), given)
+        memory = torch.randn(int(rows.sum()), 2 * WIDTH, device=device, dtype=dtype)
+        bias = torch.zeros(len(memory), device=device)
+        weight = torch.randn(VOCABULARY, WIDTH, device=device, dtype=dtype)
+        positions = torch.randn(POSITIONS, WIDTH, device=device, dtype=dtype)
+        search = Search(POSITIONS, 1, (2,), 0, beams=BEAMS, returned=2, given=2, length_penalty=0.6)
+        settings = Settings.of(search, VOCABULARY, POSITIONS, device)
+        for step in range(POSITIONS):
+            if step == 12:
+                state.open[1] = 0
+            x = kernels.embed(state, weight, 2.0, positions, 0, None)
+            x, _ = kernels.add_norm(x, x, weight[0], weight[1], 1e-5, step % 2 == 1)
+            qkv = torch.cat([x, x, x], 1)
+            own = kernels.self_attention(qkv, state.keys[0], state.values[0], state, HEADS, 0.1, None)
+            cross = kernels.cross_attention(own, memory, bias, state, HEADS, 0.1, (1, 2, 8)[step % 3])
+            kernels.choose(cross @ weight.T, state, settings)
+        torch.cuda.synchronize()
+        assert not bool(state.open.any()), "every sentence has reached its longest length"
+
+
+if __name__ == "__main__":
+    main()
