@@ -48,6 +48,9 @@ SPLIT_ROWS = 128
 MEMORY_SHARE = 0.6
 """The share of a GPU's free memory for keys and values of the memory; and for those of the target half of the rest."""
 
+ARENA = 1 << 30
+"""Bytes for keys and values of memories to begin with."""
+
 MAX_BEAMS = 16
 
 
@@ -157,7 +160,7 @@ class Slots:
 
     def _most_rows(self) -> int:
         if self.device.type != "cuda":
-            return 1 << 30
+            return 1 << 12
         free = torch.cuda.mem_get_info(self.device)[0]
         free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         return max(1, int(MEMORY_SHARE * (free + self.arena.nbytes)) // self._row_bytes)
@@ -172,7 +175,8 @@ class Slots:
         if self.arena.numel() == 0 or total > self.arena.shape[1]:
             self.captured.clear()  # captured steps read the old arena
             self.arena = self.bias = torch.empty(0)
-            capacity = 1 << (total - 1).bit_length() if total * self._row_bytes < 1 << 30 else total
+            # captured steps are made again when it grows: begin large
+            capacity = max(total, min(ARENA // self._row_bytes, self._most_rows()))
             shape = (len(self.step.layers), capacity, 2 * self.step.width)
             self.arena = torch.empty(shape, dtype=self.step.dtype, device=self.device)
             self.bias = torch.empty(capacity, device=self.device, dtype=memory.bias.dtype)
