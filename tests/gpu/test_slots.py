@@ -1,5 +1,6 @@
 """Search in captured steps on a GPU: tokens, refilled slots, threads, memory, memory checkers."""
 
+import copy
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ pytest.importorskip("l0drop", reason="needs the dependencies of l0drop")
 
 from l0drop import Engine, L0DropConfig, sparsify
 from tests.decoding.gpu.test_slots import FAMILIES, SETTINGS, raise_eos
-from tests.models import zoo
+from tests.models import whispers, zoo
 
 ROOT = Path(__file__).parents[2]
 
@@ -140,3 +141,17 @@ def test_kernels_are_clean(tool):
     command = [checker, "--tool", tool, "--error-exitcode", "9", sys.executable, "-m", "tests.gpu.every_kernel"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("settings", [{"num_beams": 3}, {"return_timestamps": True}], ids=str)
+def test_whisper(settings):
+    model = sparsify(whispers.build(), L0DropConfig(gating="zero"))
+    whispers.spread_gates(model)
+    features = whispers.features()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        here, there = (
+            Engine(copy.deepcopy(model).to(device)).generate(features, language="en", **settings)
+            for device in ("cpu", "cuda")
+        )
+    same_up_to_ties(here, there)

@@ -27,12 +27,21 @@ def choose(logits_RV: Tensor, state: State, settings: Settings) -> None:
     best = torch.empty(rows, blocks, count, dtype=torch.float32, device=logits_RV.device)
     token = torch.empty(rows, blocks, count, dtype=torch.int32, device=logits_RV.device)
     sums = torch.empty(rows, blocks, 2, dtype=torch.float32, device=logits_RV.device)
-    _best_of_block[(rows, blocks)](
-        best, token, sums, logits_RV, settings.flags, settings.numbers, state.length, state.given, state.open,
-        BEAMS=state.beams, V=vocabulary, C=count, W=blocks, NORMALIZES_FIRST=settings.search.normalizes_first,
-        BLOCK=min(BLOCK, triton.next_power_of_2(vocabulary)), num_warps=8 if vocabulary > 1024 else 4,
-    )  # fmt: skip
     beams, positions = state.beams, state.tokens.shape[3]
+    block = min(BLOCK, triton.next_power_of_2(vocabulary))
+    has_times = settings.search.timestamps is not None
+    limits = torch.empty(rows if has_times else 0, 3, dtype=torch.int32, device=logits_RV.device)
+    if has_times:
+        _time_limits[(rows,)](
+            limits, logits_RV, settings.flags, settings.numbers, state.length, state.given, state.open, state.tokens,
+            BEAMS=beams, SLOTS=state.slots, T=positions, V=vocabulary, BLOCK=block, COPY=min(128, positions),
+            num_warps=8,
+        )  # fmt: skip
+    _best_of_block[(rows, blocks)](
+        best, token, sums, logits_RV, settings.flags, settings.numbers, state.length, state.given, state.open, limits,
+        BEAMS=beams, V=vocabulary, C=count, W=blocks, NORMALIZES_FIRST=settings.search.normalizes_first,
+        HAS_TIMES=has_times, BLOCK=block, num_warps=8 if vocabulary > 1024 else 4,
+    )  # fmt: skip
     candidates = settings.search.candidates
     _advance[(state.slots,)](
         best, token, sums, settings.flags, settings.numbers, settings.divisors, state.length, state.given, state.open,
@@ -58,10 +67,87 @@ def _taken(values, index, chosen):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _constrained(x, flags, inside, NUMBERS, length, given):  # type: ignore[no-untyped-def]
+    """Logits under `search.constrain`, in its order: banned, too short, forced, suppressed, banned at the beginning."""
+    has_first = tl.load(NUMBERS + 6)
+    x = tl.where((flags & 1) != 0, float("-inf"), x)
+    too_short = tl.where(length < tl.load(NUMBERS + 1), 8, 0)
+    x = tl.where((flags & too_short) != 0, float("-inf"), x)
+    forces_first = (has_first != 0) & (length == 1)
+    x = tl.where(forces_first, tl.where((flags & 16) != 0, 0.0, float("-inf")), x)
+    forces_last = (tl.load(NUMBERS + 7) != 0) & (length == tl.load(NUMBERS) - 1)
+    x = tl.where(forces_last, tl.where((flags & 32) != 0, 0.0, float("-inf")), x)
+    x = tl.where((flags & 2) != 0, float("-inf"), x)
+    is_first = tl.where(length == given + has_first, 4, 0)
+    x = tl.where((flags & is_first) != 0, float("-inf"), x)
+    return tl.where(inside, x, float("-inf"))
+
+
+@triton.jit
+def _time_limits(  # type: ignore[no-untyped-def]
+    LIMITS, LOGITS, FLAGS, NUMBERS, LENGTH, GIVEN, OPEN, TOKENS,
+    BEAMS: tl.constexpr, SLOTS: tl.constexpr, T: tl.constexpr, V: tl.constexpr, BLOCK: tl.constexpr,
+    COPY: tl.constexpr,
+):  # fmt: skip
+    """Whisper's rules for timestamps (`search.follow_timestamps`) for one row, as limits: the first text token that is
+    allowed, the first timestamp that is allowed, and the first one after it that is not."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = row // BEAMS
+    length = tl.load(LENGTH + slot)
+    given = tl.load(GIVEN + slot)
+    if (tl.load(OPEN + slot) != 0) & (length >= given):
+        first = tl.load(NUMBERS + 8)
+        latest_start = tl.load(NUMBERS + 11)
+        from_text = 0
+        from_time = first
+        to_time = first * 0 + V
+        if length == given:
+            from_text = first
+            to_time = tl.where(latest_start >= 0, tl.minimum(first + latest_start + 1, V), V)
+        else:
+            tokens = TOKENS + (((length - 1) % 2) * SLOTS * BEAMS + row) * T
+            last = (tl.load(tokens + length - 1) >= first).to(tl.int32)
+            before = (tl.load(tokens + tl.maximum(length - 2, 0)) >= first).to(tl.int32)
+            before = tl.where(length - given > 1, before, 1)
+            newest = -1
+            for start in range(given, length, COPY):
+                time = start + tl.arange(0, COPY)
+                token = tl.load(tokens + time, mask=time < length, other=0)
+                newest = tl.maximum(newest, tl.max(tl.where((token >= first) & (time < length), time, -1), 0))
+            closes = last * (1 - before)
+            newest_time = tl.load(tokens + tl.maximum(newest, 0)) + 1 - closes
+            from_time = tl.where(newest >= 0, newest_time, first)
+            to_time = tl.where(last * before == 1, first, V)
+            from_text = tl.where(closes == 1, tl.load(NUMBERS + 10), 0)
+        # a timestamp follows if all of them together are more likely than every text token
+        top = float("-inf")
+        total = 0.0
+        best_text = float("-inf")
+        for start in range(0, V, BLOCK):
+            token = start + tl.arange(0, BLOCK)
+            inside = token < V
+            x = tl.load(LOGITS + row * V + token, mask=inside, other=float("-inf")).to(tl.float32)
+            flags = tl.load(FLAGS + token, mask=inside, other=0)
+            x = _constrained(x, flags, inside, NUMBERS, length, given)
+            x = tl.where(token == tl.load(NUMBERS + 9), float("-inf"), x)
+            text = tl.where((token < first) & (token >= from_text), x, float("-inf"))
+            x = tl.where((token >= first) & (token >= from_time) & (token < to_time), x, float("-inf"))
+            best_text = tl.maximum(best_text, tl.max(text, 0))
+            higher = tl.maximum(top, tl.max(x, 0))
+            safe = tl.where(higher == float("-inf"), 0.0, higher)
+            total = total * tl.exp(top - safe) + tl.sum(tl.exp(x - safe), 0)
+            top = higher
+        from_text = tl.where(top + tl.log(total) > best_text, first, from_text)
+        tl.store(LIMITS + row * 3, from_text)
+        tl.store(LIMITS + row * 3 + 1, from_time)
+        tl.store(LIMITS + row * 3 + 2, to_time)
+
+
+@triton.jit
 def _best_of_block(  # type: ignore[no-untyped-def]
-    BEST, TOKEN, SUMS, LOGITS, FLAGS, NUMBERS, LENGTH, GIVEN, OPEN,
+    BEST, TOKEN, SUMS, LOGITS, FLAGS, NUMBERS, LENGTH, GIVEN, OPEN, LIMITS,
     BEAMS: tl.constexpr, V: tl.constexpr, C: tl.constexpr, W: tl.constexpr, NORMALIZES_FIRST: tl.constexpr,
-    BLOCK: tl.constexpr,
+    HAS_TIMES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
@@ -77,22 +163,18 @@ def _best_of_block(  # type: ignore[no-untyped-def]
         if NORMALIZES_FIRST:
             top = tl.max(x, 0)
             total = tl.sum(tl.exp(x - tl.where(top == float("-inf"), 0.0, top)), 0)
-        # in the order of `search.constrain`: banned, too short, forced, suppressed, banned at the beginning
-        has_first = tl.load(NUMBERS + 6)
-        x = tl.where((flags & 1) != 0, float("-inf"), x)
-        too_short = tl.where(length < tl.load(NUMBERS + 1), 8, 0)
-        x = tl.where((flags & too_short) != 0, float("-inf"), x)
-        forces_first = (has_first != 0) & (length == 1)
-        x = tl.where(forces_first, tl.where((flags & 16) != 0, 0.0, float("-inf")), x)
-        forces_last = (tl.load(NUMBERS + 7) != 0) & (length == tl.load(NUMBERS) - 1)
-        x = tl.where(forces_last, tl.where((flags & 32) != 0, 0.0, float("-inf")), x)
-        x = tl.where((flags & 2) != 0, float("-inf"), x)
-        is_first = tl.where(length == given + has_first, 4, 0)
-        x = tl.where((flags & is_first) != 0, float("-inf"), x)
-        x = tl.where(inside, x, float("-inf"))
+        x = _constrained(x, flags, inside, NUMBERS, length, given)
+        if HAS_TIMES:
+            is_time = token >= tl.load(NUMBERS + 8)
+            from_time = tl.load(LIMITS + row * 3 + 1)
+            to_time = tl.load(LIMITS + row * 3 + 2)
+            x = tl.where(token < tl.load(LIMITS + row * 3), float("-inf"), x)
+            x = tl.where(is_time & ((token < from_time) | (token >= to_time)), float("-inf"), x)
+            x = tl.where(token == tl.load(NUMBERS + 9), float("-inf"), x)
         if NORMALIZES_FIRST:
             # forced tokens have log-probability 0: nothing is subtracted from them
-            is_forced = forces_first | forces_last
+            forces_first = (tl.load(NUMBERS + 6) != 0) & (length == 1)
+            is_forced = forces_first | ((tl.load(NUMBERS + 7) != 0) & (length == tl.load(NUMBERS) - 1))
             top = tl.where(is_forced, tl.where(block == 0, 0.0, float("-inf")), top)
             total = tl.where(is_forced, tl.where(block == 0, 1.0, 0.0), total)
         else:

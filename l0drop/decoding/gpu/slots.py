@@ -79,7 +79,6 @@ def reason_against(model: Any, search: Search) -> str | None:
         "repetition_penalty": search.repetition_penalty != 1.0,
         "no_repeat_ngram_size": search.no_repeat_ngram > 0,
         "renormalize_logits": search.renormalize,
-        "return_timestamps": search.timestamps is not None,
     }
     return next((name for name, used in unsupported.items() if used), None)
 
@@ -253,7 +252,15 @@ class Slots:
         slots = min(slots, self._most_slots(search))
         positions = next(positions for positions in POSITIONS if positions >= search.max_length)
         splits = self._splits(slots, max(rows))
-        key = (slots, search.beams, search.candidates, positions, splits, search.normalizes_first)
+        key = (
+            slots,
+            search.beams,
+            search.candidates,
+            positions,
+            splits,
+            search.normalizes_first,
+            search.timestamps is not None,
+        )
         known = self.captured.get(key)
         if known is not None:
             self.captured.move_to_end(key)

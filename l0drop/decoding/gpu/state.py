@@ -18,6 +18,7 @@ BANNED, SUPPRESSED, BANNED_FIRST, EOS, FORCED_FIRST, FORCED_LAST = (1 << bit for
 """What a token is to a search: bits of `Settings.flags`."""
 
 MAX_LENGTH, MIN_LENGTH, RETURNED, STOPS_WHEN_FULL, IS_GNMT, DIVISOR, HAS_FIRST, HAS_LAST = range(8)
+FIRST_TIME, NO_TIMES, END_OF_TEXT, LATEST_START = range(8, 12)
 """Positions in `Settings.numbers`."""
 
 AT_LENGTH, AT_NEXT, AT_END = range(3)
@@ -141,7 +142,7 @@ class Settings:
         ):
             for token in set(tokens):
                 flags[token] += bit
-        numbers = torch.zeros(8, dtype=torch.int32)
+        numbers = torch.zeros(12, dtype=torch.int32)
         numbers[MAX_LENGTH], numbers[MIN_LENGTH], numbers[RETURNED] = (
             search.max_length,
             search.min_length,
@@ -154,6 +155,9 @@ class Settings:
             at_end = AT_END if search.early_stopping == "never" and search.length_penalty > 0 else AT_LENGTH
         numbers[DIVISOR] = at_end
         numbers[HAS_FIRST], numbers[HAS_LAST] = search.forced_first is not None, bool(search.forced_last)
+        if (times := search.timestamps) is not None:
+            latest = -1 if times.latest_start is None else times.latest_start
+            numbers[FIRST_TIME:] = torch.tensor([times.first, times.none, times.eos, latest])
         # a length of 0 is never read, but 0 to a negative power is an error
         divisors = [1.0, *(length_penalty(new, search) for new in range(1, positions + 1))]
         return cls(flags.to(device), numbers.to(device), torch.tensor(divisors).to(device), search)

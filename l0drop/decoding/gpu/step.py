@@ -15,10 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.models.mt5.modeling_mt5 import MT5Block
 from transformers.models.t5.modeling_t5 import T5Block
+from transformers.models.whisper.modeling_whisper import WhisperDecoder
 
 from l0drop.decoding.decoder import head_of
 from l0drop.decoding.gpu.state import Settings, State
 from l0drop.decoding.stack import NORMS_FIRST
+from l0drop.models.whisper import BiasedDecoderLayer
+
+_NORMS_FIRST = {**NORMS_FIRST, BiasedDecoderLayer: True, T5Block: True, MT5Block: True}
+"""The supported layers, and whether they normalize before (True) or after each block."""
 
 
 class Operations(Protocol):
@@ -90,7 +95,7 @@ def is_supported(model: Any) -> bool:
     """Whether this model's decoder can be written as a `Step`."""
     decoder = model.get_decoder()
     layers = getattr(decoder, "block", None) or getattr(decoder, "layers", ())
-    return bool(layers) and all(type(layer) in NORMS_FIRST or type(layer) in (T5Block, MT5Block) for layer in layers)
+    return bool(layers) and all(type(layer) in _NORMS_FIRST for layer in layers)
 
 
 class Step:
@@ -101,7 +106,7 @@ class Step:
         decoder, config = model.get_decoder(), model.config
         self.is_t5 = hasattr(decoder, "block")
         layers: Any = decoder.block if self.is_t5 else decoder.layers
-        self.norms_first = self.is_t5 or NORMS_FIRST[type(layers[0])]
+        self.norms_first = _NORMS_FIRST[type(layers[0])]
         self.layers = [_t5_layer(layer) if self.is_t5 else _layer(layer) for layer in layers]
         own = layers[0].layer[0].SelfAttention if self.is_t5 else layers[0].self_attn
         self.heads = own.n_heads if self.is_t5 else own.num_heads
@@ -118,7 +123,8 @@ class Step:
         self.embedding = decoder.embed_tokens.weight.detach()
         scale: Any = getattr(decoder, "embed_scale", None)
         scale = getattr(decoder.embed_tokens, "embed_scale", 1.0) if scale is None else scale
-        self.embedding_scale = 1.0 if self.is_t5 else float(scale)
+        # Whisper's decoder has the attribute, but does not use it
+        self.embedding_scale = 1.0 if self.is_t5 or isinstance(decoder, WhisperDecoder) else float(scale)
         self.positions, self.offset, self.pad = _positions(decoder)
         self.own_attention = own
 

@@ -8,7 +8,7 @@ import torch
 
 from l0drop.decoding.gpu import plain
 from l0drop.decoding.gpu.state import Settings, State
-from l0drop.decoding.search import Search
+from l0drop.decoding.search import Search, Timestamps
 
 triton = pytest.importorskip("triton", reason="needs triton")
 
@@ -143,6 +143,8 @@ SEARCHES = [
     {"banned": (5, 6, 7), "suppressed": (8,), "banned_first": (9, 2)},
     {"eos": (2, 3)},
     {"eos": ()},
+    {"timestamps": Timestamps(first=40, none=39, eos=2, latest_start=3)},
+    {"timestamps": Timestamps(first=30, none=29, eos=25), "eos": (25,), "suppressed": (8,)},
 ]
 
 

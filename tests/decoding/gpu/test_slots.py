@@ -8,7 +8,7 @@ import torch
 from l0drop import Engine, L0DropConfig, sparsify
 from l0drop.decoding.gpu import plain
 from l0drop.decoding.gpu.slots import Slots, reason_against
-from tests.models import zoo
+from tests.models import whispers, zoo
 
 FAMILIES = [family for family in zoo.FAMILIES if family != "led"]
 SETTINGS = [
@@ -143,3 +143,25 @@ def test_reasons_against():
         assert name in reason_against(model, replace(search, **changes))
     assert "float64" in reason_against(model.double(), search)
     assert "LED" in reason_against(zoo.build("led"), search)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"num_beams": 3}, {"return_timestamps": True}, {"num_beams": 2, "return_timestamps": True}], ids=str
+)
+@pytest.mark.parametrize("frames", [whispers.FRAMES, 170])
+def test_whisper(monkeypatch, settings, frames):
+    """Prompts, suppressed tokens, timestamps, and recordings of several windows."""
+    model = sparsify(whispers.build().double(), L0DropConfig(gating="zero"))
+    whispers.spread_gates(model)
+    features = whispers.features(3, frames).double()
+    settings = {"language": "en", **settings, **({"return_timestamps": True} if frames > whispers.FRAMES else {})}
+    settings["attention_mask"] = torch.ones(3, frames, dtype=torch.long)
+    expected = Engine(model).generate(features, **settings)
+    monkeypatch.setattr(Engine, "_fits_slots", lambda self, search: True)
+    monkeypatch.setattr(Slots, "on_gpu", lambda model: Slots(model, plain, capture=False))
+    engine = Engine(model)
+    found = engine.generate(features, **settings)
+    assert engine._made_slots.latest is not None
+    assert torch.equal(expected.sequences, found.sequences)
+    assert (expected.scores - found.scores).abs().max() < 1e-6
+    assert expected.segments == found.segments
