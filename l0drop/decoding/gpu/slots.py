@@ -85,10 +85,14 @@ def reason_against(model: Any, search: Search) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class _Captured:
-    """A step for a number of slots, beams and positions, with its buffers. `run` replays its graph, if it has one."""
+    """A step for a number of slots, beams and positions. `run` replays its graph, if it has one.
+
+    A graph does not own what it reads, so all of it is here, or belongs to `Slots`.
+    """
 
     state: State
     settings: Settings
+    distances: Tensor | None
     run: Any
 
 
@@ -273,7 +277,8 @@ class Slots:
         state = State.empty(
             slots, search.beams, positions, len(self.step.layers), self.step.width, self.step.dtype, self.device
         )
-        made = _Captured(state, settings, self._step(state, settings, splits, positions))
+        distances = self.step.distances(positions)
+        made = _Captured(state, settings, distances, self._step(state, settings, splits, distances))
         self.captured[key] = made
         return made
 
@@ -302,9 +307,7 @@ class Slots:
         fit = int((1 - MEMORY_SHARE) / 2 * free) // (self._row_bytes * positions * search.beams)
         return max(slots for slots in SLOTS if slots <= max(1, fit))
 
-    def _step(self, state: State, settings: Settings, splits: int, positions: int) -> Any:
-        distances = self.step.distances(positions)
-
+    def _step(self, state: State, settings: Settings, splits: int, distances: Tensor | None) -> Any:
         def run() -> None:
             self.step(state, settings, self.arena, self.bias, splits, distances)
 
