@@ -14,11 +14,12 @@ from dataclasses import replace
 
 from l0drop.data.whole import write_whole
 from l0drop.report.figures import attention_mass, entropy, groups, quality_and_time, seeds_and_sparsity
-from l0drop.runs.benchmark import DecodeBenchmarks, SpeedPrediction, TrainingSpeed
+from l0drop.runs.benchmark import DecodeBenchmarks, GpuDecodeBenchmark, SpeedPrediction, TrainingSpeed
 from l0drop.runs.table import Table, in_markdown
 from result_tables import files, quality, speed, toys
 from result_tables.claims import claims_table
 from result_tables.files import RESULTS, ROOT, TOYS, read
+from result_tables.gpu import gpu_tables
 from result_tables.numbers import all_numbers
 from result_tables.summary import NOTE, length_table, quality_table
 
@@ -27,7 +28,7 @@ DOCUMENTS = (
     "docs/results.md",
     *(f"docs/results/{name}.md" for name in ("multi30k", "europarl", "toy", "log")),
     "docs/speed.md",
-    *(f"docs/speed/{name}.md" for name in ("training", "profile")),
+    *(f"docs/speed/{name}.md" for name in ("training", "profile", "gpu")),
 )
 SEEDS = ("multi30k", "multi30k-translated", "europarl", "europarl-6000", "europarl-short")
 """Studies with a table of systems trained with several seeds."""
@@ -93,7 +94,7 @@ def speed_tables() -> dict[str, Table]:
     before = {shape: read(f"profile-{shape}-before") for shape in PROFILED[:2]}
     found["profile-before"] = speed.profile_before_table(before)
     found["training-speed"] = speed.training_table(TrainingSpeed.read(RESULTS / "training-speed.json"))
-    return found
+    return found | gpu_tables(GpuDecodeBenchmark.read(RESULTS / "decode-gpu.json"))
 
 
 def quality_tables() -> dict[str, Table]:

@@ -10,7 +10,7 @@ from result_tables.studies import PublishedStudy
 
 
 def all_numbers() -> dict[str, str]:
-    return {**of_the_paper(), **of_quality(), **of_speed(), **of_training(), **of_toys()}
+    return {**of_the_paper(), **of_quality(), **of_speed(), **of_gpu(), **of_training(), **of_toys()}
 
 
 def of_the_paper() -> dict[str, str]:
@@ -77,6 +77,10 @@ def of_speed() -> dict[str, str]:
         "int8-same": f"{int8.same_outputs}",
     }
     return found | pays | rounded | {"speed-one-document-cost": f"{alone:.0%}"}
+
+
+def of_gpu() -> dict[str, str]:
+    return {"gpu-copy": f"{read('decode-gpu')['bytes_per_second'] / 1e12:.2f}"}
 
 
 def of_training() -> dict[str, str]:
