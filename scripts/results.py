@@ -19,7 +19,7 @@ from l0drop.runs.table import Table, in_markdown
 from result_tables import files, quality, speed, toys
 from result_tables.claims import claims_table
 from result_tables.files import RESULTS, ROOT, TOYS, read
-from result_tables.gpu import gpu_tables
+from result_tables.gpu import gpu_profile_table, gpu_tables
 from result_tables.numbers import all_numbers
 from result_tables.summary import NOTE, length_table, quality_table
 
@@ -37,6 +37,7 @@ SINGLE = ("europarl", "europarl-6000", "europarl-variants", "europarl-short", "e
 LAYERS, RIVALS, ANALYSES = "europarl-layers", "europarl-rivals", "europarl-analysis"
 DRAWN = ("multi30k", "europarl-6000", "europarl-short", "europarl-small")
 PROFILED = ("mt", "cnndm", "wikisum")
+GPU_PROFILED = ("b10-n2048", "b256-n2048")
 TABLE = re.compile(rf"(<!-- table: (\S+) -->\n+)((?:\|.*\n)*(?:\n{NOTE}.*\n)?)")
 NUMBER = re.compile(r"(<!-- number: (\S+) -->)([^<]*)(<!-- /number -->)")
 
@@ -94,6 +95,7 @@ def speed_tables() -> dict[str, Table]:
     before = {shape: read(f"profile-{shape}-before") for shape in PROFILED[:2]}
     found["profile-before"] = speed.profile_before_table(before)
     found["training-speed"] = speed.training_table(TrainingSpeed.read(RESULTS / "training-speed.json"))
+    found["gpu-profile"] = gpu_profile_table(read("profile-gpu"), GPU_PROFILED)
     return found | gpu_tables(GpuDecodeBenchmark.read(RESULTS / "decode-gpu.json"))
 
 
