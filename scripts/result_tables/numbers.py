@@ -80,7 +80,23 @@ def of_speed() -> dict[str, str]:
 
 
 def of_gpu() -> dict[str, str]:
-    return {"gpu-copy": f"{read('decode-gpu')['bytes_per_second'] / 1e12:.2f}"}
+    result = read("decode-gpu")
+    ratios = [ratio for shape in result["shapes"].values() for ratio in shape["ratios"]]
+
+    def times(phase: str, system: str, by: str) -> list[float]:
+        return [r["times"] for r in ratios if (r["phase"], r["system"], r["by"]) == (phase, system, by)]
+
+    dense = times("decode", "ct2-bfloat16", "engine-dense")
+    whole = times("end_to_end", "ct2-bfloat16", "engine-short")
+    alone = times("decode", "engine-dense", "engine-short")
+    return {
+        "gpu-copy": f"{result['bytes_per_second'] / 1e12:.2f}",
+        "gpu-dense-least": f"{min(dense):.1f}",
+        "gpu-dense-most": f"{max(dense):.1f}",
+        "gpu-whole-least": f"{min(whole):.1f}",
+        "gpu-whole-most": f"{max(whole):.1f}",
+        "gpu-short-most": f"{max(alone):.2f}",
+    }
 
 
 def of_training() -> dict[str, str]:

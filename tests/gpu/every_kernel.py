@@ -6,7 +6,7 @@ compute-sanitizer python -m tests.gpu.every_kernel
 import torch
 
 from l0drop.decoding.gpu import kernels
-from l0drop.decoding.gpu.state import Settings, State
+from l0drop.decoding.gpu.state import SearchTensors, State
 from l0drop.decoding.search import Search
 
 SLOTS, BEAMS, POSITIONS, WIDTH, HEADS, VOCABULARY = 5, 5, 32, 120, 3, 5000
@@ -26,7 +26,7 @@ def main() -> None:
         weight = torch.randn(VOCABULARY, WIDTH, device=device, dtype=dtype)
         positions = torch.randn(POSITIONS, WIDTH, device=device, dtype=dtype)
         search = Search(POSITIONS, 1, (2,), 0, beams=BEAMS, returned=2, given=2, length_penalty=0.6)
-        settings = Settings.of(search, VOCABULARY, POSITIONS, device)
+        settings = SearchTensors.of(search, VOCABULARY, POSITIONS, device)
         for step in range(POSITIONS):
             if step == 12:
                 state.open[1] = 0

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from l0drop.decoding.gpu.state import Settings, State
+from l0drop.decoding.gpu.state import SearchTensors, State
 from l0drop.decoding.search import Hypotheses, beam_step
 
 
@@ -78,7 +78,7 @@ def cross_attention(
     return out_RI
 
 
-def choose(logits_RV: Tensor, state: State, settings: Settings) -> None:
+def choose(logits_RV: Tensor, state: State, settings: SearchTensors) -> None:
     """Advance every open slot by one token, with the search of `search.py`, one sentence at a time."""
     search, beams = settings.search, state.beams
     for slot in state.open.nonzero().flatten().tolist():

@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from l0drop.decoding.gpu.state import Settings, State
+from l0drop.decoding.gpu.state import SearchTensors, State
 
 BLOCK = 4096
 """Tokens per program of the first kernel."""
 
 
-def choose(logits_RV: Tensor, state: State, settings: Settings) -> None:
+def choose(logits_RV: Tensor, state: State, settings: SearchTensors) -> None:
     """Advance every open slot by one token."""
     rows, vocabulary = logits_RV.shape
     count = min(settings.search.candidates, vocabulary)

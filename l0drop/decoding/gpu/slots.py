@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from l0drop.core.memory import Memory
-from l0drop.decoding.gpu.state import Settings, State
-from l0drop.decoding.gpu.step import Operations, Step, is_supported
+from l0drop.decoding.gpu.state import SearchTensors, State
+from l0drop.decoding.gpu.step import Operations, DecoderStep, is_supported
 from l0drop.decoding.search import Search
 
 SLOTS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
@@ -91,7 +91,7 @@ class _Captured:
     """
 
     state: State
-    settings: Settings
+    settings: SearchTensors
     distances: Tensor | None
     run: Any
 
@@ -100,7 +100,7 @@ class Slots:
     """Searches with one model. One thread at a time; others wait."""
 
     def __init__(self, model: Any, operations: Operations, capture: bool = True) -> None:
-        self.step = Step(model, operations)
+        self.step = DecoderStep(model, operations)
         self.device: torch.device = model.device
         self.capture = capture
         self.captured: OrderedDict[tuple[int, ...], _Captured] = OrderedDict()
@@ -269,9 +269,9 @@ class Slots:
         if known is not None:
             self.captured.move_to_end(key)
             if known.settings.search != search:
-                known.settings.update(Settings.of(search, self.step.vocabulary, positions, self.device))
+                known.settings.update(SearchTensors.of(search, self.step.vocabulary, positions, self.device))
             return known
-        settings = Settings.of(search, self.step.vocabulary, positions, self.device)
+        settings = SearchTensors.of(search, self.step.vocabulary, positions, self.device)
         size = slots * search.beams * positions * self._row_bytes
         self._make_room(size)
         state = State.empty(
@@ -307,7 +307,7 @@ class Slots:
         fit = int((1 - MEMORY_SHARE) / 2 * free) // (self._row_bytes * positions * search.beams)
         return max(slots for slots in SLOTS if slots <= max(1, fit))
 
-    def _step(self, state: State, settings: Settings, splits: int, distances: Tensor | None) -> Any:
+    def _step(self, state: State, settings: SearchTensors, splits: int, distances: Tensor | None) -> Any:
         def run() -> None:
             self.step(state, settings, self.arena, self.bias, splits, distances)
 

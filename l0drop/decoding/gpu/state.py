@@ -15,14 +15,14 @@ from torch import Tensor
 from l0drop.decoding.search import NEVER, Search, length_penalty
 
 BANNED, SUPPRESSED, BANNED_FIRST, EOS, FORCED_FIRST, FORCED_LAST = (1 << bit for bit in range(6))
-"""What a token is to a search: bits of `Settings.flags`."""
+"""What a token is to a search: bits of `SearchTensors.flags`."""
 
 MAX_LENGTH, MIN_LENGTH, RETURNED, STOPS_WHEN_FULL, IS_GNMT, DIVISOR, HAS_FIRST, HAS_LAST = range(8)
 FIRST_TIME, NO_TIMES, END_OF_TEXT, LATEST_START = range(8, 12)
-"""Positions in `Settings.numbers`."""
+"""Positions in `SearchTensors.numbers`."""
 
 AT_LENGTH, AT_NEXT, AT_END = range(3)
-"""The length that divides a running score when it is compared with finished ones: `Settings.numbers[DIVISOR]`."""
+"""The length that divides a running score when it is compared with finished ones: `SearchTensors.numbers[DIVISOR]`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +117,7 @@ class State:
 
 
 @dataclass(eq=False)
-class Settings:
+class SearchTensors:
     """The settings of a search as tensors: a captured step reads them, so that searches share it.
 
     flags [V]: bits that say what each token is. numbers: single numbers, at the positions named above.
@@ -130,7 +130,7 @@ class Settings:
     search: Search
 
     @classmethod
-    def of(cls, search: Search, vocabulary: int, positions: int, device: torch.device) -> "Settings":
+    def of(cls, search: Search, vocabulary: int, positions: int, device: torch.device) -> "SearchTensors":
         flags = torch.zeros(vocabulary, dtype=torch.uint8)
         for bit, tokens in (
             (BANNED, search.banned),
@@ -162,7 +162,7 @@ class Settings:
         divisors = [1.0, *(length_penalty(new, search) for new in range(1, positions + 1))]
         return cls(flags.to(device), numbers.to(device), torch.tensor(divisors).to(device), search)
 
-    def update(self, other: "Settings") -> None:
+    def update(self, other: "SearchTensors") -> None:
         """Overwrite these tensors, which a captured step reads, with those of another search."""
         for name in ("flags", "numbers", "divisors"):
             getattr(self, name).copy_(getattr(other, name))

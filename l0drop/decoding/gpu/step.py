@@ -18,7 +18,7 @@ from transformers.models.t5.modeling_t5 import T5Block
 from transformers.models.whisper.modeling_whisper import WhisperDecoder
 
 from l0drop.decoding.decoder import head_of
-from l0drop.decoding.gpu.state import Settings, State
+from l0drop.decoding.gpu.state import SearchTensors, State
 from l0drop.decoding.stack import NORMS_FIRST
 from l0drop.models.whisper import BiasedDecoderLayer
 
@@ -59,7 +59,7 @@ class Operations(Protocol):
         splits: int,
     ) -> Tensor: ...
 
-    def choose(self, logits_RV: Tensor, state: State, settings: Settings) -> None: ...
+    def choose(self, logits_RV: Tensor, state: State, settings: SearchTensors) -> None: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,13 +92,13 @@ class Layer:
 
 
 def is_supported(model: Any) -> bool:
-    """Whether this model's decoder can be written as a `Step`."""
+    """Whether this model's decoder can be written as a `DecoderStep`."""
     decoder = model.get_decoder()
-    layers = getattr(decoder, "block", None) or getattr(decoder, "layers", ())
+    layers: Any = getattr(decoder, "block", None) or getattr(decoder, "layers", ())
     return bool(layers) and all(type(layer) in _NORMS_FIRST for layer in layers)
 
 
-class Step:
+class DecoderStep:
     """The decoder of a supported model. Joined weights are copies; all others are the model's own."""
 
     def __init__(self, model: Any, operations: Operations) -> None:
@@ -158,7 +158,7 @@ class Step:
     def __call__(
         self,
         state: State,
-        settings: Settings,
+        settings: SearchTensors,
         memory: Tensor,
         bias_K: Tensor,
         splits: int,

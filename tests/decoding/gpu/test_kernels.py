@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from l0drop.decoding.gpu import plain
-from l0drop.decoding.gpu.state import Settings, State
+from l0drop.decoding.gpu.state import SearchTensors, State
 from l0drop.decoding.search import Search, Timestamps
 
 triton = pytest.importorskip("triton", reason="needs triton")
@@ -115,7 +115,7 @@ def test_closed_slots_are_not_touched():
     state = random_state(2, 2, 8, 16, torch.float32)
     state.open[1] = 0
     before = copy.deepcopy(state)
-    settings = Settings.of(Search(8, 1, (2,), 0, beams=2), 40, 8, DEVICE)
+    settings = SearchTensors.of(Search(8, 1, (2,), 0, beams=2), 40, 8, DEVICE)
     kernels.self_attention(torch.randn(4, 48, device=DEVICE), state.keys[0], state.values[0], state, 2, 1.0, None)
     kernels.choose(torch.randn(4, 40, device=DEVICE), state, settings)
     for name in vars(state):
@@ -160,7 +160,7 @@ def test_choose(beams, given, changes):
     if given > 1 and search.forced_first is not None:
         pytest.skip("a forced first token follows one given token")
     state = State.empty(slots, beams, positions, 1, 4, torch.float32, DEVICE)
-    tensors = Settings.of(search, vocabulary, positions, DEVICE)
+    tensors = SearchTensors.of(search, vocabulary, positions, DEVICE)
     tokens = torch.randint(4, 20, (slots, given), device=DEVICE)
     generator = torch.Generator().manual_seed(beams)
     ended = set()
@@ -209,7 +209,7 @@ def test_broken_scores_are_marked(value):
     state.fill(both, state.offset[both], state.rows[both], torch.ones(2, 1, dtype=torch.long, device=DEVICE))
     logits = torch.randn(4, 40, device=DEVICE)
     logits[2, 5] = value
-    kernels.choose(logits, state, Settings.of(search, 40, 8, DEVICE))
+    kernels.choose(logits, state, SearchTensors.of(search, 40, 8, DEVICE))
     assert state.error.tolist() == [0, 1]
 
 
@@ -219,7 +219,7 @@ def test_large_vocabulary():
     state = State.empty(2, 4, 32, 1, 4, torch.float32, DEVICE)
     both = torch.arange(2, device=DEVICE)
     state.fill(both, state.offset[both], state.rows[both], torch.ones(2, 1, dtype=torch.long, device=DEVICE))
-    settings = Settings.of(search, 9000, 32, DEVICE)
+    settings = SearchTensors.of(search, 9000, 32, DEVICE)
     for step in range(3):
         logits = torch.randn(8, 9000, device=DEVICE)
         if step == 0:
