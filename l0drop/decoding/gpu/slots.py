@@ -20,7 +20,7 @@ from torch import Tensor
 
 from l0drop.core.memory import Memory
 from l0drop.decoding.gpu.state import SearchTensors, State
-from l0drop.decoding.gpu.step import Operations, DecoderStep, is_supported
+from l0drop.decoding.gpu.step import DecoderStep, Operations, is_supported
 from l0drop.decoding.search import Search
 
 SLOTS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)

@@ -103,6 +103,8 @@ def ragged_memory(state, lengths, width, dtype, masked):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(("beams", "heads", "width"), [(1, 2, 16), (4, 2, 128), (5, 3, 72)])
 def test_cross_attention(dtype, splits, masked, beams, heads, width):
+    if DEVICE.type == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("Triton's interpreter multiplies matrices in bfloat16 wrongly; runs on a GPU")
     lengths = [1, 64, 65, 300, 129]
     state = random_state(len(lengths), beams, 4, width, dtype)
     memory, bias = ragged_memory(state, lengths, width, dtype, masked)
@@ -148,8 +150,7 @@ SEARCHES = [
 ]
 
 
-@pytest.mark.parametrize("beams", [1, 2, 4, 5])
-@pytest.mark.parametrize("given", [1, 3])
+@pytest.mark.parametrize(("beams", "given"), [(1, 3), (2, 1), (5, 3)])
 @pytest.mark.parametrize("changes", SEARCHES, ids=str)
 def test_choose(beams, given, changes):
     """A whole search on random logits, step by step; slots begin at different times, so their lengths differ."""
