@@ -48,6 +48,10 @@ machine should get the same kind under any load, because kinds round differently
 PACKED_ROWS = 128
 """The row count that oneDNN packs for; other counts work too."""
 
+ROW_BITS = 4
+"""Packed layers round row counts up to so many significant bits. oneDNN compiles a kernel for every count and keeps
+1,024 of them, which takes milliseconds and half a megabyte each; texts of many lengths have thousands of counts."""
+
 SAMPLED = 16
 """Elements of each weight that are compared to notice a write."""
 
@@ -67,7 +71,21 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor, activation: str = "none") -> Tensor:
         """activation: none or relu, fused into the product."""
+        rows = x.numel() // x.shape[-1]
+        more = rounded_rows(rows) - rows
+        if not more:
+            return self._product(x, activation)
+        padded = F.pad(x.reshape(rows, x.shape[-1]), (0, 0, 0, more))
+        return self._product(padded, activation)[:rows].view(*x.shape[:-1], -1)
+
+    def _product(self, x: Tensor, activation: str) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias_O, activation, [], "")
+
+
+def rounded_rows(rows: int) -> int:
+    """The row count rounded up to ROW_BITS significant bits: exact up to 16, then at most an eighth more."""
+    step = 1 << max(0, (rows - 1).bit_length() - ROW_BITS)
+    return -(-rows // step) * step
 
 
 class Int8Linear(nn.Module):

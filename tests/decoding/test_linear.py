@@ -28,11 +28,31 @@ def model_of(family):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(1, 40), (7, 40), (300, 40), (5, 1, 40), (2, 3, 40)])
+@pytest.mark.parametrize("shape", [(1, 40), (7, 40), (300, 40), (301, 40), (5, 1, 40), (2, 3, 40), (7, 5, 40), (0, 40)])
 def test_packed_layer_equals_plain_layer(shape, bias):
     weight, added = layer(bias=bias)
     x = torch.randn(shape)
     torch.testing.assert_close(PackedLinear(weight, added)(x), F.linear(x, weight, added), atol=1e-5, rtol=1e-5)
+
+
+def test_few_row_counts_reach_the_packed_product(monkeypatch):
+    weight, bias = layer()
+    made, counts = PackedLinear(weight, bias), set()
+    real = made._product
+    monkeypatch.setattr(made, "_product", lambda x, activation: counts.add(len(x)) or real(x, activation))
+    for rows in range(1, 1025):
+        x = torch.randn(rows, 40)
+        assert made(x).shape == (rows, 24)
+    assert counts >= set(range(1, 17))
+    assert len(counts) == 16 + 8 * 6  # 8 between two powers of two
+    torch.testing.assert_close(made(x[:999], "relu"), F.linear(x[:999], weight, bias).relu(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 18, 33, 100, 960, 4000, 4097, 65_537])
+def test_row_counts_are_rounded_up_by_an_eighth_at_most(rows):
+    found = linear_module.rounded_rows(rows)
+    assert rows <= found <= rows * 9 / 8
+    assert linear_module.rounded_rows(found) == found
 
 
 @pytest.mark.parametrize("engine", int8_engines())
