@@ -16,7 +16,7 @@ from l0drop.data.whole import write_whole
 from l0drop.report.figures import attention_mass, entropy, groups, quality_and_time, seeds_and_sparsity
 from l0drop.runs.benchmark import DecodeBenchmarks, SpeedPrediction, TrainingSpeed
 from l0drop.runs.table import Table, in_markdown
-from result_tables import files, quality, speed, toys
+from result_tables import files, quality, speech, speed, toys
 from result_tables.claims import claims_table
 from result_tables.files import RESULTS, ROOT, TOYS, read
 from result_tables.numbers import all_numbers
@@ -25,7 +25,7 @@ from result_tables.summary import NOTE, length_table, quality_table
 DOCUMENTS = (
     "README.md",
     "docs/results.md",
-    *(f"docs/results/{name}.md" for name in ("multi30k", "europarl", "toy", "log")),
+    *(f"docs/results/{name}.md" for name in ("multi30k", "europarl", "whisper-tiny", "toy", "log")),
     "docs/speed.md",
     *(f"docs/speed/{name}.md" for name in ("training", "profile")),
 )
@@ -74,6 +74,7 @@ def all_tables() -> dict[str, str]:
         **speed_tables(),
         **quality_tables(),
         **toy_tables(),
+        **speech.speech_tables(),
     }
     return {name: in_markdown(table) for name, table in found.items()}
 
