@@ -7,7 +7,7 @@
     python scripts/whisper_study.py collect ROOT OUT     # results, logs and weights as few files
     python scripts/whisper_study.py publish ROOT OUT     # docs/results/whisper-tiny-LIST.json: no texts, no words
     python scripts/whisper_study.py restore DELTA WHISPER FOLDER   # a trained model's folder from what was collected
-    python scripts/whisper_study.py opened MODEL WHISPER FOLDER    # its weights with the padding cut and no learned gate
+    python scripts/whisper_study.py opened MODEL WHISPER FOLDER    # its weights, padding cut, no learned gate
 
 ROOT holds whisper-tiny/ (a Hugging Face folder), speech/ (folders of clips with transcripts.tsv: file, speaker, text)
 and teacher.tsv (file, the dense model's transcript). The recipes are those of recipes/whisper-tiny-*.yaml with the
