@@ -16,7 +16,7 @@ from l0drop.data.whole import write_whole
 from l0drop.report.figures import attention_mass, entropy, groups, quality_and_time, seeds_and_sparsity
 from l0drop.runs.benchmark import DecodeBenchmarks, GpuDecodeBenchmark, SpeedPrediction, TrainingSpeed
 from l0drop.runs.table import Table, in_markdown
-from result_tables import files, quality, speed, toys
+from result_tables import files, quality, speech, speed, toys
 from result_tables.claims import claims_table
 from result_tables.files import RESULTS, ROOT, TOYS, read
 from result_tables.gpu import gpu_profile_table, gpu_tables
@@ -26,7 +26,7 @@ from result_tables.summary import NOTE, length_table, quality_table
 DOCUMENTS = (
     "README.md",
     "docs/results.md",
-    *(f"docs/results/{name}.md" for name in ("multi30k", "europarl", "toy", "log")),
+    *(f"docs/results/{name}.md" for name in ("multi30k", "europarl", "whisper-tiny", "toy", "log")),
     "docs/speed.md",
     *(f"docs/speed/{name}.md" for name in ("training", "profile", "gpu")),
 )
@@ -76,6 +76,7 @@ def all_tables() -> dict[str, str]:
         **speed_tables(),
         **quality_tables(),
         **toy_tables(),
+        **speech.speech_tables(),
     }
     return {name: in_markdown(table) for name, table in found.items()}
 

@@ -7,6 +7,7 @@
     python scripts/whisper_study.py collect ROOT OUT     # results, logs and weights as few files
     python scripts/whisper_study.py publish ROOT OUT     # docs/results/whisper-tiny-LIST.json: no texts, no words
     python scripts/whisper_study.py restore DELTA WHISPER FOLDER   # a trained model's folder from what was collected
+    python scripts/whisper_study.py opened MODEL WHISPER FOLDER    # its weights, padding cut, no learned gate
 
 ROOT holds whisper-tiny/ (a Hugging Face folder), speech/ (folders of clips with transcripts.tsv: file, speaker, text)
 and teacher.tsv (file, the dense model's transcript). The recipes are those of recipes/whisper-tiny-*.yaml with the
@@ -73,7 +74,13 @@ def main() -> None:
     restoring = commands.add_parser("restore")
     for name in ("delta", "whisper", "folder"):
         restoring.add_argument(name, type=Path)
+    opening = commands.add_parser("opened")
+    for name in ("model", "whisper", "folder"):
+        opening.add_argument(name, type=Path)
     a = parser.parse_args()
+    if a.command == "opened":
+        opened(a.model, a.whisper, a.folder)
+        return
     if a.command == "restore":
         restore(a.delta, a.whisper, a.folder)
         return
@@ -378,6 +385,20 @@ def restore(delta: Path, whisper: Path, folder: Path) -> None:
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
 
 
+def opened(gated: Path, whisper: Path, folder: Path) -> None:
+    """A model that only cuts its padding, with the weights of a gated one, to time it where its own are missing."""
+    from safetensors.torch import load_file
+    from transformers import AutoModelForSpeechSeq2Seq
+
+    from l0drop import L0DropConfig, sparsify
+
+    base = AutoModelForSpeechSeq2Seq.from_pretrained(whisper).float()
+    weights = load_file(gated / "model.safetensors")
+    base.load_state_dict({name: value for name, value in weights.items() if "gate" not in name}, strict=False)
+    shutil.copytree(whisper, folder)
+    sparsify(base, L0DropConfig(gating="mask", gate="open", lambda_=0.0, cut_padding=0.5)).save_pretrained(folder)
+
+
 # --- results -------------------------------------------------------------------------------------------------------
 
 
@@ -459,6 +480,7 @@ def publish(a: argparse.Namespace) -> None:
             print(f"{name}: no evaluation")
             continue
         content = json.loads(file.read_text())
+        run_away = runaways(a.root, name, content)
         for system in (*content["systems"], content["baseline"]):
             model = Path(system["name"]).name
             system["name"] = "whisper-tiny" if model in ("whisper-tiny", "base") else f"whisper-tiny-{model}"
@@ -483,6 +505,9 @@ def publish(a: argparse.Namespace) -> None:
                     if chosen:
                         score = wer([texts[i] for i in chosen], [clips[i].text for i in chosen])
                         system[part] = {"wer": score.value, "clips": len(chosen)}
+                chosen = [i for i in range(len(texts)) if i not in run_away]
+                score = wer([texts[i] for i in chosen], [clips[i].text for i in chosen])
+                system["without_runaways"] = {"wer": score.value, "clips": len(chosen)}
                 system["dial"] = []
                 for dialled in sorted((a.root / "results" / _key(model)).glob("pooled-keep-*.json")):
                     found = json.loads(dialled.read_text())
@@ -494,6 +519,20 @@ def publish(a: argparse.Namespace) -> None:
         target = a.out / f"whisper-tiny-{name}.json"
         target.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         print(target)
+
+
+def runaways(root: Path, name: str, evaluation: dict[str, Any]) -> set[int]:
+    """The clips whose transcript by some model is a runaway."""
+    from l0drop.data.speech_metrics import clip_errors
+    from l0drop.data.spoken import read_spoken
+
+    references = [clip.text for clip in read_spoken(root / "speech" / f"{name}.tsv")]
+    found: set[int] = set()
+    for system in (*evaluation["systems"], evaluation["baseline"]):
+        file = root / "results" / _key(Path(system["name"]).name) / f"{name}.json"
+        errors = clip_errors(json.loads(file.read_text())["texts"], references)
+        found |= {i for i, clip in enumerate(errors) if clip.is_runaway}
+    return found
 
 
 def _key(model: str) -> str:

@@ -42,7 +42,7 @@ def decoding_of_shape(shape: str) -> DecodeBenchmark:
 
 def whispers() -> list[DecodeBenchmark]:
     """Random Whispers, small models and batches first."""
-    found = [DecodeBenchmark.read(file) for file in RESULTS.glob("decode-whisper-*.json")]
+    found = [DecodeBenchmark.read(file) for file in RESULTS.glob("decode-whisper-*-[0-9]-[0-9].json")]
     return sorted(found, key=lambda one: (one.workload.whisper != "tiny", one.sentences, one.generation["num_beams"]))
 
 

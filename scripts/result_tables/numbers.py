@@ -5,12 +5,14 @@ from l0drop.bench.predict import WORTHWHILE
 from result_tables import files
 from result_tables.files import TOYS, read
 from result_tables.labels import CONTINUED, SAME_WAY
+from result_tables.speech import speech_numbers
 from result_tables.speed import ratio
 from result_tables.studies import PublishedStudy
 
 
 def all_numbers() -> dict[str, str]:
-    return {**of_the_paper(), **of_quality(), **of_speed(), **of_gpu(), **of_training(), **of_toys()}
+    parts = of_the_paper(), of_quality(), of_speed(), of_gpu(), of_training(), of_toys(), speech_numbers()
+    return {name: number for part in parts for name, number in part.items()}
 
 
 def of_the_paper() -> dict[str, str]:
