@@ -33,7 +33,7 @@ test-slow: setup
 # Uses the installed Python and torch, which support the GPU; installs nothing.
 GPU_PYTHON ?= python3
 test-gpu:
-	$(GPU_PYTHON) -m pytest -q -rs -p no:cacheprovider -m gpu tests/gpu
+	$(GPU_PYTHON) -m pytest -q -rs -p no:cacheprovider tests/gpu tests/decoding/gpu
 
 # Random arguments, files, weights, texts and settings. TARGET and SEED repeat a finding.
 SECONDS ?= 600

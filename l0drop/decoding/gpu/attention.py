@@ -39,7 +39,8 @@ def embed(
     out_RD = torch.empty(len(state.current), width, dtype=weight_VD.dtype, device=weight_VD.device)
     _embed[(len(out_RD),)](
         out_RD, state.current, state.length, weight_VD, positions_PD, scale, offset, -1 if pad is None else pad,
-        BEAMS=state.beams, D=width, HAS_POSITIONS=positions_PD is not None, N=triton.next_power_of_2(width),
+        BEAMS=state.beams, D=width, COUNT=0 if positions_PD is None else len(positions_PD),
+        N=triton.next_power_of_2(width),
     )  # fmt: skip
     return out_RD
 
@@ -47,15 +48,16 @@ def embed(
 @triton.jit
 def _embed(  # type: ignore[no-untyped-def]
     OUT, CURRENT, LENGTH, WEIGHT, POSITIONS, scale, offset, pad,
-    BEAMS: tl.constexpr, D: tl.constexpr, HAS_POSITIONS: tl.constexpr, N: tl.constexpr,
+    BEAMS: tl.constexpr, D: tl.constexpr, COUNT: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     column = tl.arange(0, N)
     inside = column < D
     token = tl.load(CURRENT + row)
     x = tl.load(WEIGHT + token * D + column, mask=inside, other=0.0).to(tl.float32) * scale
-    if HAS_POSITIONS:
-        position = tl.load(LENGTH + row // BEAMS).to(tl.int64) - 1 + offset
+    if COUNT > 0:
+        # a closed slot may be one position behind the last one
+        position = tl.minimum(tl.load(LENGTH + row // BEAMS).to(tl.int64) - 1 + offset, COUNT - 1)
         position = tl.where(token == pad, token, position)
         x += tl.load(POSITIONS + position * D + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(OUT + row.to(tl.int64) * D + column, x.to(OUT.dtype.element_ty), mask=inside)

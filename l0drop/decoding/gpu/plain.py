@@ -18,7 +18,8 @@ def embed(
     x_RD = F.embedding(state.current, weight_VD) * scale
     if positions_PD is None:
         return x_RD
-    position_R = (state.length.long() - 1 + offset).repeat_interleave(state.beams)
+    # a closed slot may be one position behind the last one
+    position_R = (state.length.long() - 1 + offset).clamp_max(len(positions_PD) - 1).repeat_interleave(state.beams)
     if pad is not None:
         position_R = torch.where(state.current == pad, pad, position_R)
     return x_RD + positions_PD[position_R].to(x_RD.dtype)

@@ -75,6 +75,7 @@ def reason_against(model: Any, search: Search) -> str | None:
     if search.beams > MAX_BEAMS:
         return f"num_beams={search.beams}"
     unsupported = {
+        "max_new_tokens": search.max_length > POSITIONS[-1],
         "do_sample": search.sample,
         "repetition_penalty": search.repetition_penalty != 1.0,
         "no_repeat_ngram_size": search.no_repeat_ngram > 0,

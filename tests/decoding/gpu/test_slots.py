@@ -68,6 +68,13 @@ def test_families(family):
     check(*both(sparse(family), zoo.ragged_batch(), num_beams=4, max_new_tokens=20))
 
 
+@pytest.mark.parametrize("family", ["marian", "bart", "m2m100"])
+def test_outputs_of_all_positions(family):
+    """Finished sentences wait for the others behind the last position."""
+    model = sparse(family, early_end=False)
+    check(*both(model, zoo.ragged_batch((24, 3)), 1, num_beams=2, max_new_tokens=64, min_new_tokens=64))
+
+
 @pytest.mark.parametrize("slots", [1, 2, 4])
 @pytest.mark.parametrize("beams", [1, 3])
 def test_refilled_slots(slots, beams):
@@ -139,6 +146,7 @@ def test_reasons_against():
         ({"no_repeat_ngram": 3}, "no_repeat_ngram_size"),
         ({"repetition_penalty": 1.2}, "repetition_penalty"),
         ({"beams": 20}, "num_beams"),
+        ({"max_length": 5000}, "max_new_tokens"),
     ):
         assert name in reason_against(model, replace(search, **changes))
     assert "float64" in reason_against(model.double(), search)
