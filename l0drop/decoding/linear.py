@@ -71,12 +71,20 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor, activation: str = "none") -> Tensor:
         """activation: none or relu, fused into the product."""
-        rows = x.numel() // x.shape[-1]
-        more = rounded_rows(rows) - rows
-        if not more:
+        rows, width = x.numel() // x.shape[-1], x.shape[-1]
+        if rounded_rows(rows) == rows:
             return self._product(x, activation)
-        padded = F.pad(x.reshape(rows, x.shape[-1]), (0, 0, 0, more))
-        return self._product(padded, activation)[:rows].view(*x.shape[:-1], -1)
+        x_RI, outputs = x.reshape(rows, width), len(self.weight)
+        if width <= outputs or rows < PACKED_ROWS:
+            return self._padded(x_RI, activation).view(*x.shape[:-1], outputs)
+        # wide inputs are not copied: most rows are a round number, and only the others are padded
+        most = rounded_rows(rows - rows // (1 << ROW_BITS - 1))
+        parts = [self._product(x_RI[:most], activation), self._padded(x_RI[most:], activation)]
+        return torch.cat(parts).view(*x.shape[:-1], outputs)
+
+    def _padded(self, x_RI: Tensor, activation: str) -> Tensor:
+        rows = len(x_RI)
+        return self._product(F.pad(x_RI, (0, 0, 0, rounded_rows(rows) - rows)), activation)[:rows]
 
     def _product(self, x: Tensor, activation: str) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias_O, activation, [], "")
