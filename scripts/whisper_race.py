@@ -1,6 +1,6 @@
 """Time trained Whispers clip by clip on one CPU core, and score what they write.
 
-    python scripts/whisper_race.py LIST WHISPER NAME=FOLDER ... --json docs/results/decode-whisper-trained.json
+    python scripts/whisper_race.py LIST WHISPER NAME=FOLDER ... --json docs/results/whisper-tiny-race.json
 
 LIST is a TSV file with file, speaker and text. WHISPER is the dense model: our engine and CTranslate2 decode it. Each
 FOLDER is a gated model. Every system is a process with one thread, in float32 and in int8. The systems take turns clip

@@ -105,7 +105,7 @@ _ODD = {"empty": "empty", "runaway": "runaways"}
 
 def races() -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Search, type of the weights, and the results of the systems."""
-    for search, results in read("decode-whisper-trained")["results"].items():
+    for search, results in read("whisper-tiny-race")["results"].items():
         for dtype in ("float32", "int8"):
             ending = f", {dtype}"
             own = {name.removesuffix(ending): one for name, one in results.items() if name.endswith(ending)}
@@ -114,7 +114,7 @@ def races() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 def race_tables() -> dict[str, Table]:
     """By search: error rate on the raced clips, seconds, and speed-ups in CPU time."""
-    clips = read("decode-whisper-trained")["clips"]
+    clips = read("whisper-tiny-race")["clips"]
     tables: dict[str, list[list[str]]] = {}
     for search, dtype, systems in races():
         for name, one in systems.items():
@@ -190,5 +190,5 @@ def speech_numbers() -> dict[str, str]:
         found[f"whisper-{name}"] = f"{min(values):.2f} to {max(values):.2f}"
     sparse = ratios["zero-74-over-dense"] + ratios["early-1-over-dense"]
     found["whisper-sparse-over-dense"] = f"{min(sparse):.2f} to {max(sparse):.2f}"
-    found["whisper-race-clips"] = str(read("decode-whisper-trained")["clips"])
+    found["whisper-race-clips"] = str(read("whisper-tiny-race")["clips"])
     return found

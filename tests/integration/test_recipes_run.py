@@ -91,7 +91,8 @@ def run_recipe(path: Path, workplace: Path, baseline: Path) -> None:
     is_audio = values.get("task") == "transcription"
     if "transformer" in values["model"]:
         values["model"]["transformer"] = {**(values["model"]["transformer"] or {}), **SIZES}
-        values["tokenizer"]["vocab_size"] = 90
+        is_trained = "pretrained" not in values["tokenizer"]
+        values["tokenizer"] |= {"vocab_size": 90} if is_trained else {"pretrained": str(baseline / "tokenizer")}
     if is_audio:
         folder = workplace / "whisper"
         values["model"]["pretrained"] = str(
