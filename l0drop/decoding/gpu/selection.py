@@ -13,10 +13,35 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from l0drop.decoding.gpu import state as layout
 from l0drop.decoding.gpu.state import SearchTensors, State
+from l0drop.decoding.search import NEVER
 
 BLOCK = 4096
 """Tokens per program of the first kernel."""
+
+# kernels can read global constants of this type only
+_NEVER = tl.constexpr(NEVER)
+_MAX_LENGTH = tl.constexpr(layout.MAX_LENGTH)
+_MIN_LENGTH = tl.constexpr(layout.MIN_LENGTH)
+_RETURNED = tl.constexpr(layout.RETURNED)
+_STOPS_WHEN_FULL = tl.constexpr(layout.STOPS_WHEN_FULL)
+_IS_GNMT = tl.constexpr(layout.IS_GNMT)
+_DIVISOR = tl.constexpr(layout.DIVISOR)
+_HAS_FIRST = tl.constexpr(layout.HAS_FIRST)
+_HAS_LAST = tl.constexpr(layout.HAS_LAST)
+_FIRST_TIME = tl.constexpr(layout.FIRST_TIME)
+_NO_TIMES = tl.constexpr(layout.NO_TIMES)
+_END_OF_TEXT = tl.constexpr(layout.END_OF_TEXT)
+_LATEST_START = tl.constexpr(layout.LATEST_START)
+_BANNED = tl.constexpr(layout.BANNED)
+_SUPPRESSED = tl.constexpr(layout.SUPPRESSED)
+_BANNED_FIRST = tl.constexpr(layout.BANNED_FIRST)
+_EOS = tl.constexpr(layout.EOS)
+_FORCED_FIRST = tl.constexpr(layout.FORCED_FIRST)
+_FORCED_LAST = tl.constexpr(layout.FORCED_LAST)
+_AT_NEXT = tl.constexpr(layout.AT_NEXT)
+_AT_END = tl.constexpr(layout.AT_END)
 
 
 def choose(logits_RV: Tensor, state: State, settings: SearchTensors) -> None:
@@ -69,16 +94,16 @@ def _taken(values, index, chosen):  # type: ignore[no-untyped-def]
 @triton.jit
 def _constrained(x, flags, inside, NUMBERS, length, given):  # type: ignore[no-untyped-def]
     """Logits under `search.constrain`, in its order: banned, too short, forced, suppressed, banned at the beginning."""
-    has_first = tl.load(NUMBERS + 6)
-    x = tl.where((flags & 1) != 0, float("-inf"), x)
-    too_short = tl.where(length < tl.load(NUMBERS + 1), 8, 0)
+    has_first = tl.load(NUMBERS + _HAS_FIRST)
+    x = tl.where((flags & _BANNED) != 0, float("-inf"), x)
+    too_short = tl.where(length < tl.load(NUMBERS + _MIN_LENGTH), _EOS, 0)
     x = tl.where((flags & too_short) != 0, float("-inf"), x)
     forces_first = (has_first != 0) & (length == 1)
-    x = tl.where(forces_first, tl.where((flags & 16) != 0, 0.0, float("-inf")), x)
-    forces_last = (tl.load(NUMBERS + 7) != 0) & (length == tl.load(NUMBERS) - 1)
-    x = tl.where(forces_last, tl.where((flags & 32) != 0, 0.0, float("-inf")), x)
-    x = tl.where((flags & 2) != 0, float("-inf"), x)
-    is_first = tl.where(length == given + has_first, 4, 0)
+    x = tl.where(forces_first, tl.where((flags & _FORCED_FIRST) != 0, 0.0, float("-inf")), x)
+    forces_last = (tl.load(NUMBERS + _HAS_LAST) != 0) & (length == tl.load(NUMBERS + _MAX_LENGTH) - 1)
+    x = tl.where(forces_last, tl.where((flags & _FORCED_LAST) != 0, 0.0, float("-inf")), x)
+    x = tl.where((flags & _SUPPRESSED) != 0, float("-inf"), x)
+    is_first = tl.where(length == given + has_first, _BANNED_FIRST, 0)
     x = tl.where((flags & is_first) != 0, float("-inf"), x)
     return tl.where(inside, x, float("-inf"))
 
@@ -96,8 +121,8 @@ def _time_limits(  # type: ignore[no-untyped-def]
     length = tl.load(LENGTH + slot)
     given = tl.load(GIVEN + slot)
     if (tl.load(OPEN + slot) != 0) & (length >= given):
-        first = tl.load(NUMBERS + 8)
-        latest_start = tl.load(NUMBERS + 11)
+        first = tl.load(NUMBERS + _FIRST_TIME)
+        latest_start = tl.load(NUMBERS + _LATEST_START)
         from_text = 0
         from_time = first
         to_time = first * 0 + V
@@ -118,7 +143,7 @@ def _time_limits(  # type: ignore[no-untyped-def]
             newest_time = tl.load(tokens + tl.maximum(newest, 0)) + 1 - closes
             from_time = tl.where(newest >= 0, newest_time, first)
             to_time = tl.where(last * before == 1, first, V)
-            from_text = tl.where(closes == 1, tl.load(NUMBERS + 10), 0)
+            from_text = tl.where(closes == 1, tl.load(NUMBERS + _END_OF_TEXT), 0)
         # a timestamp follows if all of them together are more likely than every text token
         top = float("-inf")
         total = 0.0
@@ -129,7 +154,7 @@ def _time_limits(  # type: ignore[no-untyped-def]
             x = tl.load(LOGITS + row * V + token, mask=inside, other=float("-inf")).to(tl.float32)
             flags = tl.load(FLAGS + token, mask=inside, other=0)
             x = _constrained(x, flags, inside, NUMBERS, length, given)
-            x = tl.where(token == tl.load(NUMBERS + 9), float("-inf"), x)
+            x = tl.where(token == tl.load(NUMBERS + _NO_TIMES), float("-inf"), x)
             text = tl.where((token < first) & (token >= from_text), x, float("-inf"))
             x = tl.where((token >= first) & (token >= from_time) & (token < to_time), x, float("-inf"))
             best_text = tl.maximum(best_text, tl.max(text, 0))
@@ -165,16 +190,18 @@ def _best_of_block(  # type: ignore[no-untyped-def]
             total = tl.sum(tl.exp(x - tl.where(top == float("-inf"), 0.0, top)), 0)
         x = _constrained(x, flags, inside, NUMBERS, length, given)
         if HAS_TIMES:
-            is_time = token >= tl.load(NUMBERS + 8)
+            is_time = token >= tl.load(NUMBERS + _FIRST_TIME)
             from_time = tl.load(LIMITS + row * 3 + 1)
             to_time = tl.load(LIMITS + row * 3 + 2)
             x = tl.where(token < tl.load(LIMITS + row * 3), float("-inf"), x)
             x = tl.where(is_time & ((token < from_time) | (token >= to_time)), float("-inf"), x)
-            x = tl.where(token == tl.load(NUMBERS + 9), float("-inf"), x)
+            x = tl.where(token == tl.load(NUMBERS + _NO_TIMES), float("-inf"), x)
         if NORMALIZES_FIRST:
             # forced tokens have log-probability 0: nothing is subtracted from them
-            forces_first = (tl.load(NUMBERS + 6) != 0) & (length == 1)
-            is_forced = forces_first | ((tl.load(NUMBERS + 7) != 0) & (length == tl.load(NUMBERS) - 1))
+            forces_first = (tl.load(NUMBERS + _HAS_FIRST) != 0) & (length == 1)
+            is_forced = forces_first | (
+                (tl.load(NUMBERS + _HAS_LAST) != 0) & (length == tl.load(NUMBERS + _MAX_LENGTH) - 1)
+            )
             top = tl.where(is_forced, tl.where(block == 0, 0.0, float("-inf")), top)
             total = tl.where(is_forced, tl.where(block == 0, 1.0, 0.0), total)
         else:
@@ -239,7 +266,7 @@ def _advance(  # type: ignore[no-untyped-def]
             # candidates, best first; where there are fewer, they have the score NEVER
             c = tl.arange(0, CANDIDATE_TILE)
             is_candidate = c < CANDIDATES
-            c_score = tl.where(is_candidate, -1.0e9, float("-inf"))
+            c_score = tl.where(is_candidate, _NEVER, float("-inf"))
             c_beam = tl.zeros((CANDIDATE_TILE,), tl.int32)
             c_token = tl.zeros((CANDIDATE_TILE,), tl.int32)
             is_left = is_real
@@ -256,18 +283,18 @@ def _advance(  # type: ignore[no-untyped-def]
 
             # complete candidates among the best join the finished hypotheses
             flags = tl.load(FLAGS + c_token, mask=is_candidate, other=0)
-            at_end = length + 1 >= tl.load(NUMBERS)
-            has_ended = is_candidate & (tl.where(at_end, 8, flags & 8) != 0)
+            at_end = length + 1 >= tl.load(NUMBERS + _MAX_LENGTH)
+            has_ended = is_candidate & (tl.where(at_end, _EOS, flags & _EOS) != 0)
             is_among_best = has_ended & (c < BEAMS)
             done_scores = tl.load(DONE_SCORES + slot * BEAMS + beam, mask=is_beam, other=float("-inf"))
             done_length = tl.load(DONE_LENGTH + slot * BEAMS + beam, mask=is_beam, other=0)
             done = tl.load(DONE + slot * BEAMS + beam, mask=is_beam, other=1)
-            stops_when_full = tl.load(NUMBERS + 3) != 0
+            stops_when_full = tl.load(NUMBERS + _STOPS_WHEN_FULL) != 0
             if tl.sum(is_among_best.to(tl.int32), 0) > 0:
                 is_full = tl.min(done, 0) != 0
                 complete = c_score / tl.load(DIVISORS + length + 1 - given)
-                complete += tl.where(stops_when_full & is_full, -1.0e9, 0.0)
-                complete = tl.where(is_among_best, complete, complete - 1.0e9)
+                complete += tl.where(stops_when_full & is_full, _NEVER, 0.0)
+                complete = tl.where(is_among_best, complete, complete + _NEVER)
                 complete = tl.where(is_candidate, complete, float("-inf"))
                 done_side = tl.load(DONE_SIDE + slot)
                 done_old = (done_side * SLOTS + slot) * BEAMS * T
@@ -309,7 +336,7 @@ def _advance(  # type: ignore[no-untyped-def]
                 tl.store(DONE_SIDE + slot, 1 - done_side)
 
             # the best incomplete candidates continue
-            running = tl.where(has_ended, c_score - 1.0e9, c_score)
+            running = tl.where(has_ended, c_score + _NEVER, c_score)
             tokens = tl.zeros((BEAM_TILE,), tl.int32)
             for i in range(BEAMS):
                 best = tl.max(running, 0)
@@ -321,19 +348,20 @@ def _advance(  # type: ignore[no-untyped-def]
             tl.store(SCORES + slot * BEAMS + beam, scores, mask=is_beam)
 
             # does the slot stay open?
-            max_length = tl.load(NUMBERS)
+            max_length = tl.load(NUMBERS + _MAX_LENGTH)
             new_tokens = length + 1 - given
-            which_divisor = tl.load(NUMBERS + 5)
-            at = tl.where(which_divisor == 2, max_length - given, new_tokens + tl.where(which_divisor == 1, 1, 0))
+            which_divisor = tl.load(NUMBERS + _DIVISOR)
+            at = tl.where(which_divisor == _AT_NEXT, new_tokens + 1, new_tokens)
+            at = tl.where(which_divisor == _AT_END, max_length - given, at)
             at = tl.minimum(at, T)
             candidate = tl.sum(tl.where(beam == 0, scores, 0.0), 0) / tl.load(DIVISORS + at)
             lowest = tl.min(tl.where(is_beam, done_scores, float("inf")), 0)
             is_done = done != 0
-            worst = tl.where(is_done, lowest, -1.0e9)
+            worst = tl.where(is_done, lowest, _NEVER)
             can_improve = tl.max((is_beam & (candidate > worst)).to(tl.int32), 0)
-            last = tl.load(NUMBERS + 2) - 1
-            last_score = tl.sum(tl.where(beam == last, tl.where(is_done, done_scores, -1.0e9), 0.0), 0)
-            can_improve = tl.where(tl.load(NUMBERS + 4) != 0, (candidate > last_score).to(tl.int32), can_improve)
+            last = tl.load(NUMBERS + _RETURNED) - 1
+            last_score = tl.sum(tl.where(beam == last, tl.where(is_done, done_scores, _NEVER), 0.0), 0)
+            can_improve = tl.where(tl.load(NUMBERS + _IS_GNMT) != 0, (candidate > last_score).to(tl.int32), can_improve)
             is_full = tl.min(tl.where(is_beam, done, 1), 0) != 0
             stays = (can_improve != 0) & ((stops_when_full & is_full) == 0) & (length + 1 < max_length)
             tl.store(OPEN + slot, stays.to(tl.int32))

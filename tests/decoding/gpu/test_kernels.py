@@ -1,7 +1,12 @@
 """Each kernel against the function of its name in plain torch."""
 
 import copy
+import os
+import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +19,8 @@ triton = pytest.importorskip("triton", reason="needs triton")
 
 from l0drop.decoding.gpu import kernels  # noqa: E402
 
+ROOT = Path(__file__).parents[3]
+FILES = [ROOT / "l0drop" / "decoding" / "gpu" / name for name in ("attention.py", "selection.py")]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -229,3 +236,15 @@ def test_large_vocabulary():
         kernels.choose(logits, state, settings)
         plain.choose(logits, twin, settings)
         same(state, twin, 1)
+
+
+def test_kernels_compile_without_a_gpu():
+    """The interpreter checks less than the compiler."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.decoding.gpu.compile_kernels"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    defined = re.findall(
+        r"@triton.jit\ndef (\w+)\(  # type: ignore\[no-untyped-def\]\n", "".join(map(Path.read_text, FILES))
+    )
+    assert sorted(line.split()[0] for line in done.stdout.splitlines()) == sorted(defined)
