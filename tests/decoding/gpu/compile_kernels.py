@@ -9,22 +9,10 @@ from triton.compiler import ASTSource
 from l0drop.decoding.gpu import attention, selection
 
 HOPPER = GPUTarget("cuda", 90, 32)
-_INTEGERS = [
-    "LENGTH",
-    "GIVEN",
-    "OPEN",
-    "ERROR",
-    "NUMBERS",
-    "TOKENS",
-    "ANCESTORS",
-    "DONE_TOKENS",
-    "DONE_SIDE",
-    "DONE_LENGTH",
-    "DONE",
-    "TOKEN",
-    "LIMITS",
-    "ROWS",
-]
+_INTEGERS = (
+    *("LENGTH", "GIVEN", "OPEN", "ERROR", "NUMBERS", "TOKENS", "ANCESTORS", "DONE_TOKENS", "DONE_SIDE"),
+    *("DONE_LENGTH", "DONE", "TOKEN", "LIMITS", "ROWS"),
+)
 _FLOATS = ["BEST", "SUMS", "DIVISORS", "SCORES", "DONE_SCORES", "PARTS", "HEADS_OF_PARTS", "BIAS"]
 TYPES = {
     **dict.fromkeys(_INTEGERS, "*i32"),
