@@ -51,7 +51,7 @@ from time_limit import train_for
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 VOCABULARY = 10_000
-SYSTEMS = ("zero-0.6", "mean-0.6", "zero-0.5")
+SYSTEMS = ("zero-0.6", "zero-0.45", "zero-0.75")
 """If there is no time for all, the last ones are left out."""
 FROM_BASELINE = ("train.teacher.model=init",)
 """The teacher is the model that a run starts from."""
