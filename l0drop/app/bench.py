@@ -114,6 +114,9 @@ def decode(
     language: Annotated[str | None, typer.Option(help="The language of the audio, for a multilingual model.")] = None,
     sentences: Annotated[int | None, typer.Option(help="Lines or clips to decode. Default: 100.", min=1)] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Longest output. Default: 128.", min=1)] = None,
+    alone: Annotated[
+        int | None, typer.Option(help="On a GPU: lines that are also decoded one at a time. Default: 100.", min=1)
+    ] = None,
     shape: Annotated[
         str | None,
         typer.Option(
@@ -151,14 +154,17 @@ def decode(
         if model is not None or input_ is not None:
             for name in (*sizes, *given(shape=shape)):
                 raise ValueError(f"`{name}`: is for random weights; a model decodes text of natural length")
-            _decode_text_on_gpu(model, input_, {"beams": beams, **limits}, names, rounds, slow_rounds, output)
+            turns = {"rounds": rounds, "slow_rounds": slow_rounds, **given(alone=alone)}
+            _decode_text_on_gpu(model, input_, {"beams": beams, **limits}, names, turns, output)
         else:
-            for name in limits:
+            for name in (*limits, *given(alone=alone)):
                 raise ValueError(f"`{name}`: needs a model folder")
             _decode_shapes_on_gpu(shape or "gpu", sizes, beams, names, rounds, slow_rounds, output)
         return
     if device != "cpu":
         raise ValueError(f"device: expected cpu or cuda, got {device!r}")
+    for name in given(alone=alone):
+        raise ValueError(f"`{name}`: is for a GPU; on a CPU, every line is also decoded alone")
     from l0drop.bench.decoding import decode_benchmark
     from l0drop.bench.workloads import chosen_workloads
     from l0drop.report.benchmark import decode_table, sparsity_alone, speed_up_table
@@ -222,8 +228,7 @@ def _decode_text_on_gpu(
     file: Path | None,
     limits: dict[str, Any],
     systems: tuple[str, ...] | None,
-    rounds: int,
-    slow_rounds: int,
+    turns: dict[str, int],
     output: Path | None,
 ) -> None:
     from l0drop.bench.gpu_text import gpu_text_benchmark
@@ -236,7 +241,7 @@ def _decode_text_on_gpu(
         raise ValueError("`input`: missing; name a text file to decode")
     workload = Text(model, file, **limits)
     _require_cuda()
-    result = gpu_text_benchmark(workload, systems, rounds, slow_rounds, progress=log.print)
+    result = gpu_text_benchmark(workload, systems, **turns, progress=log.print)
     _print(text_table(result))
     _finish(result, result.made_by, output)
 

@@ -105,18 +105,20 @@ def test_a_model_without_a_gate_is_decoded_densely(baseline, text):
 
 
 def test_the_command_measures_text(model_folder, text, tmp_path, monkeypatch, capsys):
-    def on_cpu(workload, systems, rounds, slow_rounds, progress):
-        return gpu_text_benchmark(workload, systems, rounds, slow_rounds, 2, "cpu", "float32", progress)
+    def on_cpu(workload, systems, **turns):
+        return gpu_text_benchmark(workload, systems, device="cpu", dtype="float32", **turns)
 
     monkeypatch.setattr(gpu_text, "gpu_text_benchmark", on_cpu)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    options = "--device cuda --sentences 4 --max-new-tokens 5 --rounds 1"
+    options = "--device cuda --sentences 4 --max-new-tokens 5 --rounds 1 --alone 2"
     output = tmp_path / "text.json"
     given = [model_folder, "--input", text, *options.split(), "--systems", "engine-short,engine-dense"]
     code, said = l0drop(monkeypatch, capsys, "bench", "decode", *given, "--json", output)
     assert code == 0, said
     assert "3 lines" in said
-    assert list(GpuTextBenchmark.read(output).systems) == ["engine-short", "engine-dense"]
+    found = GpuTextBenchmark.read(output)
+    assert list(found.systems) == ["engine-short", "engine-dense"]
+    assert found.systems["engine-short"].latency_ms is not None
 
 
 def test_unknown_systems_are_refused(model_folder, text):
