@@ -191,9 +191,10 @@ def train_within(options: Options, gated: Sequence[str], limits: Limits) -> Opti
     prepare(baseline, study.runs)
     end = time.monotonic() + limits.baseline
     process = _started(options, gated, BASE, limits.baseline)
-    if not _waited(study, process):  # perhaps because of captured steps
+    if not _waited(study, process):  # perhaps because of captured steps or compiled layers
         left = max(0.0, end - time.monotonic())
-        options = replace(options, every_run=[*options.every_run, "train.capture=false"])
+        plain = ["train.capture=false", "train.compile=false"]
+        options = replace(options, baseline=[*options.baseline, *plain], fine_tune=[*options.fine_tune, *plain])
         for name in ("checkpoints", "log.jsonl", "recipe.yaml"):
             _remove(study.run_of(BASE) / name)
         process = _started(options, gated, BASE, left)

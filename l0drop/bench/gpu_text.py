@@ -1,8 +1,8 @@
 """Lines of text on a GPU: the whole call from text to text, by our engine, CTranslate2 and Hugging Face's generate.
 
 Each system makes its own batches: our engine as `load(...).generate` does, CTranslate2 from a limit of tokens, generate
-from lines sorted by length. CTranslate2 and generate are tried with several limits, from the largest one on, and the fastest is timed.
-Tokenizing and detokenizing count, and use the same tokenizer.
+from lines sorted by length. CTranslate2 and generate are tried with several limits, from the largest one on, and the
+fastest is timed. Tokenizing and detokenizing count, and use the same tokenizer.
 """
 
 import copy
@@ -54,8 +54,8 @@ NOTES = {
     "hf": "generate on lines sorted by length, in batches of at most batch_tokens padded tokens",
     "attention": "torch's attention by cuDNN is off, which would make generate and our engine wait for a plan at every "
     "new shape",
-    "tried": "seconds of one call by batch_tokens, from the largest one on, until one took far longer than the fastest; "
-    "the fastest was timed",
+    "tried": "seconds of one call by batch_tokens, from the largest one on, until one took far longer than the "
+    "fastest, which was timed",
     "latency_ms": "of lines decoded alone: percentiles over lines of the median over rounds, wall time",
 }
 
