@@ -154,7 +154,7 @@ def decode(
         if model is not None or input_ is not None:
             for name in (*sizes, *given(shape=shape)):
                 raise ValueError(f"`{name}`: is for random weights; a model decodes text of natural length")
-            turns = {"rounds": rounds, "slow_rounds": slow_rounds, **given(alone=alone)}
+            turns: dict[str, Any] = {"rounds": rounds, "slow_rounds": slow_rounds, **given(alone=alone)}
             _decode_text_on_gpu(model, input_, {"beams": beams, **limits}, names, turns, output)
         else:
             for name in (*limits, *given(alone=alone)):
@@ -163,8 +163,8 @@ def decode(
         return
     if device != "cpu":
         raise ValueError(f"device: expected cpu or cuda, got {device!r}")
-    for name in given(alone=alone):
-        raise ValueError(f"`{name}`: is for a GPU; on a CPU, every line is also decoded alone")
+    if alone is not None:
+        raise ValueError("`alone`: is for a GPU; on a CPU, every line is also decoded alone")
     from l0drop.bench.decoding import decode_benchmark
     from l0drop.bench.workloads import chosen_workloads
     from l0drop.report.benchmark import decode_table, sparsity_alone, speed_up_table
@@ -181,8 +181,8 @@ def decode(
         results[name] = decode_benchmark(workload, names, rounds, slow_rounds, threads, progress=log.print)
         _print(decode_table(results[name]))
     for name, found in results.items():
-        if alone := sparsity_alone(found):
-            console.print(f"{f'{name}: ' if len(results) > 1 else ''}{alone}", highlight=False)
+        if said := sparsity_alone(found):
+            console.print(f"{f'{name}: ' if len(results) > 1 else ''}{said}", highlight=False)
     _print(speed_up_table(results))
     first = next(iter(results.values()))
     _finish(first if len(results) == 1 else DecodeBenchmarks(results, first.made_by), first.made_by, output)
@@ -228,7 +228,7 @@ def _decode_text_on_gpu(
     file: Path | None,
     limits: dict[str, Any],
     systems: tuple[str, ...] | None,
-    turns: dict[str, int],
+    turns: dict[str, Any],
     output: Path | None,
 ) -> None:
     from l0drop.bench.gpu_text import gpu_text_benchmark

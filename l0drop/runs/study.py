@@ -137,3 +137,33 @@ class Sources(JsonFile):
 
     empty: str
     sparsity: dict[str, dict[str, float]] = optional(factory=dict)
+
+
+@dataclass(frozen=True)
+class BeamScore:
+    """A system on the test examples of one length with one number of beams.
+
+    dense: on the full gated memory. seconds: wall time of all examples, from text to text, per round. difference: to
+    the first system with the most beams.
+    """
+
+    system: str
+    beams: int
+    length: int
+    dense: bool
+    score: Score
+    seconds: list[float]
+    output_tokens: int
+    difference: Difference | None = optional()
+
+
+@dataclass(frozen=True)
+class BeamScores(JsonFile):
+    """`beams.json`: quality and time of systems by their number of beams."""
+
+    COMMAND = "scripts/document_beams.py"
+
+    what: str
+    dtype: str
+    rows: list[BeamScore]
+    made_by: Provenance | None = flat()

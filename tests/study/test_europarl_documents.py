@@ -1,9 +1,12 @@
 """The study of documents: its text, its plan, and training for a limited time."""
 
+import shutil
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+import document_beams
 import europarl_documents
 from document_text import Documents, whole_documents, write_documents
 from europarl_documents import EuroparlDocuments, Limits
@@ -12,7 +15,7 @@ from l0drop.data.tokenizer import load_tokenizers
 from l0drop.recipe import parse_recipe
 from l0drop.runs.json_file import read_any
 from l0drop.runs.run import RunFolder, RunMetrics
-from l0drop.runs.study import Sources
+from l0drop.runs.study import BeamScores, Sources
 from l0drop.study.study import Options
 from tests.runs.partial import filled
 from tests.training import tiny
@@ -175,3 +178,29 @@ def test_a_run_within_the_limit_keeps_its_steps(tmp_path):
     recipe = parse_recipe(tiny.recipe(tmp_path / "data"), "test")
     assert train_for(recipe, tmp_path / "runs", 500) == recipe
     assert not (tmp_path / "runs" / "tiny" / PLANNED).exists()
+
+
+def test_fewer_beams_are_scored_and_timed(data, text, tmp_path):
+    """On a CPU, with barely trained models."""
+    runs = tmp_path / "runs"
+    shutil.copytree(text, runs / "text")
+    train_for(parse_recipe(tiny.recipe(tmp_path / "data", "base"), "test"), runs, 500)
+    train_for(parse_recipe(tiny.sparse(tmp_path / "data", str(runs / "base"), "sparse"), "test"), runs, 500)
+    for ending in ("en", "de"):  # short enough for these models
+        cut = [" ".join(line.split()[:6]) for line in lines_of(text, "test", ending)]
+        (runs / "text" / f"test.{ending}").write_text("".join(f"{line}\n" for line in cut))
+    found = document_beams.measure(runs, ["base", "sparse"], [2, 1], "cpu", "float64", 1, Console(quiet=True))
+    assert {row.length for row in found.rows} == {SHORT, LONG}
+    rows = [row for row in found.rows if row.length == LONG]
+    assert [(row.system, row.beams, row.dense) for row in rows] == [
+        ("base", 2, False),
+        ("sparse", 2, False),
+        ("base", 1, False),
+        ("sparse", 1, False),
+        ("sparse", 2, True),
+    ]
+    assert rows[0].difference is None
+    assert all(row.difference is not None and len(row.seconds) == 1 for row in rows[1:])
+    assert rows[1].score == rows[4].score, "the short and the dense memory give the same outputs"
+    found.write(tmp_path / "beams.json")
+    assert BeamScores.read(tmp_path / "beams.json") == found
