@@ -1,9 +1,10 @@
-"""Tables of the study of documents: quality by length, and what wrong sources score."""
+"""Tables of the study of documents: quality by length, scores with wrong sources, fewer beams."""
 
+import statistics
 from collections.abc import Mapping
 
 from l0drop.runs.run import SPLITS
-from l0drop.runs.study import LengthScore, LengthScores
+from l0drop.runs.study import BeamScores, LengthScore, LengthScores
 from l0drop.runs.table import Table
 from result_tables.labels import CONTINUED, SAME_WAY, SYSTEMS, label
 
@@ -60,6 +61,19 @@ def examples_table(found: LengthScores) -> Table:
                 mean = one.source_tokens / one.examples
                 rows.append([split, f"{one.length:,}", f"{one.examples:,}", f"{mean:,.0f}"])
     return Table(["text", "longest source", "examples", "mean source, subwords"], rows)
+
+
+def beams_table(found: BeamScores, labels: Mapping[str, str] = LABELS) -> Table:
+    """Quality and time by the number of beams, and how much faster each system is than the first one."""
+    rows = []
+    for row in found.rows:
+        first = next(one for one in found.rows if one.length == row.length)
+        name = label(row.system.rpartition("-s")[0], labels) + (", full memory" if row.dense else "")
+        difference = "-" if row.difference is None else f"{row.difference.difference:+.2f}"
+        times = statistics.median(first.seconds) / statistics.median(row.seconds)
+        rows.append([name, f"{row.length:,}", str(row.beams), f"{row.score.value:.2f}", difference, f"{times:.2f}"])
+    head = ["system, one seed", "longest source", "beams", "BLEU, test", "difference to the first row of its length"]
+    return Table([*head, "times as fast as the first row of its length"], rows)
 
 
 def _on(found: LengthScores, split: str) -> list[LengthScore]:

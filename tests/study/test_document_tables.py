@@ -1,7 +1,7 @@
 """The tables of the study of documents."""
 
-from l0drop.runs.study import LengthScores
-from result_tables.documents import controls_table, examples_table, lengths_table
+from l0drop.runs.study import BeamScores, LengthScores
+from result_tables.documents import beams_table, controls_table, examples_table, lengths_table
 from tests.runs.partial import filled
 
 
@@ -42,4 +42,20 @@ def test_examples_are_counted_once():
         ["valid", "1,024", "10", "922"],
         ["test", "512", "10", "461"],
         ["test", "1,024", "10", "922"],
+    ]
+
+
+def test_fewer_beams_are_compared_with_the_first_row():
+    def one(system, beams, score, seconds, **more):
+        about = {"system": system, "beams": beams, "length": 1024, "output_tokens": 9, **more}
+        return {"dense": False, **about, "score": {"name": "BLEU", "value": score}, "seconds": seconds}
+
+    difference = {"metric": "bleu", "difference": -0.31}
+    rows = [one("on-s1", 4, 25.0, [2.0, 2.2, 1.9]), one("zero-0.6-s1", 4, 24.7, [1.0], difference=difference)]
+    rows.append(one("zero-0.6-s1", 4, 24.7, [4.0], difference=difference, dense=True))
+    found = beams_table(filled(BeamScores, {"what": "", "dtype": "bfloat16", "rows": rows}))
+    assert found.rows == [
+        ["dense, continued, distilled the same way", "1,024", "4", "25.00", "-", "1.00"],
+        ["sparse `zero`, target 0.6", "1,024", "4", "24.70", "-0.31", "2.00"],
+        ["sparse `zero`, target 0.6, full memory", "1,024", "4", "24.70", "-0.31", "0.50"],
     ]
