@@ -14,7 +14,8 @@ from dataclasses import replace
 
 from l0drop.data.whole import write_whole
 from l0drop.report.figures import attention_mass, entropy, groups, quality_and_time, seeds_and_sparsity
-from l0drop.runs.benchmark import DecodeBenchmarks, GpuDecodeBenchmark, SpeedPrediction, TrainingSpeed
+from l0drop.runs.benchmark import DecodeBenchmarks, SpeedPrediction, TrainingSpeed
+from l0drop.runs.gpu_benchmark import GpuDecodeBenchmark
 from l0drop.runs.table import Table, in_markdown
 from result_tables import files, quality, speech, speed, toys
 from result_tables.claims import claims_table

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from l0drop.report.gpu_benchmark import encode_table, floor_table, memory_table, ratio_table, step_table
-from l0drop.runs.benchmark import GpuDecodeBenchmark, GpuShape, GpuTextBenchmark
+from l0drop.runs.gpu_benchmark import GpuDecodeBenchmark, GpuShape, GpuTextBenchmark
 from l0drop.runs.table import Table
 
 NAMES = {

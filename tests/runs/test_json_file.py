@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from l0drop.runs.precision import Precision
 
 from l0drop.runs.analysis import Analysis, Closed, SweepAnalysis
 from l0drop.runs.benchmark import (
     DecodeBenchmark,
     DecodeBenchmarks,
-    GpuDecodeBenchmark,
-    GpuTextBenchmark,
     SpeedPrediction,
     TrainingSpeed,
 )
 from l0drop.runs.evaluation import Difference, Evaluation
+from l0drop.runs.gpu_benchmark import GpuDecodeBenchmark, GpuTextBenchmark
 from l0drop.runs.json_file import (
     FieldError,
     FileError,
@@ -157,9 +157,10 @@ BENCHMARKS: dict[str, type[JsonFile]] = {
     "decode-2-threads": DecodeBenchmarks,
     "decode-int8": DecodeBenchmarks,
     **{
-        path.stem: GpuTextBenchmark if "text" in path.stem else GpuDecodeBenchmark
+        path.stem: GpuTextBenchmark if path.stem.endswith(("sentences", "documents")) else GpuDecodeBenchmark
         for path in RESULTS.glob("decode-gpu*")
     },
+    **{path.stem: Precision for path in RESULTS.glob("precision-*.json")},
     "predict": SpeedPrediction,
     "training-speed": TrainingSpeed,
 }

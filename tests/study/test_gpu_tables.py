@@ -2,7 +2,7 @@
 
 import pytest
 
-from l0drop.runs.benchmark import GpuDecodeBenchmark, GpuTextBenchmark
+from l0drop.runs.gpu_benchmark import GpuDecodeBenchmark, GpuTextBenchmark
 from result_tables.gpu import gpu_profile_table, gpu_tables, gpu_text_table, short_name
 from tests.runs.partial import filled
 
