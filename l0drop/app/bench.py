@@ -291,6 +291,46 @@ def _decode_text_on_gpu(
 
 
 @bench.command(cls=Command)
+def precision(
+    model: Annotated[str, typer.Argument(help="A run or model folder, or a name on the hub.")],
+    input_: Annotated[Path, typer.Option("--input", help="Text for the model to decode.")],
+    reference: Annotated[Path, typer.Option(help="Its references, line by line.")],
+    dtypes: Annotated[
+        str, typer.Option(help="Types of numbers; the others are compared with the first.")
+    ] = "float32,bfloat16,float16",
+    sentences: Annotated[int, typer.Option(help="Lines to decode.", min=1)] = 1000,
+    alone: Annotated[int, typer.Option(help="Lines that are also decoded one at a time.", min=0)] = 50,
+    beams: Annotated[int | None, typer.Option(help="Beams. Default: the run's.", min=1)] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Longest output. Default: the run's.", min=1)] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    threads: Threads = 1,
+    output: Output = None,
+) -> None:
+    """Do a trained model's outputs change in low precision, and with the batch they are decoded in?"""
+    from l0drop.bench.precision import Question
+    from l0drop.bench.precision import precision as measure
+    from l0drop.report.precision import precision_table
+    from l0drop.runs.precision import Precision
+
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device: expected cpu or cuda, got {device!r}")
+    generation = given(num_beams=beams, max_new_tokens=max_new_tokens)
+    question = Question(model, input_, reference, sentences, alone, generation)
+    if device == "cuda":
+        _require_cuda()
+    use_threads(threads)
+
+    def save(result: Precision) -> None:
+        if output is not None:
+            result.write(output)
+
+    names = [name.strip() for name in dtypes.split(",")]
+    result = measure(question, names, device=device, progress=log.print, save=save)
+    _print(precision_table(result))
+    _finish(result, result.made_by, output)
+
+
+@bench.command(cls=Command)
 def dial(
     run: Annotated[Path, typer.Argument(help="A run folder, preferably trained with train.elastic.")],
     keep: Annotated[str, typer.Option(help="Shares to keep: 0.3,0.5,0.7 or 0.1:1:0.1", metavar="VALUES")],

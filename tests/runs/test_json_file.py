@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from l0drop.runs.precision import Precision
 
 from l0drop.runs.analysis import Analysis, Closed, SweepAnalysis
 from l0drop.runs.benchmark import (
@@ -29,6 +28,7 @@ from l0drop.runs.json_file import (
     optional,
     write_json,
 )
+from l0drop.runs.precision import Precision
 from l0drop.runs.run import RunMetrics
 from l0drop.runs.study import Rivals, StudyResults
 from l0drop.runs.sweep import Sweep, Timings
