@@ -307,7 +307,7 @@ def precision(
     output: Output = None,
 ) -> None:
     """Do a trained model's outputs change in low precision, and with the batch they are decoded in?"""
-    from l0drop.bench.precision import Question
+    from l0drop.bench.precision import PrecisionText
     from l0drop.bench.precision import precision as measure
     from l0drop.report.precision import precision_table
     from l0drop.runs.precision import Precision
@@ -315,7 +315,7 @@ def precision(
     if device not in ("cpu", "cuda"):
         raise ValueError(f"device: expected cpu or cuda, got {device!r}")
     generation = given(num_beams=beams, max_new_tokens=max_new_tokens)
-    question = Question(model, input_, reference, sentences, alone, generation)
+    text = PrecisionText(model, input_, reference, sentences, alone, generation)
     if device == "cuda":
         _require_cuda()
     use_threads(threads)
@@ -325,7 +325,7 @@ def precision(
             result.write(output)
 
     names = [name.strip() for name in dtypes.split(",")]
-    result = measure(question, names, device=device, progress=log.print, save=save)
+    result = measure(text, names, device=device, progress=log.print, save=save)
     _print(precision_table(result))
     _finish(result, result.made_by, output)
 

@@ -18,7 +18,7 @@ import transformers as hf
 
 from l0drop.bench.agreement import TIE, compare
 from l0drop.bench.decoding import timed
-from l0drop.bench.gpu_race import Conditions, Race, Task, copy_rate, give_back
+from l0drop.bench.gpu_race import Conditions, Race, RaceBatch, copy_rate, give_back
 from l0drop.bench.peers import (
     GPU_SYSTEMS,
     CTranslate2Peer,
@@ -141,7 +141,7 @@ def gpu_decode_benchmark(
     return result
 
 
-def _task(base: hf.MarianMTModel, setup: Setup, shape: Shape, systems: Sequence[str], ct2: "_Loaded") -> Task:
+def _task(base: hf.MarianMTModel, setup: Setup, shape: Shape, systems: Sequence[str], ct2: "_Loaded") -> RaceBatch:
     """The systems at one shape."""
     workload = setup.workload(shape)
     model, batch = workload.on(base)
@@ -151,7 +151,7 @@ def _task(base: hf.MarianMTModel, setup: Setup, shape: Shape, systems: Sequence[
         return ct2(name, model, generation) if name.startswith("ct2") else build_peer(name, model, **generation)
 
     rounds = setup.rounds_of(systems, shape)
-    return Task(shape, model, batch, generation, rounds, build, COMPARED, setup.device)
+    return RaceBatch(shape, model, batch, generation, rounds, build, COMPARED, setup.device)
 
 
 class _Loaded:

@@ -88,7 +88,7 @@ class Conditions:
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class RaceBatch:
     """One batch, what decodes it, and how often: rounds by system. `build` makes the system of a name."""
 
     shape: Shape
@@ -110,7 +110,7 @@ class Task:
 class Race:
     """The systems of a task, taking turns. `name` stands before lines of progress."""
 
-    def __init__(self, task: Task, name: str, progress: Say) -> None:
+    def __init__(self, task: RaceBatch, name: str, progress: Say) -> None:
         self.task, self.name, self._progress = task, name, progress
         self.peers: dict[str, Peer] = {}
         self.peaks: dict[str, int] = {}

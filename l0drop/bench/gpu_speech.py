@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from l0drop.bench.gpu_race import Conditions, Race, Task, copy_rate, give_back
+from l0drop.bench.gpu_race import Conditions, Race, RaceBatch, copy_rate, give_back
 from l0drop.bench.peers import Peer, ctranslate2_library
 from l0drop.bench.speech_peers import build_speech_peer, convert_whisper
 from l0drop.bench.speech_workloads import WHISPER_SHAPES, RandomWhisper
@@ -139,7 +139,7 @@ def gpu_speech_benchmark(
 
 def _task(
     workload: RandomWhisper, base: Any, systems: Sequence[str], conditions: Conditions, converted: "_Converted"
-) -> Task:
+) -> RaceBatch:
     """The systems on one workload."""
     model, batch = workload.on(base)
 
@@ -149,7 +149,7 @@ def _task(
 
     rounds = conditions.rounds_of(systems, workload.shape)
     device = conditions.device
-    return Task(
+    return RaceBatch(
         workload.shape, model, batch, workload.generation, rounds, build, COMPARED, device, whisper=workload.size
     )
 

@@ -44,7 +44,7 @@ NOTES = {
 
 
 @dataclass(frozen=True)
-class Question:
+class PrecisionText:
     """What is decoded: the first sentences of a text, by a run, a model folder, or a name on the hub.
 
     alone: sentences that are also decoded one at a time. generation: replaces settings of the run.
@@ -68,7 +68,7 @@ class Question:
 
 @without_cudnn_attention()
 def precision(
-    question: Question,
+    what: PrecisionText,
     dtypes: Sequence[str] = DTYPES,
     random_sizes: Sequence[int] = RANDOM_SIZES,
     device: str = "cuda",
@@ -80,16 +80,16 @@ def precision(
     A type that fails, as float16 may where it overflows, is left out, and the reason is recorded.
     """
     quiet_libraries()
-    lines, references = question.pairs()
-    text = load(question.model, device, dtypes[0])
+    lines, references = what.pairs()
+    text = load(what.model, device, dtypes[0])
     sources = text.encode(lines)
-    settings = text.settings(None, dict(question.generation or {}))
-    ways = _batchings(text, sources, random_sizes, question.alone)
+    settings = text.settings(None, dict(what.generation or {}))
+    ways = _batchings(text, sources, random_sizes, what.alone)
     result = Precision(
         what="a text in several types of numbers, in several ways of batching",
-        model=question.model,
-        input=FileStamp(**file_stamp(question.input)),
-        references=FileStamp(**file_stamp(question.references)),
+        model=what.model,
+        input=FileStamp(**file_stamp(what.input)),
+        references=FileStamp(**file_stamp(what.references)),
         sentences=len(lines),
         source_tokens=sum(len(source.ids) for source in sources),
         reference=dtypes[0],
@@ -102,7 +102,7 @@ def precision(
     found: dict[tuple[str, str], Mapping[int, str]] = {}
     for dtype in dtypes:
         try:
-            model = text if dtype == dtypes[0] else load(question.model, device, dtype)
+            model = text if dtype == dtypes[0] else load(what.model, device, dtype)
             for memory in ("dense", "short") if model.is_gated else ("dense",):
                 dial = {"dense": True} if model.is_gated and memory == "dense" else {}
                 outputs, seconds, dropped = _decoded(model, sources, {**settings, **dial}, ways)

@@ -7,7 +7,7 @@ import torch
 
 from l0drop import load
 from l0drop.bench import precision as module
-from l0drop.bench.precision import Question, changed_share, precision
+from l0drop.bench.precision import PrecisionText, changed_share, precision
 from l0drop.data.metrics import bleu
 from l0drop.report.precision import precision_table
 from l0drop.runs.precision import Batching, Precision
@@ -41,8 +41,8 @@ def saved():
 
 @pytest.fixture(scope="module")
 def result(model_folder, files, saved):
-    question = Question(str(model_folder), *files, alone=4, generation=GENERATION)
-    return precision(question, ("float64", "float32", "bfloat16"), (4, 2), save=saved.append, **QUIET)
+    text = PrecisionText(str(model_folder), *files, alone=4, generation=GENERATION)
+    return precision(text, ("float64", "float32", "bfloat16"), (4, 2), save=saved.append, **QUIET)
 
 
 def row(result, dtype, memory):
@@ -115,7 +115,7 @@ class Fickle:
 def test_changes_are_found(files, monkeypatch):
     monkeypatch.setattr(module, "load", lambda name, device, dtype: Fickle(dtype))
     said = []
-    found = precision(Question("folder", *files, alone=3), random_sizes=(9, 4), device="cpu", progress=said.append)
+    found = precision(PrecisionText("folder", *files, alone=3), random_sizes=(9, 4), device="cpu", progress=said.append)
     assert [(one.dtype, one.memory, one.same) for one in found.rows] == [
         ("float32", "dense", 1.0), ("float32", "short", 1.0), ("bfloat16", "dense", 0.0), ("bfloat16", "short", 1.0),
     ]  # fmt: skip
@@ -129,7 +129,7 @@ def test_changes_are_found(files, monkeypatch):
     assert found.left_out == {"float16": "encodings: the encoder gives NaN"}
     assert "float16 is left out" in precision_table(found)[1].note
     with pytest.raises(ValueError, match="NaN"):
-        precision(Question("folder", *files), ("float16", "float32"), **QUIET)
+        precision(PrecisionText("folder", *files), ("float16", "float32"), **QUIET)
 
 
 def test_shares():
@@ -145,8 +145,8 @@ def test_results_are_saved_after_every_memory(result, saved, tmp_path):
 
 
 def test_a_model_without_a_gate_has_one_memory(baseline, files):
-    question = Question(str(baseline), *files, sentences=3, alone=0, generation=GENERATION)
-    found = precision(question, ("float32",), (2,), **QUIET)
+    text = PrecisionText(str(baseline), *files, sentences=3, alone=0, generation=GENERATION)
+    found = precision(text, ("float32",), (2,), **QUIET)
     assert [(one.memory, one.sparsity) for one in found.rows] == [("dense", None)]
     assert set(found.batches) == {"own", "random-2"}
 
