@@ -133,15 +133,17 @@ def gpu_decode_benchmark(
         ct2 = _Loaded(folder, setup)
         for name, shape in shapes.items():
             give_back(setup.device)  # of the shape before
-            task = _task(base, setup, shape, systems, ct2)
-            found = Race(task, name, progress).run(result.bytes_per_second)
-            del task
+            race = _race_batch(base, setup, shape, systems, ct2)
+            found = Race(race, name, progress).run(result.bytes_per_second)
+            del race
             result = replace(result, shapes={**result.shapes, name: found})
             save(result)
     return result
 
 
-def _task(base: hf.MarianMTModel, setup: Setup, shape: Shape, systems: Sequence[str], ct2: "_Loaded") -> RaceBatch:
+def _race_batch(
+    base: hf.MarianMTModel, setup: Setup, shape: Shape, systems: Sequence[str], ct2: "_Loaded"
+) -> RaceBatch:
     """The systems at one shape."""
     workload = setup.workload(shape)
     model, batch = workload.on(base)

@@ -15,7 +15,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -89,7 +89,10 @@ class Conditions:
 
 @dataclass(frozen=True, eq=False)
 class RaceBatch:
-    """One batch, what decodes it, and how often: rounds by system. `build` makes the system of a name."""
+    """One batch, what decodes it, and how often: rounds by system. `build` makes the system of a name.
+
+    slow_warm_up: replaces settings of the search where generate warms up.
+    """
 
     shape: Shape
     model: L0DropModel
@@ -100,6 +103,7 @@ class RaceBatch:
     compared: Compared
     device: str
     whisper: str | None = None
+    slow_warm_up: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def short_rows(self) -> int:
@@ -108,10 +112,10 @@ class RaceBatch:
 
 
 class Race:
-    """The systems of a task, taking turns. `name` stands before lines of progress."""
+    """The systems on a batch, taking turns. `name` stands before lines of progress."""
 
-    def __init__(self, task: RaceBatch, name: str, progress: Say) -> None:
-        self.task, self.name, self._progress = task, name, progress
+    def __init__(self, batch: RaceBatch, name: str, progress: Say) -> None:
+        self.batch, self.name, self._progress = batch, name, progress
         self.peers: dict[str, Peer] = {}
         self.peaks: dict[str, int] = {}
         self.left_out: dict[str, str] = {}
@@ -119,10 +123,10 @@ class Race:
 
     def run(self, bandwidth: float) -> GpuShape:
         """Warm up, take turns, and summarize."""
-        task = self.task
-        for name in task.rounds:
+        race = self.batch
+        for name in race.rounds:
             self._warm_up(name)
-        wanted = {name: rounds for name, rounds in task.rounds.items() if name in self.peers}
+        wanted = {name: rounds for name, rounds in race.rounds.items() if name in self.peers}
         seconds: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in wanted}
         for name, _ in in_turns(wanted) if wanted else ():
             for phase, one in self._round(name).items():
@@ -131,12 +135,12 @@ class Race:
         for name, system in systems.items():
             self._say(f"{name}: {system.milliseconds_per_step:.3f} ms per step")
         return GpuShape(
-            shape=task.shape,
-            whisper=task.whisper,
-            generation=task.generation,
-            longest_memory=task.short_rows,
+            shape=race.shape,
+            whisper=race.whisper,
+            generation=race.generation,
+            longest_memory=race.short_rows,
             systems=systems,
-            ratios=ratios({name: system.seconds for name, system in systems.items()}, task.compared),
+            ratios=ratios({name: system.seconds for name, system in systems.items()}, race.compared),
             left_out=self.left_out,
         )
 
@@ -145,15 +149,18 @@ class Race:
 
     def _warm_up(self, name: str) -> None:
         """Build a system and run it until everything is compiled, captured and allocated."""
-        with (watch := Stopwatch(self.task.device)):
+        with (watch := Stopwatch(self.batch.device)):
             try:
                 outside = name.startswith("ct2")
-                with peak_memory(self.task.device, outside_torch=outside) as peak:
-                    self.peers[name] = self.task.build(name)
+                with peak_memory(self.batch.device, outside_torch=outside) as peak:
+                    self.peers[name] = self.batch.build(name)
                     if outside:
                         peak.start()
-                    for _ in range(1 if name.startswith("hf") else 2):
-                        self._round(name)
+                    if name.startswith("hf"):
+                        self._round(name, self.batch.slow_warm_up)
+                    else:
+                        for _ in range(2):
+                            self._round(name)
                 self.peaks[name] = peak.bytes
             except Exception as error:  # one system that fails must not cost the others' results
                 self.peers.pop(name, None)
@@ -162,19 +169,19 @@ class Race:
                 return
         self._say(f"{name}: warm-up took {watch.seconds.wall:.1f} s")
 
-    def _round(self, name: str) -> Mapping[str, Any]:
-        task = self.task
-        (self.tokens[name],), seconds = timed(self.peers[name], [task.batch], task.device, **task.generation)
+    def _round(self, name: str, changes: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        race, generation = self.batch, {**self.batch.generation, **(changes or {})}
+        (self.tokens[name],), seconds = timed(self.peers[name], [race.batch], race.device, **generation)
         return seconds
 
     def _system(self, name: str, seconds: dict[str, list[float]], bandwidth: float) -> GpuSystem:
-        task = self.task
+        race = self.batch
         median = {phase: statistics.median(times) for phase, times in seconds.items()}
-        step = median.get("search", median["decode"]) / task.shape.target
+        step = median.get("search", median["decode"]) / race.shape.target
         floor = None
         if name.startswith("engine"):
-            rows = task.short_rows if name == "engine-short" else task.shape.source
-            floor = least_bytes(task.model, task.shape, rows, task.generation["num_beams"])
+            rows = race.short_rows if name == "engine-short" else race.shape.source
+            floor = least_bytes(race.model, race.shape, rows, race.generation["num_beams"])
         reference = next((one for one in ("engine-dense", "engine-short") if one in self.tokens), None)
         is_compared = reference not in (None, name) and not name.startswith("ct2")
         return GpuSystem(

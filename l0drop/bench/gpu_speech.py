@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from l0drop.bench.gpu_race import Conditions, Race, RaceBatch, copy_rate, give_back
-from l0drop.bench.peers import Peer, ctranslate2_library
+from l0drop.bench.peers import BRIEF, Peer, ctranslate2_library
 from l0drop.bench.speech_peers import build_speech_peer, convert_whisper
 from l0drop.bench.speech_workloads import WHISPER_SHAPES, RandomWhisper
 from l0drop.bench.timing import Say, Stopwatch
@@ -52,6 +52,7 @@ NOTES = {
     "seconds": "wall time from features to token ids, until the GPU has finished; end_to_end: encode + decode; decode "
     "has Whisper's own handling of prompts and windows around the search, of our engine and of generate; search: our "
     "engine's search alone, with the projection of the memory's keys and values",
+    "rounds": "after two to warm up; generate warms up with two tokens",
     "milliseconds_per_step": "median search, or of other systems median decode, / tokens to produce",
     "least_bytes": "of a step: keys and values of the memory, of the target (each beam's, mean over the steps), "
     "weights of the decoder's layers and the output layer, logits written and read once",
@@ -128,16 +129,16 @@ def gpu_speech_benchmark(
         with _converted() as converted:
             for name, workload in named.items():
                 give_back(conditions.device)  # of the shape before
-                task = _task(workload, base, systems, conditions, converted)
-                found = Race(task, name, progress).run(result.bytes_per_second)
-                del task
+                race = _race_batch(workload, base, systems, conditions, converted)
+                found = Race(race, name, progress).run(result.bytes_per_second)
+                del race
                 result = replace(result, shapes={**result.shapes, name: found})
                 save(result)
         del base
     return result
 
 
-def _task(
+def _race_batch(
     workload: RandomWhisper, base: Any, systems: Sequence[str], conditions: Conditions, converted: "_Converted"
 ) -> RaceBatch:
     """The systems on one workload."""
@@ -148,10 +149,10 @@ def _task(
         return build_speech_peer(name, model, 1, folder, **workload.generation)
 
     rounds = conditions.rounds_of(systems, workload.shape)
-    device = conditions.device
     return RaceBatch(
-        workload.shape, model, batch, workload.generation, rounds, build, COMPARED, device, whisper=workload.size
-    )
+        workload.shape, model, batch, workload.generation, rounds, build, COMPARED, conditions.device,
+        whisper=workload.size, slow_warm_up=BRIEF,
+    )  # fmt: skip
 
 
 @dataclass

@@ -81,7 +81,8 @@ def gpu_whisper_tables(result: GpuDecodeBenchmark) -> dict[str, Table]:
     )
     labels = {name: _whisper_label(shape) for name, shape in shapes}
     _, table = whisper_ratio_table(result)
-    ratios = {row[0]: row[1:] for row in table.rows}
+    ratios = {row[0]: row for row in table.rows}
+    compared = [column for column in range(1, len(table.head)) if any(row[column] for row in table.rows)]
 
     def times(system: str, phase: str) -> list[str]:
         return [_milliseconds(shape.systems.get(system), phase) for _, shape in shapes]
@@ -99,7 +100,8 @@ def gpu_whisper_tables(result: GpuDecodeBenchmark) -> dict[str, Table]:
     }
     return {
         "gpu-whisper": Table(
-            ["Whisper", *map(_renamed, table.head[1:])], [[label, *ratios[name]] for name, label in labels.items()]
+            ["Whisper", *(_renamed(table.head[column]) for column in compared)],
+            [[label, *(ratios[name][column] for column in compared)] for name, label in labels.items()],
         ),
         "gpu-whisper-ms": _by_column("Whisper", labels.values(), seconds),
         "gpu-whisper-memory": _by_column("Whisper", labels.values(), held),
