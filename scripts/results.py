@@ -104,16 +104,15 @@ def speed_tables() -> dict[str, Table]:
 
 
 def published_gpu_tables(folder: Path) -> dict[str, Table]:
-    """The tables of those further measurements on a GPU whose files are in the folder."""
+    """The tables of the folder's further measurements on a GPU: real text, rounding, Whisper."""
     found: dict[str, Table] = {}
-    for name in ("gpu-sentences", "gpu-documents"):
-        if (file := folder / f"decode-{name}.json").exists():
-            found[name] = gpu_text_table(GpuTextBenchmark.read(file))
-    for name in ("precision-gpu", "precision-gpu-documents"):
-        if (file := folder / f"{name}.json").exists():
-            found |= precision_tables(Precision.read(file), name)
-    if (file := folder / "decode-gpu-whisper.json").exists():
-        found |= gpu_whisper_tables(GpuDecodeBenchmark.read(file))
+    for file in sorted(folder.glob("decode-gpu-*.json")):
+        if file.stem == "decode-gpu-whisper":
+            found |= gpu_whisper_tables(GpuDecodeBenchmark.read(file))
+        else:
+            found[file.stem.removeprefix("decode-")] = gpu_text_table(GpuTextBenchmark.read(file))
+    for file in sorted(folder.glob("precision-*.json")):
+        found |= precision_tables(Precision.read(file), file.stem)
     return found
 
 

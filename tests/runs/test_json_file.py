@@ -157,7 +157,7 @@ BENCHMARKS: dict[str, type[JsonFile]] = {
     "decode-2-threads": DecodeBenchmarks,
     "decode-int8": DecodeBenchmarks,
     **{
-        path.stem: GpuTextBenchmark if path.stem.endswith(("sentences", "documents")) else GpuDecodeBenchmark
+        path.stem: GpuDecodeBenchmark if path.stem in ("decode-gpu", "decode-gpu-whisper") else GpuTextBenchmark
         for path in RESULTS.glob("decode-gpu*")
     },
     **{path.stem: Precision for path in RESULTS.glob("precision-*.json")},
