@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from l0drop.bench.gpu_decoding import COPIED, copy_rate, least_bytes
+from l0drop.bench.gpu_race import COPIED, copy_rate, least_bytes
 from l0drop.bench.timing import Stopwatch, wait_for
 from l0drop.bench.workloads import GPU_SHAPES, SHAPES, RandomModel, chosen_gpu_shapes, peaked_base
 from l0drop.decoding.engine import Engine

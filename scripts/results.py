@@ -11,15 +11,18 @@ import argparse
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from l0drop.data.whole import write_whole
 from l0drop.report.figures import attention_mass, entropy, groups, quality_and_time, seeds_and_sparsity
-from l0drop.runs.benchmark import DecodeBenchmarks, GpuDecodeBenchmark, SpeedPrediction, TrainingSpeed
+from l0drop.runs.benchmark import DecodeBenchmarks, SpeedPrediction, TrainingSpeed
+from l0drop.runs.gpu_benchmark import GpuDecodeBenchmark, GpuTextBenchmark
+from l0drop.runs.precision import Precision
 from l0drop.runs.table import Table, in_markdown
 from result_tables import files, quality, speech, speed, toys
 from result_tables.claims import claims_table
 from result_tables.files import RESULTS, ROOT, TOYS, read
-from result_tables.gpu import gpu_profile_table, gpu_tables
+from result_tables.gpu import gpu_profile_table, gpu_tables, gpu_text_table, gpu_whisper_tables, precision_tables
 from result_tables.numbers import all_numbers
 from result_tables.summary import NOTE, length_table, quality_table
 
@@ -97,7 +100,20 @@ def speed_tables() -> dict[str, Table]:
     found["profile-before"] = speed.profile_before_table(before)
     found["training-speed"] = speed.training_table(TrainingSpeed.read(RESULTS / "training-speed.json"))
     found["gpu-profile"] = gpu_profile_table(read("profile-gpu"), GPU_PROFILED)
-    return found | gpu_tables(GpuDecodeBenchmark.read(RESULTS / "decode-gpu.json"))
+    return found | gpu_tables(GpuDecodeBenchmark.read(RESULTS / "decode-gpu.json")) | published_gpu_tables(RESULTS)
+
+
+def published_gpu_tables(folder: Path) -> dict[str, Table]:
+    """The tables of the folder's further measurements on a GPU: real text, rounding, Whisper."""
+    found: dict[str, Table] = {}
+    for file in sorted(folder.glob("decode-gpu-*.json")):
+        if file.stem == "decode-gpu-whisper":
+            found |= gpu_whisper_tables(GpuDecodeBenchmark.read(file))
+        else:
+            found[file.stem.removeprefix("decode-")] = gpu_text_table(GpuTextBenchmark.read(file))
+    for file in sorted(folder.glob("precision-*.json")):
+        found |= precision_tables(Precision.read(file), file.stem)
+    return found
 
 
 def quality_tables() -> dict[str, Table]:

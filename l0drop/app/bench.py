@@ -11,6 +11,9 @@ from l0drop.app.options import given, use_threads
 from l0drop.app.terminal import console, log
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from l0drop.runs.gpu_benchmark import GpuDecodeBenchmark
     from l0drop.runs.json_file import JsonFile
     from l0drop.runs.provenance import Provenance
     from l0drop.runs.table import Table
@@ -122,16 +125,23 @@ def decode(
         typer.Option(
             help="wikisum, cnndm, mt, whisper-tiny, whisper-small, whisper-large-v3, whisper-turbo, or several with "
             "commas. Default: cnndm, without MODEL. With --device cuda: gpu (the default, all of b1-n400, b32-n30, "
-            "b10-n400, b10-n2048, b64-n2048, b256-n2048), or several of these."
+            "b10-n400, b10-n2048, b64-n2048, b256-n2048), or several of these; or whisper (all four sizes), or some of "
+            "them."
         ),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(help="Sentences in a batch. Default: the shape's, 32, or 8 clips.", min=1)
+        int | None,
+        typer.Option(
+            help="Sentences in a batch. Default: the shape's, 32, or 8 clips; of a random Whisper on a GPU 32, 8, 1.",
+            min=1,
+        ),
     ] = None,
     source: Annotated[int | None, typer.Option(help="Source tokens. Default: the shape's.", min=1)] = None,
     target: Annotated[int | None, typer.Option(help="Tokens to produce. Default: the shape's.", min=1)] = None,
     dropped: Annotated[float | None, typer.Option(help="Share of encodings dropped. Default: the shape's.")] = None,
-    beams: Annotated[int, typer.Option(help="Beams.", min=1)] = 4,
+    beams: Annotated[
+        int | None, typer.Option(help="Beams. Default: 4; of a random Whisper on a GPU 5 and 1.", min=1)
+    ] = None,
     systems: Annotated[str | None, typer.Option(help="Systems to run, with commas. Default: all.")] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda: in bfloat16, by wall time.")] = "cpu",
     rounds: Rounds = 5,
@@ -155,11 +165,15 @@ def decode(
             for name in (*sizes, *given(shape=shape)):
                 raise ValueError(f"`{name}`: is for random weights; a model decodes text of natural length")
             turns: dict[str, Any] = {"rounds": rounds, "slow_rounds": slow_rounds, **given(alone=alone)}
-            _decode_text_on_gpu(model, input_, {"beams": beams, **limits}, names, turns, output)
+            _decode_text_on_gpu(model, input_, {**given(beams=beams), **limits}, names, turns, output)
+            return
+        for name in (*limits, *given(alone=alone)):
+            raise ValueError(f"`{name}`: needs a model folder")
+        shapes = [name.strip() for name in (shape or "gpu").split(",")]
+        if all(name.startswith("whisper") for name in shapes):
+            _decode_whispers_on_gpu(shapes, sizes, beams, names, rounds, slow_rounds, output)
         else:
-            for name in (*limits, *given(alone=alone)):
-                raise ValueError(f"`{name}`: needs a model folder")
-            _decode_shapes_on_gpu(shape or "gpu", sizes, beams, names, rounds, slow_rounds, output)
+            _decode_shapes_on_gpu(shapes, {**sizes, **given(beams=beams)}, names, rounds, slow_rounds, output)
         return
     if device != "cpu":
         raise ValueError(f"device: expected cpu or cuda, got {device!r}")
@@ -171,7 +185,8 @@ def decode(
     from l0drop.runs.benchmark import DecodeBenchmarks
 
     workloads = chosen_workloads(
-        model, input_, None if shape is None else [name.strip() for name in shape.split(",")], beams=beams,
+        model, input_, None if shape is None else [name.strip() for name in shape.split(",")],
+        beams=beams or 4,
         sizes=given(batch=batch, source=source, target=target, dropped=dropped),
         limits=given(sentences=sentences, max_new_tokens=max_new_tokens), audio=audio,
         speech=given(baseline=baseline, rival=rival, language=language),
@@ -189,9 +204,8 @@ def decode(
 
 
 def _decode_shapes_on_gpu(
-    shape: str,
+    names: list[str],
     sizes: dict[str, Any],
-    beams: int,
     systems: tuple[str, ...] | None,
     rounds: int,
     slow_rounds: int,
@@ -199,28 +213,63 @@ def _decode_shapes_on_gpu(
 ) -> None:
     from l0drop.bench.gpu_decoding import Setup, gpu_decode_benchmark
     from l0drop.bench.workloads import chosen_gpu_shapes
-    from l0drop.report.gpu_benchmark import check_table, ratio_table, shape_table
-    from l0drop.runs.benchmark import GpuDecodeBenchmark
+    from l0drop.report.gpu_benchmark import check_table, ratio_table
 
-    shapes = chosen_gpu_shapes([name.strip() for name in shape.split(",")], sizes)
+    search = {name: sizes.pop(name) for name in ("beams",) if name in sizes}
+    shapes = chosen_gpu_shapes(names, sizes)
     _require_cuda()
-    shown = 0
+    show_shapes = _shown_and_written(output)
 
-    def show(result: GpuDecodeBenchmark) -> None:
-        nonlocal shown
+    def show(result: "GpuDecodeBenchmark") -> None:
         if not result.shapes and result.check is not None:
             _print(check_table(result.check))
+        show_shapes(result)
+
+    setup = Setup(rounds=rounds, slow_rounds=slow_rounds, **search)
+    result = gpu_decode_benchmark(shapes, systems, setup, progress=log.print, save=show)
+    _print(ratio_table(result))
+    console.print(f"A large copy moves {result.bytes_per_second / 1e12:.2f} TB/s.", highlight=False)
+    _finish(result, result.made_by, output)
+
+
+def _decode_whispers_on_gpu(
+    names: list[str],
+    sizes: dict[str, Any],
+    beams: int | None,
+    systems: tuple[str, ...] | None,
+    rounds: int,
+    slow_rounds: int,
+    output: Path | None,
+) -> None:
+    from l0drop.bench.gpu_race import Conditions
+    from l0drop.bench.gpu_speech import BEAMS, chosen_whispers, gpu_speech_benchmark
+    from l0drop.report.gpu_benchmark import whisper_ratio_table
+
+    workloads = chosen_whispers(names, sizes, BEAMS if beams is None else (beams,))
+    _require_cuda()
+    conditions = Conditions(rounds=rounds, slow_rounds=slow_rounds)
+    show = _shown_and_written(output)
+    result = gpu_speech_benchmark(workloads, systems, conditions, progress=log.print, save=show)
+    _print(whisper_ratio_table(result))
+    console.print(f"A large copy moves {result.bytes_per_second / 1e12:.2f} TB/s.", highlight=False)
+    _finish(result, result.made_by, output)
+
+
+def _shown_and_written(output: Path | None) -> "Callable[[GpuDecodeBenchmark], None]":
+    """A function that prints the shapes of a result that it has not printed before, and writes the result."""
+    from l0drop.report.gpu_benchmark import shape_table
+
+    shown = 0
+
+    def show(result: "GpuDecodeBenchmark") -> None:
+        nonlocal shown
         for name, found in list(result.shapes.items())[shown:]:
             _print(shape_table(name, found, result.dtype))
         shown = len(result.shapes)
         if output is not None:
             result.write(output)
 
-    setup = Setup(beams=beams, rounds=rounds, slow_rounds=slow_rounds)
-    result = gpu_decode_benchmark(shapes, systems, setup, progress=log.print, save=show)
-    _print(ratio_table(result))
-    console.print(f"A large copy moves {result.bytes_per_second / 1e12:.2f} TB/s.", highlight=False)
-    _finish(result, result.made_by, output)
+    return show
 
 
 def _decode_text_on_gpu(
@@ -243,6 +292,46 @@ def _decode_text_on_gpu(
     _require_cuda()
     result = gpu_text_benchmark(workload, systems, **turns, progress=log.print)
     _print(text_table(result))
+    _finish(result, result.made_by, output)
+
+
+@bench.command(cls=Command)
+def precision(
+    model: Annotated[str, typer.Argument(help="A run or model folder, or a name on the hub.")],
+    input_: Annotated[Path, typer.Option("--input", help="Text for the model to decode.")],
+    reference: Annotated[Path, typer.Option(help="Its references, line by line.")],
+    dtypes: Annotated[
+        str, typer.Option(help="Types of numbers; the others are compared with the first.")
+    ] = "float32,bfloat16,float16",
+    sentences: Annotated[int, typer.Option(help="Lines to decode.", min=1)] = 1000,
+    alone: Annotated[int, typer.Option(help="Lines that are also decoded one at a time.", min=0)] = 50,
+    beams: Annotated[int | None, typer.Option(help="Beams. Default: the run's.", min=1)] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Longest output. Default: the run's.", min=1)] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    threads: Threads = 1,
+    output: Output = None,
+) -> None:
+    """Do a trained model's outputs change in low precision, and with the batch they are decoded in?"""
+    from l0drop.bench.precision import PrecisionText
+    from l0drop.bench.precision import precision as measure
+    from l0drop.report.precision import precision_table
+    from l0drop.runs.precision import Precision
+
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device: expected cpu or cuda, got {device!r}")
+    generation = given(num_beams=beams, max_new_tokens=max_new_tokens)
+    text = PrecisionText(model, input_, reference, sentences, alone, generation)
+    if device == "cuda":
+        _require_cuda()
+    use_threads(threads)
+
+    def save(result: Precision) -> None:
+        if output is not None:
+            result.write(output)
+
+    names = [name.strip() for name in dtypes.split(",")]
+    result = measure(text, names, device=device, progress=log.print, save=save)
+    _print(precision_table(result))
     _finish(result, result.made_by, output)
 
 

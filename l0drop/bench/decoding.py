@@ -186,8 +186,12 @@ class Worker:
 def timed(
     peer: Peer, batches: Sequence[Any], device: str | torch.device = "cpu", **changes: Any
 ) -> tuple[list[Tokens], dict[str, Seconds]]:
-    """The outputs for all batches, and seconds per phase. `changes` replace settings of the search."""
+    """The outputs for all batches, and seconds per phase. `changes` replace settings of the search.
+
+    Phases are PHASES, and `search` if decoding is more than a search.
+    """
     encode, rest = Stopwatch(device), Stopwatch(device)
+    searched = peer.searching
     found = []
     for batch in batches:
         with encode:
@@ -197,8 +201,9 @@ def timed(
         del memory
         found.append(tokens)
     encoding, other = encode.seconds, rest.seconds
+    search = {} if searched is None or peer.searching is None else {"search": peer.searching - searched}
     if peer.apart:
-        return found, {"encode": encoding, "decode": other, "end_to_end": encoding + other}
+        return found, {"encode": encoding, "decode": other, "end_to_end": encoding + other, **search}
     return found, {"encode": encoding, "decode": other - encoding, "end_to_end": other}
 
 

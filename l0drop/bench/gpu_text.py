@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from l0drop.bench.gpu_decoding import ratios
+from l0drop.bench.gpu_race import ratios
 from l0drop.bench.peers import CTranslate2Peer, HuggingFacePeer, Tokens, base_of, convert, plain_generation
 from l0drop.bench.timing import Say, Stopwatch, in_turns
 from l0drop.bench.workloads import Text, batch_of
@@ -27,8 +27,9 @@ from l0drop.models.attention_kernels import without_cudnn_attention
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.quiet import quiet_libraries
 from l0drop.models.sparsify import sparsify
-from l0drop.runs.benchmark import GpuTextBenchmark, GpuTextSystem, Percentiles
+from l0drop.runs.benchmark import Percentiles
 from l0drop.runs.evaluation import FileStamp
+from l0drop.runs.gpu_benchmark import GpuTextBenchmark, GpuTextSystem
 from l0drop.runs.provenance import provenance
 
 SYSTEMS = ("engine-short", "engine-dense", "ct2-bfloat16", "ct2-float16", "hf-short", "hf-dense")

@@ -31,6 +31,7 @@ from l0drop.decoding.engine import Engine
 from l0drop.models.adopt import adopt_parameters
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.sparsify import sparsify
+from l0drop.runs.benchmark import Seconds
 
 SYSTEMS = (
     "engine-short", "engine-dense", "engine-int8-short", "engine-int8-dense", "hf-short", "hf-dense", "ct2-float32",
@@ -87,6 +88,8 @@ class Peer:
     """Whether `decode` can be called without `encode`."""
     exact = True
     """Whether search and weights are those of generate, up to rounding errors."""
+    searching: Seconds | None = None
+    """Time spent in searches so far, for a system whose `decode` does more than that."""
 
     def __init__(self, model: L0DropModel, **generation: Any) -> None:
         self.model, self.generation = model, generation

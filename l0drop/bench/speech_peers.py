@@ -4,6 +4,7 @@ All decode clips of one window, from features to token ids, without timestamps. 
 up to and including the end token.
 """
 
+import copy
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +25,11 @@ from l0drop.bench.peers import (
     base_of,
     ctranslate2_library,
 )
-from l0drop.decoding.engine import Encoded, Engine
+from l0drop.bench.timing import Stopwatch
+from l0drop.decoding.engine import Encoded, Engine, Generation
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.whisper import FRAMES_PER_ROW
+from l0drop.runs.benchmark import Seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +50,10 @@ class Clips:
     def positions(self) -> int:
         """Encoder rows of a window."""
         return self.features.shape[2] // FRAMES_PER_ROW
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "Clips":
+        """The clips on a device, features in this type."""
+        return Clips(self.features.to(device, dtype), self.attention_mask.to(device))
 
     @property
     def encoder_inputs(self) -> dict[str, Any]:
@@ -79,9 +86,20 @@ def plain_whisper(model: Any) -> None:
 
 
 class _EngineInParts(Engine):
-    """An engine whose `generate` takes a memory that was encoded before, so that both parts can be timed."""
+    """An engine whose `generate` takes a memory that was encoded before, so that both parts can be timed.
+
+    watch: the time in searches, without Whisper's handling of prompts and windows.
+    """
 
     prepared: Encoded | None = None
+
+    def __init__(self, model: Any, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.watch = Stopwatch(model.device)
+
+    def run_search(self, *args: Any, **kwargs: Any) -> Generation:
+        with self.watch:
+            return super().run_search(*args, **kwargs)
 
     def encode(self, *args: Any, **kwargs: Any) -> Encoded:
         ready, self.prepared = self.prepared, None
@@ -96,6 +114,10 @@ class EngineSpeechPeer(EnginePeer):
         self.dense = dense
         self.engine: _EngineInParts = _EngineInParts(model, dtype="int8" if int8 else None)
 
+    @property
+    def searching(self) -> Seconds:  # type: ignore[override]
+        return self.engine.watch.seconds
+
     def encode(self, batch: Any) -> Any:
         return batch, self.engine.encode(batch.features, batch.attention_mask, dense=self.dense)
 
@@ -108,6 +130,9 @@ class EngineSpeechPeer(EnginePeer):
 
 class HuggingFaceSpeechPeer(HuggingFacePeer):
     """Whisper's own generate."""
+
+    def encode(self, batch: Any) -> Any:
+        return super().encode(batch.to(self.model.device, self.model.dtype))
 
     def decode(self, memory: Any, **changes: Any) -> Tokens:
         most = {**self.generation, **changes}["max_new_tokens"]
@@ -125,21 +150,32 @@ class CTranslate2SpeechPeer(CTranslate2Peer):
     """CTranslate2's Whisper on the base model's weights.
 
     It normalises probabilities after suppressing tokens, and generate's beam search before, so that beams may differ.
+    converted: a folder that `convert_whisper` has written for this model; by default the model is converted here.
     """
 
     apart = True
     settings = CTranslate2Peer.settings | {"language"}
 
-    def __init__(self, model: L0DropModel, compute_type: str, threads: int, **generation: Any) -> None:
+    def __init__(
+        self,
+        model: L0DropModel,
+        compute_type: str,
+        threads: int,
+        device: str = "cpu",
+        converted: Path | None = None,
+        **generation: Any,
+    ) -> None:
         self.model = model
         self.generation = self._checked(model.generation_config, generation)
         self.exact = compute_type == "float32" and generation["num_beams"] == 1
         library = ctranslate2_library()
-        options = {"device": "cpu", "compute_type": compute_type, "inter_threads": 1, "intra_threads": threads}
+        options = {"device": device, "compute_type": compute_type, "inter_threads": 1, "intra_threads": threads}
         with TemporaryDirectory() as name:
-            convert_whisper(model, Path(name), compute_type)
-            self._weight_bytes = (Path(name) / "model.bin").stat().st_size
-            self._whisper = library.models.Whisper(name, **options)
+            folder = converted or Path(name)
+            if converted is None:
+                convert_whisper(model, folder, compute_type)
+            self._weight_bytes = (folder / "model.bin").stat().st_size
+            self._whisper = library.models.Whisper(str(folder), **options)
         self._view = library.StorageView.from_array
         self._prompt = prompt_of(model.generation_config, generation.get("language"))
 
@@ -168,11 +204,16 @@ class CTranslate2SpeechPeer(CTranslate2Peer):
         return self.decode(self.encode(batch), **changes)
 
 
-def build_speech_peer(name: str, model: L0DropModel, threads: int = 1, **generation: Any) -> Peer:
-    """The system of that name on a Whisper whose generation_config is `plain_whisper`'s."""
+def build_speech_peer(
+    name: str, model: L0DropModel, threads: int = 1, converted: Path | None = None, **generation: Any
+) -> Peer:
+    """The system of that name on a Whisper whose generation_config is `plain_whisper`'s, on its device.
+
+    converted: its folder for CTranslate2, if there is one.
+    """
     kind, *_, which = name.split("-")
     if kind == "ct2":
-        return CTranslate2SpeechPeer(model, which, threads, **generation)
+        return CTranslate2SpeechPeer(model, which, threads, model.device.type, converted, **generation)
     if kind == "hf":
         return HuggingFaceSpeechPeer(model, which == "dense", **generation)
     return EngineSpeechPeer(model, which == "dense", "int8" in name, **generation)
@@ -198,6 +239,8 @@ def convert_whisper(model: L0DropModel, folder: Path, compute_type: str = "float
     from ctranslate2.converters.transformers import WhisperLoader
 
     base = base_of(model)
+    if base.device.type != "cpu":  # the converter reads the memory of tensors
+        base = copy.deepcopy(base).cpu()
     settings: Any = model.generation_config
     spec = WhisperLoader().get_model_spec(base)
     names = {

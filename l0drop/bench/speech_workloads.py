@@ -77,7 +77,16 @@ class RandomWhisper:
         return system.partition("inside-")[2]
 
     def load(self, variant: str = "") -> tuple[L0DropModel, list[Clips]]:
-        base = _random_whisper({**SIZES[self.size], "max_source_positions": self.shape.source, **self.changes})
+        model, batch = self.on(self.base(), variant)
+        return model, [batch]
+
+    def base(self, device: str = "cpu", dtype: torch.dtype = torch.float32) -> hf.WhisperForConditionalGeneration:
+        """The Whisper without gates, its weights drawn on the device."""
+        config = {**SIZES[self.size], "max_source_positions": self.shape.source, **self.changes}
+        return _random_whisper(config, device, dtype)
+
+    def on(self, base: hf.WhisperForConditionalGeneration, variant: str = "") -> tuple[L0DropModel, Clips]:
+        """The gated model and the batch on this base, whose weights several shapes may share."""
         kept = (round((1 - self.shape.dropped) * self.shape.source) + 0.01) / self.shape.source
         if variant:
             model = sparsify(base, L0DropConfig(gating="mask", layerwise=[int(variant)])).eval()
@@ -88,7 +97,7 @@ class RandomWhisper:
         frames = FRAMES_PER_ROW * self.shape.source
         size = (self.shape.batch, base.config.num_mel_bins, frames)
         features = torch.randn(size, generator=torch.Generator().manual_seed(1))
-        return model, [Clips(features, torch.ones(self.shape.batch, frames, dtype=torch.long))]
+        return model, Clips(features, torch.ones(self.shape.batch, frames, dtype=torch.long))
 
     @property
     def generation(self) -> dict[str, Any]:
@@ -100,11 +109,13 @@ class RandomWhisper:
         return WorkloadRecord(what, self.shape, dict(self.changes), "zero", whisper=self.size)
 
 
-def _random_whisper(config: Mapping[str, Any]) -> hf.WhisperForConditionalGeneration:
+def _random_whisper(config: Mapping[str, Any], device: str, dtype: torch.dtype) -> hf.WhisperForConditionalGeneration:
     """A Whisper whose attention and token choices are peaked, as in a trained model."""
     torch.manual_seed(0)
     tokens = {"pad_token_id": EOS, "bos_token_id": EOS, "eos_token_id": EOS, "decoder_start_token_id": START}
-    model = hf.WhisperForConditionalGeneration(hf.WhisperConfig(**{"dropout": 0.0, **tokens, **config})).eval()
+    settings = hf.WhisperConfig(**{"dropout": 0.0, **tokens, **config})
+    with torch.device(device):  # large models take minutes on a CPU
+        model: Any = hf.AutoModelForSpeechSeq2Seq.from_config(settings, dtype=dtype).eval()
     with torch.no_grad():
         sharpen(model)
         for convolution in (model.model.encoder.conv1, model.model.encoder.conv2):

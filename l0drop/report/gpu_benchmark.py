@@ -1,9 +1,9 @@
 """The tables of benchmarks on a GPU, each with its title."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from l0drop.report.benchmark import Titled, brief
-from l0drop.runs.benchmark import GpuDecodeBenchmark, GpuShape, GpuSystem, GpuTextBenchmark, TokenCheck
+from l0drop.runs.gpu_benchmark import GpuDecodeBenchmark, GpuShape, GpuSystem, GpuTextBenchmark, TokenCheck
 from l0drop.runs.table import Table
 
 RATIOS = {
@@ -12,6 +12,13 @@ RATIOS = {
     "encode + decode: engine-short over ct2-bfloat16": ("end_to_end", "ct2-bfloat16", "engine-short"),
     "decode: engine-short over engine-dense": ("decode", "engine-dense", "engine-short"),
     "encode + decode: engine-short over hf-dense": ("end_to_end", "hf-dense", "engine-short"),
+}
+WHISPER_RATIOS = {
+    "search: short over dense": ("search", "engine-dense", "engine-short"),
+    "decode: short over dense": ("decode", "engine-dense", "engine-short"),
+    "encode + decode: short over dense": ("end_to_end", "engine-dense", "engine-short"),
+    "encode + decode: engine-short over hf-dense": ("end_to_end", "hf-dense", "engine-short"),
+    "decode: engine-short over ct2-float16": ("decode", "ct2-float16", "engine-short"),
 }
 TIMED = ("engine-short", "engine-dense", "ct2-bfloat16", "ct2-float16", "hf-dense")
 """The systems in tables with a column per system."""
@@ -32,9 +39,9 @@ def shape_table(name: str, result: GpuShape, dtype: str) -> Titled:
     ]
     note = " ".join(_floor(system, found) for system, found in result.systems.items() if found.least_bytes is not None)
     note += "".join(f" {system} is left out: {reason}." for system, reason in result.left_out.items())
-    shape = result.shape
+    shape, read = result.shape, "tokens" if result.whisper is None else "rows"
     title = (
-        f"{name}: {shape.batch} x {shape.source} tokens, {shape.dropped:.1%} dropped, {shape.target} new tokens, beam "
+        f"{name}: {shape.batch} x {shape.source} {read}, {shape.dropped:.1%} dropped, {shape.target} new tokens, beam "
         f"{result.generation['num_beams']}, {dtype}"
     )
     head = ["", "encode ms", "decode ms", "ms/step", "x floor", "peak MiB", "same sentences (tokens)"]
@@ -57,11 +64,20 @@ def _floor_of(system: GpuSystem) -> str:
 
 def ratio_table(result: GpuDecodeBenchmark) -> Titled:
     """A row per shape: speed-ups."""
+    return _ratio_table(result, RATIOS)
+
+
+def whisper_ratio_table(result: GpuDecodeBenchmark) -> Titled:
+    """A row per shape of a Whisper: speed-ups."""
+    return _ratio_table(result, WHISPER_RATIOS)
+
+
+def _ratio_table(result: GpuDecodeBenchmark, ratios: Mapping[str, tuple[str, str, str]]) -> Titled:
     rows = []
     for name, shape in result.shapes.items():
-        times = (shape.times(*pair) for pair in RATIOS.values())
+        times = (shape.times(*pair) for pair in ratios.values())
         rows.append([name, *("" if one is None else f"{one:.2f}" for one in times)])
-    return "Speed-ups by wall time, medians over rounds", Table(["", *RATIOS], rows)
+    return "Speed-ups by wall time, medians over rounds", Table(["", *ratios], rows)
 
 
 def step_table(result: GpuDecodeBenchmark) -> Titled:

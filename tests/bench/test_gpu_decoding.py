@@ -10,7 +10,8 @@ import torch
 
 from l0drop import Engine
 from l0drop.bench import gpu_decoding, timing
-from l0drop.bench.gpu_decoding import COMPARED, Setup, copy_rate, gpu_decode_benchmark, least_bytes, same_tokens
+from l0drop.bench.gpu_decoding import COMPARED, Setup, gpu_decode_benchmark
+from l0drop.bench.gpu_race import copy_rate, least_bytes, same_tokens
 from l0drop.bench.timing import Stopwatch
 from l0drop.bench.workloads import GPU_SHAPES, RandomModel, chosen_gpu_shapes
 from l0drop.report.gpu_benchmark import (
@@ -22,7 +23,8 @@ from l0drop.report.gpu_benchmark import (
     shape_table,
     step_table,
 )
-from l0drop.runs.benchmark import GpuDecodeBenchmark, Shape
+from l0drop.runs.benchmark import Shape
+from l0drop.runs.gpu_benchmark import GpuDecodeBenchmark
 from l0drop.runs.table import as_markdown
 from profile_step import profile_on_gpu
 from tests.bench.test_decoding import TINY, l0drop

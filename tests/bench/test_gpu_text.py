@@ -11,7 +11,8 @@ from l0drop.bench import gpu_text
 from l0drop.bench.gpu_text import gpu_text_benchmark
 from l0drop.bench.workloads import Text
 from l0drop.report.gpu_benchmark import text_table
-from l0drop.runs.benchmark import GpuTextBenchmark, read_decode_benchmark
+from l0drop.runs.benchmark import read_decode_benchmark
+from l0drop.runs.gpu_benchmark import GpuTextBenchmark
 from l0drop.runs.table import as_markdown
 from tests.bench.test_decoding import l0drop
 from tests.decoding import folders

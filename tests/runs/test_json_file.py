@@ -12,12 +12,11 @@ from l0drop.runs.analysis import Analysis, Closed, SweepAnalysis
 from l0drop.runs.benchmark import (
     DecodeBenchmark,
     DecodeBenchmarks,
-    GpuDecodeBenchmark,
-    GpuTextBenchmark,
     SpeedPrediction,
     TrainingSpeed,
 )
 from l0drop.runs.evaluation import Difference, Evaluation
+from l0drop.runs.gpu_benchmark import GpuDecodeBenchmark, GpuTextBenchmark
 from l0drop.runs.json_file import (
     FieldError,
     FileError,
@@ -29,6 +28,7 @@ from l0drop.runs.json_file import (
     optional,
     write_json,
 )
+from l0drop.runs.precision import Precision
 from l0drop.runs.run import RunMetrics
 from l0drop.runs.study import Rivals, StudyResults
 from l0drop.runs.sweep import Sweep, Timings
@@ -157,9 +157,10 @@ BENCHMARKS: dict[str, type[JsonFile]] = {
     "decode-2-threads": DecodeBenchmarks,
     "decode-int8": DecodeBenchmarks,
     **{
-        path.stem: GpuTextBenchmark if "text" in path.stem else GpuDecodeBenchmark
+        path.stem: GpuDecodeBenchmark if path.stem in ("decode-gpu", "decode-gpu-whisper") else GpuTextBenchmark
         for path in RESULTS.glob("decode-gpu*")
     },
+    **{path.stem: Precision for path in RESULTS.glob("precision-*.json")},
     "predict": SpeedPrediction,
     "training-speed": TrainingSpeed,
 }

@@ -1,9 +1,20 @@
 """The tables of decoding speed on a GPU."""
 
+from pathlib import Path
+
 import pytest
 
-from l0drop.runs.benchmark import GpuDecodeBenchmark, GpuTextBenchmark
-from result_tables.gpu import gpu_profile_table, gpu_tables, gpu_text_table, short_name
+from l0drop.runs.gpu_benchmark import GpuDecodeBenchmark, GpuTextBenchmark
+from l0drop.runs.precision import Precision
+from result_tables.gpu import (
+    gpu_profile_table,
+    gpu_tables,
+    gpu_text_table,
+    gpu_whisper_tables,
+    precision_tables,
+    short_name,
+)
+from results import published_gpu_tables
 from tests.runs.partial import filled
 
 LEAST = {"cross_cache": 6_000, "self_cache": 1_000, "weights": 2_000, "logits": 1_000}
@@ -52,6 +63,80 @@ def test_text_has_a_row_per_system() -> None:
     assert gpu_text_table(result).rows == [
         ["engine (short)", "4,321", "-", "-", "12.3", "20.0"],
         ["`generate` (dense)", "100", "43.20", "-", "-", "-"],
+    ]
+
+
+def whispers() -> GpuDecodeBenchmark:
+    def shape(whisper: str, batch: int, beams: int, **others: object) -> dict[str, object]:
+        sizes = {"batch": batch, "source": 1500, "target": 40, "dropped": 0.75}
+        return {"shape": sizes, "whisper": whisper, "generation": {"num_beams": beams}, **others}
+
+    def engine(search: float) -> dict[str, object]:
+        median = {"encode": 0.02, "search": search, "decode": search + 0.01, "end_to_end": search + 0.03}
+        return {"median": median, "peak_memory": 5 << 20}
+
+    systems = {"engine-short": engine(0.1), "engine-dense": engine(0.2)}
+    ratio = {"phase": "search", "system": "engine-dense", "by": "engine-short", "times": 2.0}
+    large = shape("large-v3", 32, 5, systems=systems, ratios=[ratio])
+    slow = {"median": {"encode": 0.02, "decode": 1.5, "end_to_end": 1.52}, "peak_memory": 7 << 20}
+    over = {"phase": "end_to_end", "system": "hf-dense", "by": "engine-short", "times": 9.5}
+    tiny = shape("tiny", 1, 1, systems={"hf-dense": slow}, ratios=[over])
+    greedy = shape("large-v3", 32, 1, systems={"engine-short": engine(0.05)})
+    return filled(GpuDecodeBenchmark, {"shapes": {"a": large, "b": greedy, "c": tiny}})
+
+
+def test_whispers_begin_with_the_smallest() -> None:
+    tables = gpu_whisper_tables(whispers())
+    labels = ["tiny, 1 clip, beam 1", "large-v3, 32 clips, beam 1", "large-v3, 32 clips, beam 5"]
+    for table in tables.values():
+        assert len(table.head) <= 6
+        assert [row[0] for row in table.rows] == labels
+    assert tables["gpu-whisper"].head[1:] == [
+        "search: short over dense", "encode + decode: engine (short) over `generate` (dense)",
+    ], "columns without a number are left out"  # fmt: skip
+    assert tables["gpu-whisper"].rows[2][1:] == ["2.00", ""]
+    assert tables["gpu-whisper-ms"].rows[0][1:] == ["-", "-", "-", "-", "1,500"]
+    assert tables["gpu-whisper-ms"].rows[2][1:] == ["20.0", "100", "200", "110", "-"]
+    assert tables["gpu-whisper-memory"].rows[2][1:] == ["5.00", "5.00", "-"]
+
+
+def rounded() -> Precision:
+    score = {"name": "BLEU", "value": 37.9, "signature": "s"}
+    same = {"dtype": "float32", "memory": "dense", "same": 1.0, "score": score}
+    other = {
+        "dtype": "bfloat16", "memory": "short", "same": 0.9, "same_as_dense": 0.95, "score": {**score, "value": 37.8},
+        "difference": -0.1, "differing": {**score, "value": 81.25}, "changed": {"random-256": 0.01, "alone": 0.02},
+    }  # fmt: skip
+    batches = {"own": {"sentences": 9, "largest": 9}, "random-256": {"sentences": 9, "largest": 250}}
+    return filled(
+        Precision,
+        {
+            "reference": "float32",
+            "rows": [{**same, "changed": {"random-256": 0.0, "alone": 0.0}}, other],
+            "batches": {**batches, "alone": {"sentences": 4, "largest": 1}},
+        },
+    )
+
+
+def test_rounding_has_a_row_per_type_and_memory() -> None:
+    tables = precision_tables(rounded(), "precision-gpu")
+    assert list(tables["precision-gpu"].head[1:3]) == ["outputs as in float32", "chrF of the other outputs"]
+    assert tables["precision-gpu"].rows == [
+        ["float32, dense", "100.0%", "-", "37.90", "+0.00", "-"],
+        ["bfloat16, short", "90.0%", "81.2", "37.80", "-0.10", "95.0%"],
+    ]
+    assert tables["precision-gpu-batches"].head[1:] == ["random batches of 250", "decoded alone"]
+    assert tables["precision-gpu-batches"].rows[1] == ["bfloat16, short", "1.0%", "2.0%"]
+
+
+def test_tables_are_those_of_the_files_in_the_folder(tmp_path: Path) -> None:
+    assert published_gpu_tables(tmp_path) == {}
+    whispers().write(tmp_path / "decode-gpu-whisper.json")
+    rounded().write(tmp_path / "precision-gpu.json")
+    filled(GpuTextBenchmark, {}).write(tmp_path / "decode-gpu-sentences.json")
+    assert list(published_gpu_tables(tmp_path)) == [
+        *("gpu-sentences", "gpu-whisper", "gpu-whisper-ms", "gpu-whisper-memory"),
+        *("precision-gpu", "precision-gpu-batches"),
     ]
 
 
