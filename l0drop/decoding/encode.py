@@ -151,7 +151,7 @@ class Encoder:
             moved = {name: _tensor(f"hints[{name!r}]", hint).to(device) for name, hint in given_hints.items()}
             batch["hints"] = None if hints is None else moved
         graphs = self._graphs(batch)
-        if graphs is not None and gates is None and not hints and not isinstance(dense, (list, tuple)):
+        if graphs is not None and gates is None and not hints and isinstance(dense, bool):
             found = self._memory_from_graph(graphs, inputs, mask_BN, dial, dense)
             if found is not None:
                 return found

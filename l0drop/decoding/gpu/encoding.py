@@ -8,6 +8,7 @@ time. The host waits for the GPU once per batch, for the lengths of the memories
 Shapes: B sentences, N source positions, K memory rows, D model width.
 """
 
+import functools
 import threading
 import warnings
 from collections import OrderedDict
@@ -94,13 +95,18 @@ def can_capture(model: Any, encoder: nn.Module) -> bool:
 
 def _is_changed(module: nn.Module) -> bool:
     """Whether Python code of somebody else runs in a module: a graph would not run it."""
-    if type(module).__module__.partition(".")[0] not in ("torch", "transformers", "l0drop") or "forward" in vars(
-        module
-    ):
+    if "forward" in vars(module) or not _is_known(type(module).__module__):
         return True
+    if not module._forward_pre_hooks and not module._forward_hooks:
+        return False
     hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
     # Hugging Face's own hooks record hidden states if they are asked for
     return any(not str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)
+
+
+@functools.lru_cache
+def _is_known(module: str) -> bool:
+    return module.partition(".")[0] in ("torch", "transformers", "l0drop")
 
 
 def settings_of(model: Any, encoder: Any) -> tuple[Any, ...]:
@@ -330,7 +336,7 @@ class ReplayedEncoder(nn.Module):
     def __init__(self, graphs: EncoderGraphs, encoder: nn.Module) -> None:
         super().__init__()
         self.encoder = encoder
-        self.__dict__["graphs"] = graphs
+        self.replayed = graphs.encodings
         self.eval()
 
     @property
@@ -341,10 +347,10 @@ class ReplayedEncoder(nn.Module):
         found = None
         if not {name for name, value in arguments.items() if value is not None} - {"return_dict"}:
             mask_BN = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-            found = self.graphs.encodings(input_ids, mask_BN != 0)
+            found = self.replayed(input_ids, mask_BN != 0)
         if found is None:
             return self.encoder(input_ids=input_ids, attention_mask=attention_mask, **arguments)
-        return BaseModelOutput(last_hidden_state=found)
+        return BaseModelOutput(last_hidden_state=found)  # type: ignore[arg-type]
 
 
 class _TakenAsFinite(TorchFunctionMode):

@@ -48,9 +48,10 @@ class Graphs:
 def free_bytes(device: torch.device) -> int:
     """The memory of a GPU that new tensors can have: what is free, and what torch holds without using it."""
     free, total = torch.cuda.mem_get_info(device)
-    reserved = torch.cuda.memory_reserved(device)
+    stats = torch.cuda.memory_stats_as_nested_dict(device)  # several times faster than one number at a time
+    reserved, allocated = (stats[name]["all"]["current"] for name in ("reserved_bytes", "allocated_bytes"))
     allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total) - reserved
-    return max(0, min(free, allowed)) + reserved - torch.cuda.memory_allocated(device)
+    return int(max(0, min(free, allowed)) + reserved - allocated)
 
 
 def on_device(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:

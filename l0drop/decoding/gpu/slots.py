@@ -165,6 +165,8 @@ class Slots:
     def _parts(self, rows: Sequence[int]) -> list[list[int]]:
         """Sentences whose keys and values fit into the GPU's memory together, longest memory first."""
         order = sorted(range(len(rows)), key=lambda i: -rows[i])
+        if self.arena.numel() and sum(rows) <= self.arena.shape[1]:
+            return [order]  # asking for free memory takes longer than a step
         limit = self._most_rows()
         parts: list[list[int]] = [[]]
         used = 0
@@ -269,25 +271,23 @@ class Slots:
 
     def _captured(self, sentences: int, rows: Sequence[int], search: Search) -> _Captured:
         """The step for so many sentences; captured if it is new."""
-        slots = next((slots for slots in SLOTS if slots >= sentences), SLOTS[-1])
-        slots = min(slots, self._most_slots(search))
         positions = next(positions for positions in POSITIONS if positions >= search.max_length)
-        splits = self._splits(slots, max(rows))
-        key = (
-            slots,
-            search.beams,
-            search.candidates,
-            positions,
-            splits,
-            search.normalizes_first,
-            search.timestamps is not None,
-        )
+
+        def key_of(slots: int) -> tuple[int, ...]:
+            splits = self._splits(slots, max(rows))
+            timed = search.timestamps is not None
+            return (slots, search.beams, search.candidates, positions, splits, search.normalizes_first, timed)
+
+        key = key_of(next((slots for slots in SLOTS if slots >= sentences), SLOTS[-1]))
+        if key not in self.captured:
+            key = key_of(min(key[0], self._most_slots(search)))
         known = self.captured.get(key)
         if known is not None:
             self.captured.move_to_end(key)
             if known.settings.search != search:
                 known.settings.update(SearchTensors.of(search, self.step.vocabulary, positions, self.device))
             return known
+        slots, splits = key[0], key[4]
         settings = SearchTensors.of(search, self.step.vocabulary, positions, self.device)
         size = slots * search.beams * positions * self._row_bytes
         self._make_room(size)
