@@ -51,15 +51,18 @@ class Gates(NamedTuple):
                 )
         if unreadable(mask_BN):
             return  # checked by the eager run of the same gate
-        for name, tensor in (("values", self.values), ("open_probability", self.open_probability)):
-            if tensor is not None and not bool(((tensor >= 0) & (tensor <= 1)).all()):
+        shares = [(name, tensor) for name, tensor in zip(self._fields[:2], self[:2], strict=True) if tensor is not None]
+        on_padding = ((self.values != 0) & ~mask_BN).any()
+        wrong = torch.stack([~((tensor >= 0) & (tensor <= 1)).all() for _, tensor in shares] + [on_padding]).tolist()
+        for (name, tensor), outside in zip(shares, wrong, strict=False):
+            if outside:
                 if bool(tensor.isnan().any()):
                     raise ValueError(
                         f"Gates.{name}: are NaN; the encodings or the gate's weights are not finite: they are damaged, "
                         "or too large for this dtype (try float32)"
                     )
                 raise ValueError(f"Gates.{name}: must lie in [0, 1]; clamp them in the gate's forward")
-        if bool(((self.values != 0) & ~mask_BN).any()):
+        if wrong[-1]:
             raise ValueError("Gates.values: padding must have gate 0; multiply them by mask in the gate's forward")
 
 

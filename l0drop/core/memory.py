@@ -43,6 +43,13 @@ class Memory:
     index: Tensor
     count: Tensor
 
+    @property
+    def rows(self) -> Tensor:
+        """[B], the number of rows of each sentence, up to its last visible one."""
+        seen_BK = self.bias[:, 0, 0] > -torch.inf
+        number_K = torch.arange(1, seen_BK.shape[1] + 1, device=seen_BK.device)
+        return (seen_BK * number_K).amax(1)
+
 
 def has_shared_row(gating: str) -> bool:
     """Whether one row of the short memory represents all dropped encodings: the zero row, or with `mean` the row m."""
@@ -56,12 +63,17 @@ def compress(encodings: Tensor, gates: Gates, mask: Tensor, gating: Gating = "ze
     """
     mask_BN = _checked(encodings, gates, mask, gating)
     values_BN = keep_one(gates, mask_BN, gating).values
+    most = int((values_BN != 0).sum(1).max())
+    return short_memory(encodings, values_BN, mask_BN, gating, most)
+
+
+def short_memory(encodings: Tensor, values_BN: Tensor, mask_BN: Tensor, gating: str, most: int) -> Memory:
+    """`compress` for gates that were checked, without reading any value. `most`: kept rows of the longest memory."""
     kept_BN = values_BN != 0
     kept_B = kept_BN.sum(1)
-    rows = int(kept_B.max())
     # argsort, because it can be stable: torch.topk does not keep the order of equal elements
-    index_BK = kept_BN.int().argsort(dim=1, descending=True, stable=True)[:, :rows]
-    real_BK = torch.arange(rows, device=mask_BN.device) < kept_B[:, None]
+    index_BK = kept_BN.int().argsort(dim=1, descending=True, stable=True)[:, :most]
+    real_BK = torch.arange(most, device=mask_BN.device) < kept_B[:, None]
     gate_BK = values_BN.gather(1, index_BK)
     states_BKD = encodings.gather(1, index_BK[..., None].expand(-1, -1, encodings.shape[-1]))
     shared_B1D = _shared_row(encodings, values_BN, mask_BN, gating)
@@ -80,7 +92,11 @@ def compress(encodings: Tensor, gates: Gates, mask: Tensor, gating: Gating = "ze
 def full(encodings: Tensor, gates: Gates, mask: Tensor, gating: Gating = "zero") -> Memory:
     """The dense memory: all positions, gated. Differentiable; training uses it."""
     mask_BN = _checked(encodings, gates, mask, gating)
-    values_BN = keep_one(gates, mask_BN, gating).values
+    return dense_memory(encodings, keep_one(gates, mask_BN, gating).values, mask_BN, gating)
+
+
+def dense_memory(encodings: Tensor, values_BN: Tensor, mask_BN: Tensor, gating: str) -> Memory:
+    """`full` for gates that were checked, without reading any value."""
     kept_BN = values_BN != 0
     seen_BN = mask_BN if has_shared_row(gating) else kept_BN
     states_BND = _gated(encodings, values_BN, _shared_row(encodings, values_BN, mask_BN, gating), gating)
@@ -110,8 +126,9 @@ def check_mask(mask_BN: Tensor) -> None:
     """Raise ValueError if a sentence has no real token: attention over nothing is undefined."""
     if unreadable(mask_BN):
         return
-    empty = (~mask_BN.any(1)).nonzero().flatten().tolist()
-    if empty:
+    is_real_B = mask_BN.any(1)
+    if not bool(is_real_B.all()):
+        empty = (~is_real_B).nonzero().flatten().tolist()
         raise ValueError(
             f"attention_mask: sentence {empty[0]} of the batch has no real token; drop it or give it an EOS"
         )

@@ -10,10 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from l0drop.core.dial import Dials
+from l0drop.core.dial import Dial, Dials
 from l0drop.core.gates import Gates
 from l0drop.core.memory import Memory, compress, full, keep_one
 from l0drop.core.values import WrongKindError
+from l0drop.decoding.gpu.encoding import (
+    EncoderGraphs,
+    Part,
+    ReplayedEncoder,
+    can_capture,
+    gates_in_graph,
+    settings_of,
+)
 from l0drop.decoding.grouping import cheapest_groups, split_evenly
 from l0drop.decoding.half_attention import use_half_attention
 from l0drop.decoding.linear import HALF, Kind, Linears, MadeFrom
@@ -35,11 +43,13 @@ class Encoded:
     """An encoded batch: the memory, and the gates that shaped it.
 
     gates: at full length [B, N]; None for a model without gates. kept: [B, N], True on real tokens in the memory.
+    known_rows: `rows` on the host, if they are known and the memory was checked.
     """
 
     memory: Memory
     gates: Gates | None
     kept: Tensor
+    known_rows: Sequence[int] | None = None
 
     def take(self, sentences: Tensor) -> "Encoded":
         """The memories of these sentences."""
@@ -53,9 +63,23 @@ class Encoded:
     @property
     def rows(self) -> Tensor:
         """[B], the number of memory rows of each sentence, up to its last visible one."""
-        seen_BK = self.memory.bias[:, 0, 0] > -torch.inf
-        number_K = torch.arange(1, seen_BK.shape[1] + 1, device=seen_BK.device)
-        return (seen_BK * number_K).amax(1)
+        return self.memory.rows
+
+    def checked_rows(self) -> Sequence[int]:
+        """`rows` on the host. ValueError if a row that the decoder sees has a NaN or infinite value."""
+        if self.known_rows is not None:
+            return self.known_rows
+        memory = self.memory
+        seen_BK = memory.bias[:, 0, 0] > -torch.inf
+        bad_B = (~memory.states.isfinite().all(-1) & seen_BK).any(1)
+        rows = torch.where(bad_B, -1, memory.rows).tolist()  # one transfer for both
+        if (bad := rows.count(-1)) > 0:
+            dtype = str(memory.states.dtype).removeprefix("torch.")
+            raise ValueError(
+                f"encodings: the encoder gives NaN or infinite values in {dtype} for {bad} of {len(rows)} sentences; "
+                "its weights are damaged, or its values too large for this dtype: try float32"
+            )
+        return rows
 
 
 class Encoder:
@@ -69,6 +93,7 @@ class Encoder:
         self.model = model
         self.linears = linears
         self._made_encoder: MadeFrom[Linears] = MadeFrom()
+        self._made_graphs: MadeFrom[EncoderGraphs] = MadeFrom()
 
     @property
     def is_gated(self) -> bool:
@@ -93,7 +118,7 @@ class Encoder:
         device = self.model.device
         batch: dict[str, Any] = {**encoder_arguments}
         if attention_mask is not None:
-            batch["attention_mask"] = _tensor("attention_mask", attention_mask).to(device)
+            _tensor("attention_mask", attention_mask)
         if self.family.reads_audio:
             rows = positions_of(self.model, "encoder") or 0
             _check_features(inputs, self.model.config.num_mel_bins, rows * FRAMES_PER_ROW)
@@ -103,8 +128,7 @@ class Encoder:
                 mask_BN = self.model.audio_rows(batch["input_features"])  # clips of similar length are encoded together
         else:
             self._check_inputs(inputs)
-            batch["input_ids"] = inputs.to(device)
-            mask_BN = real_tokens(batch.get("attention_mask"), batch["input_ids"])
+            mask_BN = real_tokens(attention_mask, inputs)  # where they are: on a GPU, a check waits for it
         gated = self.is_gated
         dial = {"keep": keep, "max_memory": max_memory, "shift": shift}
         used = [name for name, value in dial.items() if _is_set(value)]
@@ -126,8 +150,17 @@ class Encoder:
             given_hints = {} if hints is None else hints
             moved = {name: _tensor(f"hints[{name!r}]", hint).to(device) for name, hint in given_hints.items()}
             batch["hints"] = None if hints is None else moved
+        graphs = self._graphs(batch)
+        if graphs is not None and gates is None and not hints and isinstance(dense, bool):
+            found = self._memory_from_graph(graphs, inputs, mask_BN, dial, dense)
+            if found is not None:
+                return found
+        if attention_mask is not None:
+            batch["attention_mask"] = attention_mask.to(device)
+        if not self.family.reads_audio:
+            batch["input_ids"], mask_BN = inputs.to(device), mask_BN.to(device)
         groups = self._groups_to_encode(mask_BN, dense)
-        view = self._view()
+        view = self._view(graphs)
         if len(groups) == 1:
             return self._encode(view, batch, mask_BN, gates, dial, _first(dense))
         parts = []
@@ -159,7 +192,7 @@ class Encoder:
                 f"inputs: expected token ids [B, N] of type int64, got {inputs.dtype} of shape {shape}{one}"
             )
         rows = int(self.model.get_input_embeddings().num_embeddings)
-        lowest, highest = (int(id_) for id_ in inputs.aminmax())
+        lowest, highest = torch.stack(inputs.aminmax()).tolist()
         if lowest < 0 or highest >= rows:
             wrong = lowest if lowest < 0 else highest
             raise ValueError(f"inputs: no token has the id {wrong}; the vocabulary has {rows} tokens")
@@ -203,14 +236,50 @@ class Encoder:
     def _base_encoder(self, model: Any) -> Any:
         return getattr(model, "base_class", type(model)).get_encoder(model)
 
-    def _view(self) -> Any:
+    def _graphs(self, arguments: Mapping[str, Any]) -> EncoderGraphs | None:
+        """The encoder's graphs; None if there are none, on a CPU or for an encoder that they cannot replace.
+
+        arguments: those of the encoder beside ids and mask.
+        """
+        if not self._can_capture() or set(arguments) - {"hints"}:
+            return None
+        encoder = self._base_encoder(self.model)
+        settings = settings_of(self.model, encoder)
+        return self._made_graphs(encoder, str(settings), lambda: EncoderGraphs(self.model))
+
+    def _can_capture(self) -> bool:
+        return self.model.device.type == "cuda" and can_capture(self.model, self._base_encoder(self.model))
+
+    def _memory_from_graph(
+        self, graphs: EncoderGraphs, inputs: Tensor, mask_BN: Tensor, dial: dict[str, Any], dense: bool
+    ) -> Encoded | None:
+        """The memory of a batch, if encoder, gate and memory are one graph: at the gate's own setting."""
+        part: Part = "ungated"
+        if self.is_gated:
+            current = self.model.current_dial
+            turned = not isinstance(current, Dial) or any(
+                map(_is_set, (current.keep, current.max_memory, current.shift))
+            )
+            if turned or any(map(_is_set, dial.values())) or not gates_in_graph(self.model):
+                return None
+            part = "dense" if dense or current.dense else "short"
+        found = graphs.memory(part, inputs, mask_BN)
+        if found is None:
+            return None
+        kept = found.memory.index >= 0 if found.gates is None else found.gates.values != 0
+        return Encoded(found.memory, found.gates, kept, found.rows)
+
+    def _view(self, graphs: EncoderGraphs | None) -> Any:
         """The model for one call, whose encoder has this engine's linear layers and, in int8, its attention.
 
         The decoder is the model's own and is not called.
         """
         kind, encoder, decoder = self.linears, self._base_encoder(self.model), self.model.get_decoder()
         packed = self._made_encoder(encoder, kind, lambda: Linears(encoder, kind))
-        view = eval_view(self.model, {**packed.layers, decoder: decoder})
+        replaced = {**packed.layers, decoder: decoder}
+        if graphs is not None:
+            replaced[encoder] = ReplayedEncoder(graphs, eval_view(encoder))
+        view = eval_view(self.model, replaced)
         if kind.endswith(HALF):
             use_half_attention(self._base_encoder(view))
         return view
@@ -238,18 +307,6 @@ class Encoder:
         groups = cheapest_groups(lengths, lambda members, longest: overhead + members * longest)
         parts = [part for group in groups for part in split_evenly(group, ENCODE_TOKENS // max(1, lengths[group[0]]))]
         return [[sentences[i] for i in part] for part in parts] if len(parts) > 1 else [sentences]
-
-
-def check_memory(memory: Memory) -> None:
-    """Raise ValueError if a row that the decoder sees has a NaN or infinite value."""
-    seen_BK = memory.bias[:, 0, 0] > -torch.inf
-    bad_B = (~memory.states.isfinite().all(-1) & seen_BK).any(1)
-    if bool(bad_B.any()):
-        dtype = str(memory.states.dtype).removeprefix("torch.")
-        raise ValueError(
-            f"encodings: the encoder gives NaN or infinite values in {dtype} for {int(bad_B.sum())} of {len(bad_B)} "
-            "sentences; its weights are damaged, or its values too large for this dtype: try float32"
-        )
 
 
 def _tensor(name: str, value: Any) -> Tensor:

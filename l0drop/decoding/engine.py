@@ -12,7 +12,8 @@ Shapes: B sentences, N source positions, K memory rows, k beams, R = B·k rows, 
 
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +21,9 @@ import torch
 from torch import Tensor
 
 from l0drop.core.gates import Gates
+from l0drop.core.out_of_memory import is_out_of_memory
 from l0drop.decoding.decoder import Decoder
-from l0drop.decoding.encode import Encoded, Encoder, check_memory
+from l0drop.decoding.encode import Encoded, Encoder
 from l0drop.decoding.gpu.slots import BrokenScoresError, Slots, reason_against
 from l0drop.decoding.linear import MadeFrom, chosen_kind
 from l0drop.decoding.loop import group_by_rows, search_memories
@@ -118,14 +120,16 @@ class Engine(Encoder):
                 name = "gates" if gates is not None else "length_penalty_style" if hints is None else "hints"
                 raise ValueError(f"{name}: not supported for audio, which is decoded window by window; use encode")
             dial = {"keep": keep, "max_memory": max_memory, "shift": shift, "dense": dense}
-            return self._generate_windows(inputs, attention_mask, dial, generation)
+            with self._freeing():
+                return self._generate_windows(inputs, attention_mask, dial, generation)
         check_names(generation, self.model.generation_config, self.argument_names)
         given = {name: generation.pop(name) for name in self.family.encoder_arguments if name in generation}
-        encoded = self.encode(
-            inputs, attention_mask, gates=gates, hints=hints, keep=keep, max_memory=max_memory, shift=shift,
-            dense=dense, **given,
-        )  # fmt: skip
-        return self.decode(encoded, length_penalty_style=length_penalty_style, **generation)
+        with self._freeing():
+            encoded = self.encode(
+                inputs, attention_mask, gates=gates, hints=hints, keep=keep, max_memory=max_memory, shift=shift,
+                dense=dense, **given,
+            )  # fmt: skip
+            return self.decode(encoded, length_penalty_style=length_penalty_style, **generation)
 
     def _generate_windows(
         self, features: Tensor, attention_mask: Tensor | None, dial: dict[str, Any], generation: dict[str, Any]
@@ -182,6 +186,23 @@ class Engine(Encoder):
         self._made_decoder.discard()
         self._made_slots.discard()
         self._made_encoder.discard()
+        self._made_graphs.discard()
+
+    def free(self) -> None:
+        """Free what was kept on the GPU for later batches, apart from weights; it is made again when needed."""
+        for made in (self._made_slots.latest, self._made_graphs.latest):
+            if made is not None:
+                made.free()
+
+    @contextmanager
+    def _freeing(self) -> Iterator[None]:
+        """If memory runs out inside, free what was kept for later batches, so that a smaller batch has all of it."""
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                self.free()
+            raise
 
     # --- decoding ------------------------------------------------------------------------------------------------
 
@@ -189,27 +210,27 @@ class Engine(Encoder):
         """Search the best outputs for a batch of memories, in groups of sentences with memories of similar length."""
         search = self.search(length_penalty_style=length_penalty_style, **generation)
         if self.through_generate:
-            check_memory(encoded.memory)
+            encoded.checked_rows()
             return self._decode_through_generate(encoded, search, generation)
         return self.run_search(encoded, search)
 
     def run_search(self, encoded: Encoded, search: Search, given_BP: Tensor | None = None) -> Generation:
         """The outputs of a search on a batch of memories. `given_BP` are the tokens that outputs begin with."""
-        check_memory(encoded.memory)
+        counts = encoded.checked_rows()
         if self._fits_slots(search):
             try:
-                return self._search_in_slots(encoded, search, given_BP)
+                return self._search_in_slots(encoded, counts, search, given_BP)
             except BrokenScoresError:
                 pass  # the plain search raises an error that says where they are from
         self.memory_bytes = 0
-        rows = encoded.rows
+        rows = torch.tensor(counts, device=encoded.kept.device)
         sentences = len(rows)
         tokens = torch.empty(sentences, search.returned, search.max_length, dtype=torch.long, device=rows.device)
         scores = torch.empty(sentences, search.returned, device=rows.device)
         lengths = torch.empty_like(scores, dtype=torch.long)
         with torch.inference_mode():
             decoder = self._decoder()
-            for group in group_by_rows(rows.tolist()):
+            for group in group_by_rows(counts):
                 chosen = torch.tensor(group, device=rows.device)
                 given = None if given_BP is None else given_BP[chosen]
                 done, size = search_memories(decoder, encoded.memory, chosen, rows[chosen], search, given)
@@ -230,9 +251,11 @@ class Engine(Encoder):
             warnings.warn(f"{reason}: the engine has no captured step for it; decoding is slower", stacklevel=4)
         return reason is None
 
-    def _search_in_slots(self, encoded: Encoded, search: Search, given_BP: Tensor | None) -> Generation:
+    def _search_in_slots(
+        self, encoded: Encoded, rows: Sequence[int], search: Search, given_BP: Tensor | None
+    ) -> Generation:
         slots = self._made_slots(self.model, "slots", lambda: Slots.on_gpu(self.model))
-        found, self.memory_bytes = slots.search(encoded.memory, encoded.rows, search, given_BP)
+        found, self.memory_bytes = slots.search(encoded.memory, rows, search, given_BP)
         sequences = found.tokens.flatten(0, 1)[:, : int(found.lengths.max())]
         return Generation(sequences, found.scores.flatten(), encoded.gates, encoded.kept)
 

@@ -28,7 +28,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from l0drop.core import hard_concrete
 from l0drop.core.dial import Dial, Dials, Draw
 from l0drop.core.gates import NOISE, Gate, Gates, gate_class, gate_name
-from l0drop.core.memory import compress, full, keep_one
+from l0drop.core.memory import dense_memory, keep_one, short_memory
 from l0drop.core.penalty import penalised, penalty
 from l0drop.models.adopt import adopt_parameters
 from l0drop.models.attention import check_adds_bias, needs_bias_like_states
@@ -302,11 +302,18 @@ class L0DropModel(Controls, PreTrainedModel):
         dropped_B = self._dropped(gates, mask_BN, counted_BN, always_BN, run) if self.training else None
         sampled = self.training and isinstance(dial, Dial) and dial.keep is not None
         draw = self._draw(gates, mask_BN, noise_key) if sampled else None
-        gates = dial.turn(gates, mask_BN, l0drop.gating, self.gate.at, always_BN, draw)
-        gates = keep_one(gates, mask_BN, l0drop.gating)
+        turned = dial.turn(gates, mask_BN, l0drop.gating, self.gate.at, always_BN, draw)
+        if turned is not gates:
+            turned.check(mask_BN)
+        gates = keep_one(turned, mask_BN, l0drop.gating)
         if dropped_B is None:
             dropped_B = ((gates.values == 0) & counted_BN).sum(1)
-        memory = (compress if self._is_short(dial) else full)(encodings, gates, mask_BN, l0drop.gating)
+        # mask and gates were checked when they were made, and every further check would wait for the device
+        if self._is_short(dial):
+            most = int((gates.values != 0).sum(1).max())
+            memory = short_memory(encodings, gates.values, mask_BN, l0drop.gating, most)
+        else:
+            memory = dense_memory(encodings, gates.values, mask_BN, l0drop.gating)
         if source is not None:
             rows = self.config.max_source_positions
             gates, *inner = (_padded(one, rows) for one in (gates, *all_gates[:-1]))

@@ -64,7 +64,7 @@ def test_refilled_slots(slots):
     encoded = engine.encode(**inputs(batch))
     search = engine.search(num_beams=3, max_new_tokens=20)
     whole = engine.run_search(encoded, search)
-    found, _ = engine._made_slots.latest.search(encoded.memory, encoded.rows, search, None, most=slots)
+    found, _ = engine._made_slots.latest.search(encoded.memory, encoded.rows.tolist(), search, None, most=slots)
     assert (found.scores.flatten() - whole.scores).abs().max() < 1e-4
     assert torch.equal(found.tokens.flatten(0, 1)[:, : whole.sequences.shape[1]], whole.sequences)
 

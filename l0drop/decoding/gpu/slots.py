@@ -13,12 +13,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from l0drop.core.memory import Memory
+from l0drop.decoding.gpu.graphs import Graphs, free_bytes, on_device
 from l0drop.decoding.gpu.state import SearchTensors, State
 from l0drop.decoding.gpu.step import DecoderStep, Operations, is_supported
 from l0drop.decoding.search import Search
@@ -108,7 +110,7 @@ class Slots:
         self.arena = torch.empty(0)
         self.bias = torch.empty(0)
         self._lock = threading.Lock()
-        self._pool: Any = None
+        self._graphs = Graphs(self.device)
 
     @classmethod
     def on_gpu(cls, model: Any) -> "Slots":
@@ -122,21 +124,33 @@ class Slots:
         return self.step.copied_bytes
 
     def search(
-        self, memory: Memory, rows_B: Tensor, search: Search, given_BP: Tensor | None, most: int = SLOTS[-1]
+        self, memory: Memory, rows: Sequence[int], search: Search, given_BP: Tensor | None, most: int = SLOTS[-1]
     ) -> tuple[Found, int]:
-        """The best hypotheses for a batch of memories, and the size of their keys and values. `most`: slots to use."""
-        rows = rows_B.tolist()
+        """The best hypotheses for a batch of memories, and the size of their keys and values.
+
+        rows: the number of rows of each memory. most: slots to use.
+        """
         found = self._empty(len(rows), search)
         if given_BP is None:
             given_BP = torch.full((len(rows), 1), search.start, device=self.device)
         largest = 0
         with self._lock, torch.inference_mode():
             for part in self._parts(rows):
-                chosen = torch.tensor(part, device=self.device)
-                size = self._project(memory, chosen, [rows[i] for i in part])
-                self._decode(chosen, [rows[i] for i in part], search, given_BP[chosen], found, most)
+                chosen = on_device(part, self.device)
+                lengths = [rows[sentence] for sentence in part]
+                size = self._project(memory, chosen, lengths)
+                self._decode(chosen, lengths, search, given_BP.to(self.device)[chosen], found, most)
                 largest = max(largest, size)
         return found, largest
+
+    def free(self) -> None:
+        """Free all buffers and captured steps, after an allocation failed; they are made again when needed."""
+        with self._lock:
+            self._forget_all()
+
+    def _forget_all(self) -> None:
+        self.captured.clear()  # captured steps read the arena
+        self.arena = self.bias = torch.empty(0)
 
     def _empty(self, sentences: int, search: Search) -> Found:
         shape = (sentences, search.returned)
@@ -151,6 +165,8 @@ class Slots:
     def _parts(self, rows: Sequence[int]) -> list[list[int]]:
         """Sentences whose keys and values fit into the GPU's memory together, longest memory first."""
         order = sorted(range(len(rows)), key=lambda i: -rows[i])
+        if self.arena.numel() and sum(rows) <= self.arena.shape[1]:
+            return [order]  # asking for free memory takes longer than a step
         limit = self._most_rows()
         parts: list[list[int]] = [[]]
         used = 0
@@ -165,9 +181,7 @@ class Slots:
     def _most_rows(self) -> int:
         if self.device.type != "cuda":
             return 1 << 12
-        free = torch.cuda.mem_get_info(self.device)[0]
-        free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        return max(1, int(MEMORY_SHARE * (free + self.arena.nbytes)) // self._row_bytes)
+        return max(1, int(MEMORY_SHARE * (free_bytes(self.device) + self.arena.nbytes)) // self._row_bytes)
 
     @property
     def _row_bytes(self) -> int:
@@ -175,18 +189,23 @@ class Slots:
 
     def _project(self, memory: Memory, chosen: Tensor, rows: list[int]) -> int:
         """Write keys, values and biases of these sentences' rows into the arena, one after the other; returns bytes."""
-        total, longest = sum(rows), max(rows)
+        total = sum(rows)
         if self.arena.numel() == 0 or total > self.arena.shape[1]:
-            self.captured.clear()  # captured steps read the old arena
-            self.arena = self.bias = torch.empty(0)
+            self._forget_all()
             # captured steps are made again when it grows: begin large
             capacity = max(total, min(ARENA // self._row_bytes, self._most_rows()))
             shape = (len(self.step.layers), capacity, 2 * self.step.width)
-            self.arena = torch.empty(shape, dtype=self.step.dtype, device=self.device)
-            self.bias = torch.empty(capacity, device=self.device, dtype=memory.bias.dtype)
-        seen_nK = torch.arange(longest, device=self.device) < torch.tensor(rows, device=self.device)[:, None]
-        self.step.project(memory.states[chosen, :longest][seen_nK].to(self.step.dtype), self.arena[:, :total])
-        self.bias[:total] = memory.bias[chosen, 0, 0, :longest][seen_nK]
+            arena = torch.empty(shape, dtype=self.step.dtype, device=self.device)
+            bias = torch.empty(capacity, device=self.device, dtype=memory.bias.dtype)
+            self.arena, self.bias = arena, bias  # both or none, if there is no memory left
+        rows_n, offset_n = on_device([rows, _offsets(rows)], self.device)
+        # the size is given, because repeat_interleave would wait for it
+        sentence_K = torch.repeat_interleave(rows_n, output_size=total)
+        row_K = torch.arange(total, device=self.device) - offset_n[sentence_K]
+        where_K = chosen[sentence_K] * memory.states.shape[1] + row_K
+        states_KD = memory.states.flatten(0, 1)[where_K]
+        self.step.project(states_KD.to(self.step.dtype), self.arena[:, :total])
+        self.bias[:total] = memory.bias.flatten()[where_K]
         return total * self._row_bytes
 
     # --- decoding ------------------------------------------------------------------------------------------------
@@ -198,22 +217,21 @@ class Slots:
         count = len(rows)
         captured = self._captured(min(count, most), rows, search)
         state = captured.state
-        given_nP = given_nP.to(self.device)
-        offset = torch.tensor([0, *rows[:-1]], device=self.device).cumsum(0)
-        rows_n = torch.tensor(rows, dtype=torch.int32, device=self.device)
+        rows_n, offset = on_device([rows, _offsets(rows)], self.device)
+        rows_n = rows_n.to(torch.int32)
         state.open.zero_()
         occupied: list[int | None] = [None] * state.slots
 
         def fill(slots: Sequence[int], first: int) -> None:
             chosen = slice(first, first + len(slots))
-            occupied_ = torch.tensor(slots, device=self.device)
-            state.fill(occupied_, offset[chosen], rows_n[chosen], given_nP[chosen])
+            state.fill(on_device(slots, self.device), offset[chosen], rows_n[chosen], given_nP[chosen])
             for position, slot in enumerate(slots):
                 occupied[slot] = first + position
 
         def harvest(slots: Sequence[int]) -> None:
-            index = sentences[torch.tensor([occupied[slot] for slot in slots], device=self.device)]
-            tokens, scores, lengths = state.finished(torch.tensor(slots, device=self.device), search.fill)
+            positions, closed = on_device([[occupied[slot] for slot in slots], list(slots)], self.device)
+            index = sentences[positions]
+            tokens, scores, lengths = state.finished(closed, search.fill)
             found.tokens[index] = tokens[:, : search.returned, : search.max_length]
             found.scores[index] = scores[:, : search.returned]
             found.lengths[index] = lengths[:, : search.returned]
@@ -253,25 +271,23 @@ class Slots:
 
     def _captured(self, sentences: int, rows: Sequence[int], search: Search) -> _Captured:
         """The step for so many sentences; captured if it is new."""
-        slots = next((slots for slots in SLOTS if slots >= sentences), SLOTS[-1])
-        slots = min(slots, self._most_slots(search))
         positions = next(positions for positions in POSITIONS if positions >= search.max_length)
-        splits = self._splits(slots, max(rows))
-        key = (
-            slots,
-            search.beams,
-            search.candidates,
-            positions,
-            splits,
-            search.normalizes_first,
-            search.timestamps is not None,
-        )
+
+        def key_of(slots: int) -> tuple[int, ...]:
+            splits = self._splits(slots, max(rows))
+            timed = search.timestamps is not None
+            return (slots, search.beams, search.candidates, positions, splits, search.normalizes_first, timed)
+
+        key = key_of(next((slots for slots in SLOTS if slots >= sentences), SLOTS[-1]))
+        if key not in self.captured:
+            key = key_of(min(key[0], self._most_slots(search)))
         known = self.captured.get(key)
         if known is not None:
             self.captured.move_to_end(key)
             if known.settings.search != search:
                 known.settings.update(SearchTensors.of(search, self.step.vocabulary, positions, self.device))
             return known
+        slots, splits = key[0], key[4]
         settings = SearchTensors.of(search, self.step.vocabulary, positions, self.device)
         size = slots * search.beams * positions * self._row_bytes
         self._make_room(size)
@@ -302,10 +318,8 @@ class Slots:
         """Slots whose keys and values of the target fit into the GPU's memory."""
         if self.device.type != "cuda":
             return SLOTS[-1]
-        free = torch.cuda.mem_get_info(self.device)[0]
-        free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         positions = next(positions for positions in POSITIONS if positions >= search.max_length)
-        fit = int((1 - MEMORY_SHARE) / 2 * free) // (self._row_bytes * positions * search.beams)
+        fit = int((1 - MEMORY_SHARE) / 2 * free_bytes(self.device)) // (self._row_bytes * positions * search.beams)
         return max(slots for slots in SLOTS if slots <= max(1, fit))
 
     def _step(self, state: State, settings: SearchTensors, splits: int, distances: Tensor | None) -> Any:
@@ -314,17 +328,14 @@ class Slots:
 
         if not self.capture:
             return run
-        stream = torch.cuda.Stream(self.device)
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):  # compiles kernels; all slots are closed, so nothing changes
-            run()
-            run()
-        torch.cuda.current_stream(self.device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool):
-            run()
-        return graph.replay
+        if not self.captured:
+            self._graphs.forget()
+        return self._graphs.capture(run)  # all slots are closed, so nothing changes
+
+
+def _offsets(rows: Sequence[int]) -> list[int]:
+    """The first row of each sentence's memory, one memory after the other."""
+    return [0, *accumulate(rows[:-1])]
 
 
 class _Watch:

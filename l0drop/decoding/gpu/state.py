@@ -103,7 +103,8 @@ class State:
             getattr(self, name)[slots] = value
         self.offset[slots], self.rows[slots] = offset, rows
         self.current.view(self.slots, self.beams)[slots] = given_FP[:, :1]
-        self.scores[slots] = torch.tensor([0.0] + [NEVER] * (self.beams - 1), device=self.scores.device)
+        self.scores[slots] = NEVER
+        self.scores[slots, 0] = 0.0
         self.tokens[:, slots, :, : last + 1] = given_FP[:, None].to(torch.int32)
         self.done_scores[slots], self.done_length[slots], self.done[slots] = NEVER, last + 1, 0
         self.open[slots] = 1

@@ -47,7 +47,9 @@ def both(model, batch, slots=None, given=None, **settings):
     encoded = engine.encode(batch["input_ids"], batch["attention_mask"])
     search = engine.search(**settings)
     expected = engine.run_search(encoded, search)
-    found, _ = Slots(model, plain, capture=False).search(encoded.memory, encoded.rows, search, given, slots or 256)
+    found, _ = Slots(model, plain, capture=False).search(
+        encoded.memory, encoded.rows.tolist(), search, given, slots or 256
+    )
     return expected, found
 
 
@@ -99,7 +101,7 @@ def test_one_object_for_many_searches_and_batches():
             {"num_beams": 3, "max_new_tokens": 5, "min_new_tokens": 5},
         ):
             search = engine.search(**settings)
-            found, _ = slots.search(encoded.memory, encoded.rows, search, None)
+            found, _ = slots.search(encoded.memory, encoded.rows.tolist(), search, None)
             check(engine.run_search(encoded, search), found)
     assert len(slots.captured) == 4  # 3, 2, 6 and 1 sentences
 
@@ -112,7 +114,7 @@ def test_captured_steps_are_forgotten(monkeypatch):
         batch = zoo.ragged_batch((9, 4))
         encoded = engine.encode(batch["input_ids"], batch["attention_mask"])
         search = engine.search(num_beams=beams, max_new_tokens=6)
-        check(engine.run_search(encoded, search), slots.search(encoded.memory, encoded.rows, search, None)[0])
+        check(engine.run_search(encoded, search), slots.search(encoded.memory, encoded.rows.tolist(), search, None)[0])
     assert [key[1] for key in slots.captured] == [2, 4]
 
 
@@ -125,7 +127,7 @@ def test_given_tokens():
     search = replace(engine.search(num_beams=3, max_new_tokens=12), given=4)
     given = torch.randint(5, 90, (6, 4))
     expected = engine.run_search(encoded, search, given)
-    found, _ = Slots(model, plain, capture=False).search(encoded.memory, encoded.rows, search, given)
+    found, _ = Slots(model, plain, capture=False).search(encoded.memory, encoded.rows.tolist(), search, given)
     check(expected, found)
     assert torch.equal(found.tokens[:, 0, :4], given)
 
