@@ -112,7 +112,10 @@ def decode(
     audio: Annotated[
         Path | None, typer.Option(help="For a Whisper: a text file with one audio file per line, up to 30 s each.")
     ] = None,
-    baseline: Annotated[str | None, typer.Option(help="A dense Whisper, which CTranslate2 decodes too.")] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="A dense model, which CTranslate2 decodes too: a Whisper, or on a GPU one for text."),
+    ] = None,
     rival: Annotated[str | None, typer.Option(help="Another sparse Whisper to time beside MODEL.")] = None,
     language: Annotated[str | None, typer.Option(help="The language of the audio, for a multilingual model.")] = None,
     sentences: Annotated[int | None, typer.Option(help="Lines or clips to decode. Default: 100.", min=1)] = None,
@@ -156,7 +159,7 @@ def decode(
     """
     names = None if systems is None else tuple(name.strip() for name in systems.split(","))
     if device == "cuda":
-        speech = {"audio": audio, "baseline": baseline, "rival": rival, "language": language}
+        speech = {"audio": audio, "rival": rival, "language": language}
         for name in given(**speech):
             raise ValueError(f"`{name}`: not measured on a GPU")
         sizes = given(batch=batch, source=source, target=target, dropped=dropped)
@@ -164,10 +167,12 @@ def decode(
         if model is not None or input_ is not None:
             for name in (*sizes, *given(shape=shape)):
                 raise ValueError(f"`{name}`: is for random weights; a model decodes text of natural length")
-            turns: dict[str, Any] = {"rounds": rounds, "slow_rounds": slow_rounds, **given(alone=alone)}
+            turns: dict[str, Any] = {
+                "rounds": rounds, "slow_rounds": slow_rounds, **given(alone=alone, baseline=baseline),
+            }  # fmt: skip
             _decode_text_on_gpu(model, input_, {**given(beams=beams), **limits}, names, turns, output)
             return
-        for name in (*limits, *given(alone=alone)):
+        for name in (*limits, *given(alone=alone, baseline=baseline)):
             raise ValueError(f"`{name}`: needs a model folder")
         shapes = [name.strip() for name in (shape or "gpu").split(",")]
         if all(name.startswith("whisper") for name in shapes):

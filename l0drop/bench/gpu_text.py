@@ -3,6 +3,9 @@
 Each system makes its own batches: our engine as `load(...).generate` does, CTranslate2 from a limit of tokens, generate
 from lines sorted by length. CTranslate2 and generate are tried with several limits, from the largest one on, and the
 fastest is timed. Tokenizing and detokenizing count, and use the same tokenizer.
+
+Dense systems decode the model's base without its gates. With a baseline, a dense model that was trained without gates,
+CTranslate2 and dense generate decode that instead, and so does our engine, as engine-baseline.
 """
 
 import copy
@@ -32,8 +35,8 @@ from l0drop.runs.evaluation import FileStamp
 from l0drop.runs.gpu_benchmark import GpuTextBenchmark, GpuTextSystem
 from l0drop.runs.provenance import provenance
 
-SYSTEMS = ("engine-short", "engine-dense", "ct2-bfloat16", "ct2-float16", "hf-short", "hf-dense")
-ALONE = ("engine-short", "engine-dense", "ct2-bfloat16")
+SYSTEMS = ("engine-short", "engine-dense", "engine-baseline", "ct2-bfloat16", "ct2-float16", "hf-short", "hf-dense")
+ALONE = ("engine-short", "engine-dense", "engine-baseline", "ct2-bfloat16")
 """Systems that also decode lines alone, for the latency."""
 ALONE_ROUNDS = 3
 """At most, after one to warm up."""
@@ -45,13 +48,13 @@ WARM_UP_LINES = 8
 COMPARED = tuple(
     ("all", slow, fast)
     for fast in ("engine-short", "engine-dense")
-    for slow in ("ct2-bfloat16", "ct2-float16", "hf-short", "hf-dense", "engine-dense")
+    for slow in ("ct2-bfloat16", "ct2-float16", "hf-short", "hf-dense", "engine-baseline", "engine-dense")
     if slow != fast
 )
 NOTES = {
     "seconds": "wall time of all lines, from text to text",
-    "ct2": "decodes the base model with the same weights, without gates, in batches of its own; batch_tokens: its "
-    "max_batch_size with batch_type tokens",
+    "ct2": "decodes the baseline, or the base model with the same weights, without gates, in batches of its own; "
+    "batch_tokens: its max_batch_size with batch_type tokens",
     "hf": "generate on lines sorted by length, in batches of at most batch_tokens padded tokens",
     "attention": "torch's attention by cuDNN is off, which would make generate and our engine wait for a plan at every "
     "new shape",
@@ -68,6 +71,7 @@ Call = Callable[[Sequence[str]], int]
 def gpu_text_benchmark(
     workload: Text,
     systems: Sequence[str] | None = None,
+    baseline: str | None = None,
     rounds: int = 5,
     slow_rounds: int = 1,
     alone: int = 100,
@@ -75,22 +79,26 @@ def gpu_text_benchmark(
     dtype: str = "bfloat16",
     progress: Say = print,
 ) -> GpuTextBenchmark:
-    """Time systems (default: all) on lines of text. alone: lines that are also decoded one at a time."""
+    """Time systems (default: all) on lines of text.
+
+    baseline: a dense model with the same tokenizer. alone: lines that are also decoded one at a time.
+    """
     for name in systems or ():
         if name not in SYSTEMS:
             raise ValueError(f"systems: expected some of {', '.join(SYSTEMS)}, got {name!r}")
     quiet_libraries()
     lines = workload.lines()
-    text = load(workload.model, device=device, dtype=dtype)
-    plain_generation(text.model)
-    text.defaults = {}
-    wanted = [name for name in systems or SYSTEMS if text.is_gated or not name.endswith("short")]
+    text = _loaded(workload.model, device, dtype)
+    dense = None if baseline is None else _loaded(baseline, device, dtype)
+    if dense is not None:
+        _check_baseline(dense, text, lines)
+    wanted = [name for name in systems or SYSTEMS if _can_run(name, text, dense)]
     filled = [source for source in text.encode(lines) if not source.is_blank]
     limits: dict[str, dict[int, float]] = {}
     left_out: dict[str, str] = {}
     calls: dict[str, Call] = {}
     with TemporaryDirectory() as folder:
-        contest = Contest(text, workload.generation, Path(folder))
+        contest = Contest(text, dense, workload.generation, Path(folder))
         for name in wanted:
             try:
                 calls[name], limits[name] = _fastest(contest, name, lines, device)
@@ -115,6 +123,7 @@ def gpu_text_benchmark(
     return GpuTextBenchmark(
         what="lines of text, outputs of natural length",
         model=workload.model,
+        baseline=baseline,
         input=FileStamp(**file_stamp(workload.file)),
         dtype=dtype,
         sentences=len(filled),
@@ -141,19 +150,43 @@ def gpu_text_benchmark(
     )
 
 
-class Contest:
-    """The systems on one model."""
+def _loaded(model: str, device: str, dtype: str) -> TextModel:
+    """The model, which decodes with the settings of the benchmark alone."""
+    text = load(model, device=device, dtype=dtype)
+    plain_generation(text.model)
+    text.defaults = {}
+    return text
 
-    def __init__(self, text: TextModel, generation: dict[str, Any], folder: Path) -> None:
+
+def _check_baseline(dense: TextModel, text: TextModel, lines: Sequence[str]) -> None:
+    if dense.is_gated:
+        raise ValueError("`baseline`: has gates; expected a dense model")
+    for line, ours, theirs in zip(lines, text.encode(lines), dense.encode(lines), strict=True):
+        if ours.ids != theirs.ids:
+            raise ValueError(f"`baseline`: its tokenizer differs from the model's; they encode {line!r} differently")
+
+
+def _can_run(name: str, text: TextModel, dense: TextModel | None) -> bool:
+    if name.endswith("short"):
+        return text.is_gated
+    return dense is not None or not name.endswith("baseline")
+
+
+class Contest:
+    """The systems on one model, and on a dense baseline if there is one."""
+
+    def __init__(self, text: TextModel, dense: TextModel | None, generation: dict[str, Any], folder: Path) -> None:
         self.text, self.generation, self.folder = text, generation, folder
+        self.dense = dense or text
         self.sparsity: float | None = None
         """Of the lines that were last decoded on the short memory."""
 
-    def engine(self, dense: bool, lines: Sequence[str]) -> int:
-        """Decode by our engine."""
-        dial: dict[str, Any] = {"dense": True} if dense and self.text.is_gated else {}
-        results = self.text.generate(lines, **dial, **self.generation)
-        if self.text.is_gated and not dense:
+    def engine(self, which: str, lines: Sequence[str]) -> int:
+        """Decode by our engine: `short`, `dense`, or the `baseline`."""
+        text = self.dense if which == "baseline" else self.text
+        dial: dict[str, Any] = {"dense": True} if which == "dense" and text.is_gated else {}
+        results = text.generate(lines, **dial, **self.generation)
+        if which == "short":
             tokens = sum(result.source_tokens for result in results)
             self.sparsity = 1 - sum(len(result.kept) for result in results) / tokens
         return sum(result.output_tokens for result in results)
@@ -174,9 +207,9 @@ class Contest:
         return written
 
     def peer(self, name: str) -> CTranslate2Peer | HuggingFacePeer:
-        """CTranslate2 or generate on the model."""
+        """CTranslate2 or generate."""
         kind, _, which = name.partition("-")
-        model: Any = self.text.model
+        model: Any = self.text.model if which == "short" else self.dense.model
         if kind == "hf":
             sparse = model if isinstance(model, L0DropModel) else sparsify(model)
             return HuggingFacePeer(sparse.eval(), which == "dense", **self.generation)
@@ -198,9 +231,9 @@ class Contest:
 
 def _fastest(contest: Contest, name: str, lines: Sequence[str], device: str) -> tuple[Call, dict[int, float]]:
     """A system, warmed up, with the limit that was fastest; seconds by limit."""
-    kind = name.partition("-")[0]
+    kind, _, which = name.partition("-")
     if kind == "engine":
-        call = functools.partial(contest.engine, name.endswith("dense"))
+        call = functools.partial(contest.engine, which)
         for _ in range(2):
             call(lines)
         return call, {}

@@ -120,7 +120,10 @@ class GpuTextSystem:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuTextBenchmark(JsonFile):
-    """Lines of text on a GPU. Ratios are of the wall time of all lines. sparsity: None without a gate."""
+    """Lines of text on a GPU. Ratios are of the wall time of all lines. sparsity: None without a gate.
+
+    baseline: the dense model that the systems of others decode, and ours as engine-baseline.
+    """
 
     COMMAND = "l0drop bench decode --device cuda"
 
@@ -134,6 +137,7 @@ class GpuTextBenchmark(JsonFile):
     generation: Settings
     systems: dict[str, GpuTextSystem]
     ratios: list[Ratio]
+    baseline: str | None = optional()
     left_out: dict[str, str] = optional(factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     ctranslate2: str | None = None

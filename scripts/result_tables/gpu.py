@@ -21,6 +21,7 @@ from l0drop.runs.table import Table
 NAMES = {
     "engine-short": "engine (short)",
     "engine-dense": "engine (dense)",
+    "engine-baseline": "engine (dense baseline)",
     "ct2-bfloat16": "CTranslate2 bfloat16",
     "ct2-float16": "CTranslate2 float16",
     "hf-short": "`generate` (short)",

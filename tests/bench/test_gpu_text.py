@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from l0drop import load
 from l0drop.bench import gpu_text
 from l0drop.bench.gpu_text import gpu_text_benchmark
 from l0drop.bench.workloads import Text
+from l0drop.decoding.text import TextModel
 from l0drop.report.gpu_benchmark import text_table
 from l0drop.runs.benchmark import read_decode_benchmark
 from l0drop.runs.gpu_benchmark import GpuTextBenchmark
@@ -40,7 +42,7 @@ def result(model_folder, text):
     patch.setattr(gpu_text, "SYSTEMS", SYSTEMS)
     patch.setattr(gpu_text, "LIMITS", {"ct2": (16, 512), "hf": (64,)})
     workload = Text(str(model_folder), text, sentences=7, max_new_tokens=10)
-    found = gpu_text_benchmark(workload, None, 2, 1, alone=3, device="cpu", dtype="float32", **QUIET)
+    found = gpu_text_benchmark(workload, None, None, 2, 1, alone=3, device="cpu", dtype="float32", **QUIET)
     patch.undo()
     return found
 
@@ -99,10 +101,42 @@ def test_the_table_shows_every_system(result):
 def test_a_model_without_a_gate_is_decoded_densely(baseline, text):
     workload = Text(str(baseline), text, sentences=3, max_new_tokens=6)
     systems = ("engine-short", "engine-dense", "ct2-float16")
-    found = gpu_text_benchmark(workload, systems, 1, 1, alone=0, device="cpu", dtype="float32", **QUIET)
+    found = gpu_text_benchmark(workload, systems, None, 1, 1, alone=0, device="cpu", dtype="float32", **QUIET)
     assert list(found.systems) == ["engine-dense"]
     assert found.sparsity is None
     assert "float16" in found.left_out["ct2-float16"]
+
+
+def test_dense_systems_decode_the_baseline(model_folder, baseline, text):
+    workload = Text(str(model_folder), text, sentences=7, max_new_tokens=10)
+    systems = ("engine-short", "engine-baseline", "ct2-float32", "hf-dense")
+    patch = pytest.MonkeyPatch()
+    patch.setattr(gpu_text, "SYSTEMS", systems)
+    found = gpu_text_benchmark(workload, systems, str(baseline), 1, 1, alone=1, device="cpu", dtype="float32", **QUIET)
+    patch.undo()
+    assert found.baseline == str(baseline)
+    expected = load(baseline, device="cpu").generate(text.read_text().splitlines()[:7], **found.generation)
+    tokens = sum(one.output_tokens for one in expected)
+    assert found.systems["engine-baseline"].output_tokens == found.systems["hf-dense"].output_tokens == tokens
+    assert found.systems["engine-baseline"].latency_ms is not None
+    assert ("engine-baseline", "engine-short") in {(one.system, one.by) for one in found.ratios}
+
+
+def test_a_baseline_with_gates_is_refused(model_folder, text):
+    with pytest.raises(ValueError, match="`baseline`: has gates"):
+        gpu_text_benchmark(Text(str(model_folder), text), None, str(model_folder), device="cpu", dtype="float32")
+
+
+def test_a_baseline_with_another_tokenizer_is_refused(model_folder, baseline, text, monkeypatch):
+    encode = TextModel.encode
+
+    def other(self, lines, *given, **named):
+        found = encode(self, lines, *given, **named)
+        return found if self.is_gated else [replace(one, ids=[*one.ids, 3]) for one in found]
+
+    monkeypatch.setattr(TextModel, "encode", other)
+    with pytest.raises(ValueError, match="`baseline`: its tokenizer differs from the model's"):
+        gpu_text_benchmark(Text(str(model_folder), text), None, str(baseline), device="cpu", dtype="float32")
 
 
 def test_the_command_measures_text(model_folder, text, tmp_path, monkeypatch, capsys):
