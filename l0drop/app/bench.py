@@ -121,7 +121,7 @@ def decode(
     sentences: Annotated[int | None, typer.Option(help="Lines or clips to decode. Default: 100.", min=1)] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Longest output. Default: 128.", min=1)] = None,
     alone: Annotated[
-        int | None, typer.Option(help="On a GPU: lines that are also decoded one at a time. Default: 100.", min=1)
+        int | None, typer.Option(help="On a GPU: lines that are also decoded one at a time. Default: 100.", min=0)
     ] = None,
     shape: Annotated[
         str | None,
