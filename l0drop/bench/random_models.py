@@ -29,6 +29,9 @@ class Share(Gate):
         super().__init__()
         self.keep = keep
 
+    def graph_key(self) -> tuple[Any, ...]:
+        return (self.keep,)
+
     def forward(self, encodings: Tensor, mask: Tensor, input_ids: Any = None, hints: Any = None) -> Gates:
         position = mask.cumsum(1)
         kept = ((position * self.keep).floor() > ((position - 1) * self.keep).floor()) & mask

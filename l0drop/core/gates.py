@@ -134,6 +134,14 @@ class Gate(nn.Module):
         """The gate sampled with `uniforms`, whose mean at log α = 0 is one half. None if the gate does not sample."""
         return None
 
+    def graph_key(self) -> tuple[Any, ...] | None:
+        """The plain attributes that `forward` reads, if it can be captured in a CUDA graph; None if it cannot.
+
+        It can if it runs the same operations for all batches of a shape, reads no value on the host and uses no hints.
+        Only a class's own answer counts: a subclass that overrides something must override this too.
+        """
+        return None
+
     @property
     def threshold(self) -> float:
         """The log α at and below which the test-time gate is closed."""
@@ -213,6 +221,9 @@ class LearnedGate(Gate):
     @property
     def threshold(self) -> float:
         return float(self.moved) - hard_concrete.threshold(self.epsilon)
+
+    def graph_key(self) -> tuple[Any, ...]:
+        return self.beta, self.epsilon, self.normalize
 
     def close_at(self, log_alpha: float) -> None:
         self.moved.fill_(log_alpha + hard_concrete.threshold(self.epsilon))

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers.modeling_outputs import BaseModelOutput
 
-from l0drop.core.gates import Gates, LearnedGate
+from l0drop.core.gates import Gates
 from l0drop.core.memory import Memory, dense_memory, keep_one, short_memory
 from l0drop.core.out_of_memory import is_out_of_memory
 from l0drop.decoding.gpu.graphs import Graphs
@@ -113,21 +113,19 @@ def settings_of(model: Any, encoder: Any) -> tuple[Any, ...]:
     """What a graph depends on beside the encoder's weights."""
     if not isinstance(model, L0DropModel):
         return (encoder.config._attn_implementation,)
-    learned: tuple[Any, ...] = (
-        (model.gate.beta, model.gate.epsilon, model.gate.normalize) if gates_in_graph(model) else ()
-    )
     return (
         encoder.config._attn_implementation,
         model.config.l0drop.gating,
         type(model.gate),
-        learned,
+        model.gate.graph_key(),
         stamp_of(model.gate),
     )
 
 
 def gates_in_graph(model: Any) -> bool:
-    """Whether a model's gates depend on encodings alone, so that they and the memory can be part of a graph."""
-    return type(model.gate) is LearnedGate and not model.config.l0drop.always_keep
+    """Whether a model's gates and memory can be part of a graph."""
+    answers = "graph_key" in vars(type(model.gate)) and model.gate.graph_key() is not None
+    return answers and not model.config.l0drop.always_keep
 
 
 class EncoderGraphs:
@@ -313,7 +311,8 @@ class EncoderGraphs:
         else:
             gating = self.view.config.l0drop.gating
             gates = self.view.gate(encodings, mask_BN, input_ids=ids_BN)
-            broken = broken | ~gates.log_alpha.isfinite().all()
+            if gates.log_alpha is not None:
+                broken = broken | ~gates.log_alpha.isfinite().all()
             gates = keep_one(gates, mask_BN, gating)
             if part == "short":
                 memory = short_memory(encodings, gates.values, mask_BN, gating, mask_BN.shape[1])

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from l0drop import Engine, Gate, Gates, L0DropConfig, load, register_gate, sparsify
+from l0drop.core.gates import LearnedGate
 from l0drop.core.memory import GATINGS
 from l0drop.decoding.gpu import encoding, plain
 from l0drop.decoding.gpu.encoding import EncoderGraphs
@@ -137,6 +138,27 @@ class OddPositions(Gate):
         return Gates((odd & mask).to(encodings.dtype))
 
 
+@register_gate("every-third")
+class EveryThird(Gate):
+    def __init__(self, first: int = 0) -> None:
+        super().__init__()
+        self.first = first
+
+    def graph_key(self):
+        return (self.first,)
+
+    def forward(self, encodings, mask, input_ids=None, hints=None):
+        kept = (mask.cumsum(1) + self.first) % 3 == 1
+        return Gates((kept & mask).to(encodings.dtype))
+
+
+class Silent(LearnedGate):
+    """It may read values: it does not say that it can be captured."""
+
+    def log_alpha(self, encodings):
+        return super().log_alpha(encodings) * 2
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -162,6 +184,23 @@ def test_other_settings_replay_the_encoder_alone(settings, on_gpu):
 def test_other_gates_replay_the_encoder_alone(config, on_gpu):
     both(sparse("m2m100", **config), on_gpu)
     assert on_gpu == [("encodings", 6, 24)]
+
+
+def test_a_gate_that_says_so_is_part_of_the_graph(on_gpu):
+    model = sparse("m2m100", gate="every-third")
+    both(model, on_gpu)
+    assert on_gpu == [("short", 6, 25)]  # with the zero row
+    model.gate.first = 1
+    on_gpu.clear()
+    both(model, on_gpu)
+
+
+def test_a_subclass_of_the_learned_gate_is_not_part_of_the_graph(on_gpu):
+    model = sparse("m2m100")
+    model.gate = Silent(width=model.config.d_model).double()
+    zoo.spread_gates(model)
+    both(model, on_gpu)
+    assert {part for part, *_ in on_gpu} == {"encodings"}
 
 
 def test_a_dial_of_the_caller_stays_in_effect(on_gpu):
