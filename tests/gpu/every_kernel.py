@@ -3,19 +3,28 @@
 compute-sanitizer python -m tests.gpu.every_kernel
 """
 
+import itertools
+from typing import Any
+
 import torch
 
 from l0drop.decoding.gpu import kernels
 from l0drop.decoding.gpu.state import SearchTensors, State
-from l0drop.decoding.search import Search
+from l0drop.decoding.search import Search, Timestamps
 
 SLOTS, BEAMS, POSITIONS, WIDTH, HEADS, VOCABULARY = 5, 5, 32, 120, 3, 5000
+SEARCHES: tuple[dict[str, Any], ...] = (
+    {},
+    {"no_repeat_ngram": 2, "repetition_penalty": 1.2},
+    {"timestamps": Timestamps(first=4000, none=3999, eos=2)},
+)
+"""Some kernels run for some settings only."""
 
 
 def main() -> None:
     torch.manual_seed(0)
     device = torch.device("cuda")
-    for dtype in (torch.bfloat16, torch.float32):
+    for dtype, changes in itertools.product((torch.bfloat16, torch.float32), SEARCHES):
         state = State.empty(SLOTS, BEAMS, POSITIONS, 1, WIDTH, dtype, device)
         rows = torch.tensor([1, 64, 65, 300, 129], device=device)
         every = torch.arange(SLOTS, device=device)
@@ -25,7 +34,7 @@ def main() -> None:
         bias = torch.zeros(len(memory), device=device)
         weight = torch.randn(VOCABULARY, WIDTH, device=device, dtype=dtype)
         positions = torch.randn(POSITIONS, WIDTH, device=device, dtype=dtype)
-        search = Search(POSITIONS, 1, (2,), 0, beams=BEAMS, returned=2, given=2, length_penalty=0.6)
+        search = Search(POSITIONS, 1, (2,), 0, beams=BEAMS, returned=2, given=2, length_penalty=0.6, **changes)
         settings = SearchTensors.of(search, VOCABULARY, POSITIONS, device)
         for step in range(POSITIONS):
             if step == 12:

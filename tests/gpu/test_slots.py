@@ -72,11 +72,11 @@ def test_refilled_slots(slots):
 def test_other_settings_run_plainly_and_say_so_once():
     engine = Engine(sparse("marian", "cuda"))
     batch = zoo.ragged_batch()
-    with pytest.warns(UserWarning, match="no_repeat_ngram_size"):
-        engine.generate(**inputs(batch), num_beams=2, max_new_tokens=8, no_repeat_ngram_size=2)
+    with pytest.warns(UserWarning, match="do_sample"):
+        engine.generate(**inputs(batch), do_sample=True, max_new_tokens=8)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        engine.generate(**inputs(batch), num_beams=2, max_new_tokens=8, no_repeat_ngram_size=2)
+        engine.generate(**inputs(batch), do_sample=True, max_new_tokens=8)
 
 
 def test_broken_weights_raise_the_error_of_the_plain_search():

@@ -1,9 +1,10 @@
 """Kernels from logits to the next hypotheses, in Triton: what `search.py` does in one step, for all slots.
 
-The first kernel reads the logits once: each program finds the best tokens of one row in one block of the vocabulary,
-with the block's part of the sum of exponentials. The second one finishes a sentence: it joins the blocks, chooses
+`_best_of_block` reads the logits once: each program finds the best tokens of one row in one block of the vocabulary,
+with the block's part of the sum of exponentials. `_advance` finishes a sentence: it joins the blocks, chooses
 candidates, moves complete ones to the finished hypotheses, continues the others, and decides whether the slot stays
-open. Scores are in float32, and ties go to the smaller index.
+open. Some settings need a kernel before these two: `_mark` looks for repetitions, `_time_limits` for the timestamps
+that may follow. Scores are in float32, and ties go to the smaller index.
 
 Shapes as in `state.py`; C candidates, W blocks of the vocabulary.
 """
@@ -34,6 +35,7 @@ _FIRST_TIME = tl.constexpr(layout.FIRST_TIME)
 _NO_TIMES = tl.constexpr(layout.NO_TIMES)
 _END_OF_TEXT = tl.constexpr(layout.END_OF_TEXT)
 _LATEST_START = tl.constexpr(layout.LATEST_START)
+_NO_REPEAT_NGRAM = tl.constexpr(layout.NO_REPEAT_NGRAM)
 _BANNED = tl.constexpr(layout.BANNED)
 _SUPPRESSED = tl.constexpr(layout.SUPPRESSED)
 _BANNED_FIRST = tl.constexpr(layout.BANNED_FIRST)
@@ -42,32 +44,49 @@ _FORCED_FIRST = tl.constexpr(layout.FORCED_FIRST)
 _FORCED_LAST = tl.constexpr(layout.FORCED_LAST)
 _AT_NEXT = tl.constexpr(layout.AT_NEXT)
 _AT_END = tl.constexpr(layout.AT_END)
+# bits that `_mark` sets for a token of a row
+_OCCURRED = tl.constexpr(1)
+_REPEATS = tl.constexpr(2)
 
 
 def choose(logits_RV: Tensor, state: State, settings: SearchTensors) -> None:
     """Advance every open slot by one token."""
+    search = settings.search
     rows, vocabulary = logits_RV.shape
-    count = min(settings.search.candidates, vocabulary)
+    count = min(search.candidates, vocabulary)
     blocks = triton.cdiv(vocabulary, BLOCK)
     best = torch.empty(rows, blocks, count, dtype=torch.float32, device=logits_RV.device)
     token = torch.empty(rows, blocks, count, dtype=torch.int32, device=logits_RV.device)
     sums = torch.empty(rows, blocks, 2, dtype=torch.float32, device=logits_RV.device)
     beams, positions = state.beams, state.tokens.shape[3]
     block = min(BLOCK, triton.next_power_of_2(vocabulary))
-    has_times = settings.search.timestamps is not None
+    has_marks = search.no_repeat_ngram > 0 or search.repetition_penalty != 1.0
+    marks = torch.zeros(rows if has_marks else 0, vocabulary, dtype=torch.uint8, device=logits_RV.device)
+    if has_marks:
+        _mark[(rows,)](
+            marks, settings.numbers, state.length, state.given, state.open, state.tokens,
+            BEAMS=beams, SLOTS=state.slots, T=positions, V=vocabulary, COPY=min(128, positions), num_warps=4,
+        )  # fmt: skip
+    if search.repetition_penalty != 1.0 and search.normalizes_first:
+        # the penalty multiplies log-probabilities, so the whole sum is needed first
+        logits_RV = logits_RV.float().log_softmax(-1)
+    has_times = search.timestamps is not None
     limits = torch.empty(rows if has_times else 0, 3, dtype=torch.int32, device=logits_RV.device)
     if has_times:
         _time_limits[(rows,)](
-            limits, logits_RV, settings.flags, settings.numbers, state.length, state.given, state.open, state.tokens,
-            BEAMS=beams, SLOTS=state.slots, T=positions, V=vocabulary, BLOCK=block, COPY=min(128, positions),
-            num_warps=8,
+            limits, logits_RV, settings.flags, settings.numbers, marks, settings.repetition, state.length, state.given,
+            state.open, state.tokens,
+            BEAMS=beams, SLOTS=state.slots, T=positions, V=vocabulary, HAS_MARKS=has_marks, BLOCK=block,
+            COPY=min(128, positions), num_warps=8,
         )  # fmt: skip
     _best_of_block[(rows, blocks)](
-        best, token, sums, logits_RV, settings.flags, settings.numbers, state.length, state.given, state.open, limits,
-        BEAMS=beams, V=vocabulary, C=count, W=blocks, NORMALIZES_FIRST=settings.search.normalizes_first,
-        HAS_TIMES=has_times, BLOCK=block, num_warps=8 if vocabulary > 1024 else 4,
+        best, token, sums, logits_RV, settings.flags, settings.numbers, marks, settings.repetition, state.length,
+        state.given, state.open, limits,
+        BEAMS=beams, V=vocabulary, C=count, W=blocks,
+        NORMALIZES_FIRST=search.normalizes_first and not search.renormalize, HAS_MARKS=has_marks, HAS_TIMES=has_times,
+        BLOCK=block, num_warps=8 if vocabulary > 1024 else 4,
     )  # fmt: skip
-    candidates = settings.search.candidates
+    candidates = search.candidates
     _advance[(state.slots,)](
         best, token, sums, settings.flags, settings.numbers, settings.divisors, state.length, state.given, state.open,
         state.error, state.current, state.scores, state.tokens, state.ancestors, state.done_tokens, state.done_side,
@@ -109,10 +128,47 @@ def _constrained(x, flags, inside, NUMBERS, length, given):  # type: ignore[no-u
 
 
 @triton.jit
+def _without_repetition(x, marks, REPETITION):  # type: ignore[no-untyped-def]
+    """Scores under `search.penalize_repetition` and `search.ban_repeated_ngrams`."""
+    penalty = tl.load(REPETITION)
+    x = tl.where((marks & _OCCURRED) != 0, tl.where(x < 0, x * penalty, x / penalty), x)
+    return tl.where((marks & _REPEATS) != 0, float("-inf"), x)
+
+
+@triton.jit
+def _mark(  # type: ignore[no-untyped-def]
+    MARKS, NUMBERS, LENGTH, GIVEN, OPEN, TOKENS,
+    BEAMS: tl.constexpr, SLOTS: tl.constexpr, T: tl.constexpr, V: tl.constexpr, COPY: tl.constexpr,
+):  # fmt: skip
+    """Mark the tokens that occurred in a row's hypothesis, then those that would complete an n-gram again."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = row // BEAMS
+    length = tl.load(LENGTH + slot)
+    if (tl.load(OPEN + slot) != 0) & (length >= tl.load(GIVEN + slot)):
+        tokens = TOKENS + (((length - 1) % 2) * SLOTS * BEAMS + row) * T
+        for start in range(0, length, COPY):
+            time = start + tl.arange(0, COPY)
+            token = tl.load(tokens + time, mask=time < length, other=0)
+            tl.store(MARKS + row * V + token, _OCCURRED, mask=time < length)
+        tl.debug_barrier()  # a token may get both marks, from different threads
+        size = tl.load(NUMBERS + _NO_REPEAT_NGRAM)
+        if size > 0:
+            for start in range(0, length - size + 1, COPY):
+                first = start + tl.arange(0, COPY)
+                repeats = first < length - size + 1
+                for index in range(size - 1):
+                    now = tl.load(tokens + length - size + 1 + index)
+                    then = tl.load(tokens + first + index, mask=first < length - size + 1, other=-1)
+                    repeats = repeats & (then == now)
+                token = tl.load(tokens + first + size - 1, mask=repeats, other=0)
+                tl.store(MARKS + row * V + token, _OCCURRED | _REPEATS, mask=repeats)
+
+
+@triton.jit
 def _time_limits(  # type: ignore[no-untyped-def]
-    LIMITS, LOGITS, FLAGS, NUMBERS, LENGTH, GIVEN, OPEN, TOKENS,
-    BEAMS: tl.constexpr, SLOTS: tl.constexpr, T: tl.constexpr, V: tl.constexpr, BLOCK: tl.constexpr,
-    COPY: tl.constexpr,
+    LIMITS, LOGITS, FLAGS, NUMBERS, MARKS, REPETITION, LENGTH, GIVEN, OPEN, TOKENS,
+    BEAMS: tl.constexpr, SLOTS: tl.constexpr, T: tl.constexpr, V: tl.constexpr, HAS_MARKS: tl.constexpr,
+    BLOCK: tl.constexpr, COPY: tl.constexpr,
 ):  # fmt: skip
     """Whisper's rules for timestamps (`search.follow_timestamps`) for one row, as limits: the first text token that is
     allowed, the first timestamp that is allowed, and the first one after it that is not."""
@@ -153,6 +209,9 @@ def _time_limits(  # type: ignore[no-untyped-def]
             inside = token < V
             x = tl.load(LOGITS + row * V + token, mask=inside, other=float("-inf")).to(tl.float32)
             flags = tl.load(FLAGS + token, mask=inside, other=0)
+            if HAS_MARKS:
+                marks = tl.load(MARKS + row * V + token, mask=inside, other=0)
+                x = _without_repetition(x, marks, REPETITION)
             x = _constrained(x, flags, inside, NUMBERS, length, given)
             x = tl.where(token == tl.load(NUMBERS + _NO_TIMES), float("-inf"), x)
             text = tl.where((token < first) & (token >= from_text), x, float("-inf"))
@@ -170,9 +229,9 @@ def _time_limits(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _best_of_block(  # type: ignore[no-untyped-def]
-    BEST, TOKEN, SUMS, LOGITS, FLAGS, NUMBERS, LENGTH, GIVEN, OPEN, LIMITS,
+    BEST, TOKEN, SUMS, LOGITS, FLAGS, NUMBERS, MARKS, REPETITION, LENGTH, GIVEN, OPEN, LIMITS,
     BEAMS: tl.constexpr, V: tl.constexpr, C: tl.constexpr, W: tl.constexpr, NORMALIZES_FIRST: tl.constexpr,
-    HAS_TIMES: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_MARKS: tl.constexpr, HAS_TIMES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
@@ -188,6 +247,9 @@ def _best_of_block(  # type: ignore[no-untyped-def]
         if NORMALIZES_FIRST:
             top = tl.max(x, 0)
             total = tl.sum(tl.exp(x - tl.where(top == float("-inf"), 0.0, top)), 0)
+        if HAS_MARKS:
+            marks = tl.load(MARKS + row * V + token, mask=inside, other=0)
+            x = _without_repetition(x, marks, REPETITION)
         x = _constrained(x, flags, inside, NUMBERS, length, given)
         if HAS_TIMES:
             is_time = token >= tl.load(NUMBERS + _FIRST_TIME)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from l0drop.core.memory import Memory
 from l0drop.decoding.gpu.graphs import Graphs, free_bytes, on_device
-from l0drop.decoding.gpu.state import SearchTensors, State
+from l0drop.decoding.gpu.state import SearchTensors, State, kinds_of
 from l0drop.decoding.gpu.step import DecoderStep, Operations, is_supported
 from l0drop.decoding.search import Search
 
@@ -79,9 +79,6 @@ def reason_against(model: Any, search: Search) -> str | None:
     unsupported = {
         "max_new_tokens": search.max_length > POSITIONS[-1],
         "do_sample": search.sample,
-        "repetition_penalty": search.repetition_penalty != 1.0,
-        "no_repeat_ngram_size": search.no_repeat_ngram > 0,
-        "renormalize_logits": search.renormalize,
     }
     return next((name for name, used in unsupported.items() if used), None)
 
@@ -275,8 +272,7 @@ class Slots:
 
         def key_of(slots: int) -> tuple[int, ...]:
             splits = self._splits(slots, max(rows))
-            timed = search.timestamps is not None
-            return (slots, search.beams, search.candidates, positions, splits, search.normalizes_first, timed)
+            return (slots, search.beams, search.candidates, positions, splits, *kinds_of(search))
 
         key = key_of(next((slots for slots in SLOTS if slots >= sentences), SLOTS[-1]))
         if key not in self.captured:

@@ -18,7 +18,7 @@ BANNED, SUPPRESSED, BANNED_FIRST, EOS, FORCED_FIRST, FORCED_LAST = (1 << bit for
 """What a token is to a search: bits of `SearchTensors.flags`."""
 
 MAX_LENGTH, MIN_LENGTH, RETURNED, STOPS_WHEN_FULL, IS_GNMT, DIVISOR, HAS_FIRST, HAS_LAST = range(8)
-FIRST_TIME, NO_TIMES, END_OF_TEXT, LATEST_START = range(8, 12)
+FIRST_TIME, NO_TIMES, END_OF_TEXT, LATEST_START, NO_REPEAT_NGRAM = range(8, 13)
 """Positions in `SearchTensors.numbers`."""
 
 AT_LENGTH, AT_NEXT, AT_END = range(3)
@@ -122,12 +122,13 @@ class SearchTensors:
     """The settings of a search as tensors: a captured step reads them, so that searches share it.
 
     flags [V]: bits that say what each token is. numbers: single numbers, at the positions named above.
-    divisors [T + 1]: the length penalty for each number of new tokens.
+    divisors [T + 1]: the length penalty for each number of new tokens. repetition [1]: the penalty on repeated tokens.
     """
 
     flags: Tensor
     numbers: Tensor
     divisors: Tensor
+    repetition: Tensor
     search: Search
 
     @classmethod
@@ -143,7 +144,7 @@ class SearchTensors:
         ):
             for token in set(tokens):
                 flags[token] += bit
-        numbers = torch.zeros(12, dtype=torch.int32)
+        numbers = torch.zeros(13, dtype=torch.int32)
         numbers[MAX_LENGTH], numbers[MIN_LENGTH], numbers[RETURNED] = (
             search.max_length,
             search.min_length,
@@ -155,16 +156,29 @@ class SearchTensors:
         if not numbers[IS_GNMT]:
             at_end = AT_END if search.early_stopping == "never" and search.length_penalty > 0 else AT_LENGTH
         numbers[DIVISOR] = at_end
+        numbers[NO_REPEAT_NGRAM] = search.no_repeat_ngram
         numbers[HAS_FIRST], numbers[HAS_LAST] = search.forced_first is not None, bool(search.forced_last)
         if (times := search.timestamps) is not None:
             latest = -1 if times.latest_start is None else times.latest_start
-            numbers[FIRST_TIME:] = torch.tensor([times.first, times.none, times.eos, latest])
+            numbers[FIRST_TIME : LATEST_START + 1] = torch.tensor([times.first, times.none, times.eos, latest])
         # a length of 0 is never read, but 0 to a negative power is an error
         divisors = [1.0, *(length_penalty(new, search) for new in range(1, positions + 1))]
-        return cls(flags.to(device), numbers.to(device), torch.tensor(divisors).to(device), search)
+        penalty = torch.tensor([float(search.repetition_penalty)])
+        return cls(flags.to(device), numbers.to(device), torch.tensor(divisors).to(device), penalty.to(device), search)
 
     def update(self, other: "SearchTensors") -> None:
         """Overwrite these tensors, which a captured step reads, with those of another search."""
-        for name in ("flags", "numbers", "divisors"):
+        for name in ("flags", "numbers", "divisors", "repetition"):
             getattr(self, name).copy_(getattr(other, name))
         self.search = other.search
+
+
+def kinds_of(search: Search) -> tuple[bool, ...]:
+    """What decides which kernels a step runs. Searches that differ in other settings share a captured step."""
+    return (
+        search.normalizes_first,
+        search.renormalize,
+        search.timestamps is not None,
+        search.no_repeat_ngram > 0,
+        search.repetition_penalty != 1.0,
+    )

@@ -13,13 +13,14 @@ _INTEGERS = (
     *("LENGTH", "GIVEN", "OPEN", "ERROR", "NUMBERS", "TOKENS", "ANCESTORS", "DONE_TOKENS", "DONE_SIDE"),
     *("DONE_LENGTH", "DONE", "TOKEN", "LIMITS", "ROWS"),
 )
-_FLOATS = ["BEST", "SUMS", "DIVISORS", "SCORES", "DONE_SCORES", "PARTS", "HEADS_OF_PARTS", "BIAS"]
+_FLOATS = ["REPETITION", "BEST", "SUMS", "DIVISORS", "SCORES", "DONE_SCORES", "PARTS", "HEADS_OF_PARTS", "BIAS"]
 TYPES = {
     **dict.fromkeys(_INTEGERS, "*i32"),
     **dict.fromkeys(_FLOATS, "*fp32"),
     "CURRENT": "*i64",
     "OFFSET": "*i64",
     "FLAGS": "*u8",
+    "MARKS": "*u8",
     "scale": "fp32",
     "eps": "fp32",
     "offset": "i32",
@@ -35,8 +36,15 @@ KERNELS = (
     (attention._self_attention, {**HEADS, "SLOTS": 8, "T": 128, "HAS_DISTANCES": True, "BLOCK": 32}),
     (attention._cross_attention, {**HEADS, "S": 8, "TILE": 16, "BLOCK": 64, "EXACT": False}),
     (attention._join, {**HEADS, "S": 8}),
-    (selection._time_limits, {"BEAMS": 4, "SLOTS": 8, "T": 128, "V": 51864, "BLOCK": 4096, "COPY": 128}),
-    (selection._best_of_block, {**SEARCH, "V": 51864, "NORMALIZES_FIRST": True, "HAS_TIMES": True, "BLOCK": 4096}),
+    (selection._mark, {"BEAMS": 4, "SLOTS": 8, "T": 128, "V": 51864, "COPY": 128}),
+    (
+        selection._time_limits,
+        {"BEAMS": 4, "SLOTS": 8, "T": 128, "V": 51864, "HAS_MARKS": True, "BLOCK": 4096, "COPY": 128},
+    ),
+    (
+        selection._best_of_block,
+        {**SEARCH, "V": 51864, "NORMALIZES_FIRST": True, "HAS_MARKS": True, "HAS_TIMES": True, "BLOCK": 4096},
+    ),
     (
         selection._advance,
         {**SEARCH, "BEAM_TILE": 4, "SLOTS": 8, "T": 128, "CANDIDATES": 8, "CANDIDATE_TILE": 8, "TILE": 512}

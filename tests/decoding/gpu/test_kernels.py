@@ -152,8 +152,15 @@ SEARCHES = [
     {"banned": (5, 6, 7), "suppressed": (8,), "banned_first": (9, 2)},
     {"eos": (2, 3)},
     {"eos": ()},
+    {"no_repeat_ngram": 1},
+    {"no_repeat_ngram": 2, "banned": (5, 6), "forced_last": (2,)},
+    {"repetition_penalty": 1.7},
+    {"repetition_penalty": 0.6, "no_repeat_ngram": 3, "suppressed": (8,)},
+    {"renormalize": True, "min_length": 3, "forced_last": (2,)},
+    {"renormalize": True, "repetition_penalty": 1.3},
     {"timestamps": Timestamps(first=40, none=39, eos=2, latest_start=3)},
     {"timestamps": Timestamps(first=30, none=29, eos=25), "eos": (25,), "suppressed": (8,)},
+    {"timestamps": Timestamps(first=40, none=39, eos=2), "no_repeat_ngram": 2, "repetition_penalty": 1.3},
 ]
 
 
@@ -219,6 +226,30 @@ def test_broken_scores_are_marked(value):
     logits[2, 5] = value
     kernels.choose(logits, state, SearchTensors.of(search, 40, 8, DEVICE))
     assert state.error.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("changes", [{"no_repeat_ngram": 2}, {"repetition_penalty": 1.5}], ids=str)
+def test_repetitions_in_a_long_output(changes):
+    """Longer than what the kernel reads at once."""
+    beams, vocabulary, length, positions = 2, 60, 200, 256
+    search = Search(positions, 1, (2,), 0, beams=beams, given=length, **changes)
+    state = State.empty(2, beams, positions, 1, 4, torch.float32, DEVICE)
+    both = torch.arange(2, device=DEVICE)
+    tokens = torch.randint(3, vocabulary, (2, length), device=DEVICE)
+    tokens[:, 20] = tokens[:, -1]  # in the first block; what followed it there must not follow again
+    state.fill(both, state.offset[both], state.rows[both], tokens)
+    state.length.fill_(length)
+    logits = torch.randn(2, vocabulary, device=DEVICE)
+    logits.scatter_(1, tokens[:, 21:22], 9.0)
+    twin, free = copy.deepcopy(state), copy.deepcopy(state)
+    for advance, of, settings in (
+        (kernels.choose, state, search),
+        (plain.choose, twin, search),
+        (plain.choose, free, Search(positions, 1, (2,), 0, beams=beams, given=length)),
+    ):
+        advance(logits.repeat_interleave(beams, 0), of, SearchTensors.of(settings, vocabulary, positions, DEVICE))
+    same(state, twin, length)
+    assert not torch.equal(state.scores, free.scores)
 
 
 def test_large_vocabulary():

@@ -21,6 +21,9 @@ SETTINGS = [
     {"num_beams": 2, "max_new_tokens": 8, "bad_words_ids": [[5], [9]], "suppress_tokens": [11, 12]},
     {"num_beams": 1, "max_new_tokens": 8, "begin_suppress_tokens": [2, 3, 4], "suppress_tokens": [20]},
     {"num_beams": 2, "max_new_tokens": 8, "min_new_tokens": 8},
+    {"num_beams": 3, "max_new_tokens": 14, "no_repeat_ngram_size": 2, "repetition_penalty": 1.4},
+    {"num_beams": 1, "max_new_tokens": 14, "no_repeat_ngram_size": 3},
+    {"num_beams": 3, "max_new_tokens": 9, "renormalize_logits": True, "bad_words_ids": [[5], [9]]},
 ]
 
 
@@ -145,8 +148,6 @@ def test_reasons_against():
     assert reason_against(model, search) is None
     for changes, name in (
         ({"sample": True}, "do_sample"),
-        ({"no_repeat_ngram": 3}, "no_repeat_ngram_size"),
-        ({"repetition_penalty": 1.2}, "repetition_penalty"),
         ({"beams": 20}, "num_beams"),
         ({"max_length": 5000}, "max_new_tokens"),
     ):
