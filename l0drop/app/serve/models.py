@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
 
-from l0drop.app.serve.requests import Problem
+from l0drop.app.serve.requests import Problem, refused
 from l0drop.core.dial import Dial
 from l0drop.core.memory import has_shared_row
 from l0drop.data.audio import RATE, Audio
@@ -238,7 +238,7 @@ def check_dial(served: Served | ServedSpeech, dial: Mapping[str, Any]) -> None:
     try:
         Dial(**dial)
     except (TypeError, ValueError) as error:
-        raise Problem(400, str(error)) from None
+        raise refused(error) from None
     for name in dial:
         if name in DIAL and not served.model.is_gated:
             raise Problem(400, f"{name}: {served.name} has no gates, so nothing can be dropped")
