@@ -54,7 +54,7 @@ Prefix = Annotated[
     str | None,
     typer.Option(metavar="TEXT", help="Text put before every source, for models such as T5. Default: the run's."),
 ]
-Settings = Annotated[
+GenerationSettings = Annotated[
     list[str] | None,
     typer.Option("--set", help="Any other generation setting: no_repeat_ngram_size=3", metavar="NAME=VALUE"),
 ]

@@ -13,9 +13,9 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from l0drop.app.options import (
     Device,
     DtypeOption,
+    GenerationSettings,
     MaxMemory,
     ModelName,
-    Settings,
     Shift,
     given,
     named_settings,
@@ -67,7 +67,7 @@ def transcribe(
     num_beams: Annotated[
         int | None, typer.Option("--beams", metavar="N", help="1 is greedy search. Default: the model's.", min=1)
     ] = None,
-    set_: Settings = None,
+    set_: GenerationSettings = None,
     keep: Annotated[float | None, typer.Option(metavar="SHARE", help="Dial: the share of rows to keep.")] = None,
     max_memory: MaxMemory = None,
     shift: Shift = None,

@@ -15,12 +15,12 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from l0drop.app.options import (
     Device,
     DtypeOption,
+    GenerationSettings,
     Keep,
     MaxMemory,
     MaxNewTokens,
     ModelName,
     Prefix,
-    Settings,
     Shift,
     SourceLanguage,
     TargetLanguage,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from l0drop.decoding.text import TextModel
 
 
-class Errors(StrEnum):
+class ErrorHandling(StrEnum):
     STRICT = "strict"
     REPLACE = "replace"
 
@@ -65,7 +65,9 @@ def translate(
             "Default: if the output's name ends in .jsonl.",
         ),
     ] = None,
-    errors: Annotated[Errors, typer.Option(help="Stop at invalid UTF-8, or replace it by U+FFFD.")] = Errors.STRICT,
+    errors: Annotated[
+        ErrorHandling, typer.Option(help="Stop at invalid UTF-8, or replace it by U+FFFD.")
+    ] = ErrorHandling.STRICT,
     num_beams: Annotated[
         int | None,
         typer.Option("--beams", metavar="N", help="1 is greedy search. Default: the run's or the model's.", min=1),
@@ -78,7 +80,7 @@ def translate(
         int | None,
         typer.Option("--nbest", metavar="N", help="Outputs per line; more than one needs --json. Default: 1.", min=1),
     ] = None,
-    set_: Settings = None,
+    set_: GenerationSettings = None,
     keep: Keep = None,
     max_memory: MaxMemory = None,
     shift: Shift = None,

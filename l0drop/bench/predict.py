@@ -143,13 +143,15 @@ class Bench:
             job()
 
 
-Job = tuple[Any, ...]
+TimingKey = tuple[Any, ...]
 """decode, encode, dense or short, followed by the shape."""
 
 
-def _timed(bench: Bench, jobs: Mapping[Job, Callable[[], object]], rounds: int, progress: Say) -> dict[Job, Times]:
+def _timed(
+    bench: Bench, jobs: Mapping[TimingKey, Callable[[], object]], rounds: int, progress: Say
+) -> dict[TimingKey, Times]:
     """Seconds of each job, by round; the jobs take turns."""
-    seconds: dict[Job, Times] = {job: [] for job in jobs}
+    seconds: dict[TimingKey, Times] = {job: [] for job in jobs}
     names = {str(job): job for job in jobs}
     begun = 0
     for job in jobs.values():
@@ -290,7 +292,7 @@ def predict(question: Question, rounds: int = 3, check: bool = False, progress: 
     progress("warming up")
     bench.decode(bench.encode(1, 1), 1)
     decode_points, encode_points = points(longest, bench.positions)
-    jobs: dict[Job, Callable[[], object]] = {}
+    jobs: dict[TimingKey, Callable[[], object]] = {}
     for batch, rows, length in decode_points:
         jobs["decode", batch, rows, length] = functools.partial(bench.decode, bench.memory(batch, rows), length)
     for batch, source in encode_points:
@@ -341,7 +343,7 @@ def predict(question: Question, rounds: int = 3, check: bool = False, progress: 
 
 
 def _fitted(
-    times: Mapping[Job, Times], phase: str, names: Sequence[str], counts: Callable[..., dict[str, float]]
+    times: Mapping[TimingKey, Times], phase: str, names: Sequence[str], counts: Callable[..., dict[str, float]]
 ) -> tuple[dict[str, float], list[MeasuredPoint]]:
     """The costs of a phase, and its points with measured and fitted times."""
     measured = {job[1:]: seconds for job, seconds in times.items() if job[0] == phase}

@@ -22,8 +22,8 @@ from l0drop.decoding.sources import Source
 from l0drop.decoding.speech import SpeechModel
 from l0drop.decoding.text import TextModel
 
-Task = Literal["translation", "summarization"]
-TASKS: tuple[Task, ...] = ("translation", "summarization")
+TextTask = Literal["translation", "summarization"]
+TASKS: tuple[TextTask, ...] = ("translation", "summarization")
 DIAL = ("keep", "max_memory", "shift")
 PROMPT_TOKENS = 4
 """A Whisper's output begins with at most so many: start, language, task, no timestamps."""
@@ -43,7 +43,7 @@ class Served:
 
     name: str
     model: TextModel
-    task: Task = "translation"
+    task: TextTask = "translation"
     pair: tuple[str, str] | None = None
     dials: frozenset[str] = frozenset()
     """The settings of the dial that its gate supports; `dense` always works."""
