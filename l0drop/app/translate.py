@@ -13,6 +13,7 @@ import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from l0drop.app.options import (
+    Dense,
     Device,
     DtypeOption,
     GenerationSettings,
@@ -21,9 +22,13 @@ from l0drop.app.options import (
     MaxNewTokens,
     ModelName,
     Prefix,
+    Restart,
+    Resume,
     Shift,
     SourceLanguage,
+    SummaryFile,
     TargetLanguage,
+    Threads,
     given,
     named_settings,
     use_threads,
@@ -84,7 +89,7 @@ def translate(
     keep: Keep = None,
     max_memory: MaxMemory = None,
     shift: Shift = None,
-    dense: Annotated[bool, typer.Option("--dense", help="Decode on the full gated memory.")] = False,
+    dense: Dense = False,
     source_lang: SourceLanguage = None,
     target_lang: TargetLanguage = None,
     prefix: Prefix = None,
@@ -109,20 +114,12 @@ def translate(
             metavar="N", help="Lines to read, sort by length and write at a time. Default: 2048, GPU: 16384.", min=1
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted --output.")] = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Discard an interrupted --output.")] = False,
-    summary: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write totals, settings and machine as JSON. Default: OUTPUT.summary.json if OUTPUT is JSON lines.",
-        ),
-    ] = None,
+    resume: Resume = False,
+    restart: Restart = False,
+    summary: SummaryFile = None,
     device: Device = None,
     dtype: DtypeOption = None,
-    threads: Annotated[
-        int | None, typer.Option(metavar="N", help="CPU threads. Default: torch's choice.", min=1, max=1024)
-    ] = None,
+    threads: Threads = None,
 ) -> None:
     """Translate or summarize lines of text: one output line per input line, in order. Blank lines stay blank."""
     written = "the lines written so far are complete" if output is None else "to continue, add --resume to the command"
