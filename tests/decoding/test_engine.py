@@ -458,7 +458,7 @@ def test_gnmt_scores_differ_only_by_the_divisor():
     [
         ({"nmu_beams": 3}, "^`nmu_beams`: not a generation setting; did you mean `num_beams`\\?$"),
         ({"num_beam": 4}, "^`num_beam`: not a generation setting; did you mean `num_beams`\\?$"),
-        ({"max_memry": 4}, "^max_memry: .* did you mean max_memory\\?$"),
+        ({"max_memry": 4}, "^`max_memry`: .* did you mean `max_memory`\\?$"),
         ({"xyzzy": 4}, "^`xyzzy`: not a generation setting$"),
         ({"diversity_penalty": 0.5, "num_beam_groups": 2}, "num_beam_groups|diversity_penalty"),
         ({"num_beams": 4, "do_sample": True}, "do_sample"),
@@ -499,19 +499,19 @@ def test_errors_name_the_setting(changes, named):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_beams": 2.5}, "`num_beams`: expected a whole number, at least 0, got 2.5"),
-        ({"num_beams": 0}, "`num_beams`: expected a number from 1 to 10000, got 0"),
-        ({"num_beams": "4"}, "`num_beams`: expected a whole number"),
-        ({"length_penalty": float("nan")}, "`length_penalty`: expected a finite number, got nan"),
-        ({"length_penalty": 1e6}, "`length_penalty`: 1000000.0 is out of range for outputs of up to 5 tokens"),
-        ({"temperature": [1]}, "`temperature`: expected a finite number"),
-        ({"eos_token_id": 500}, "`eos_token_id`: no token has the id 500"),
+        ({"num_beams": 2.5}, "num_beams: expected a whole number, at least 0, got 2.5"),
+        ({"num_beams": 0}, "num_beams: expected a number from 1 to 10000, got 0"),
+        ({"num_beams": "4"}, "num_beams: expected a whole number"),
+        ({"length_penalty": float("nan")}, "length_penalty: expected a finite number, got nan"),
+        ({"length_penalty": 1e6}, "length_penalty: 1000000.0 is out of range for outputs of up to 5 tokens"),
+        ({"temperature": [1]}, "temperature: expected a finite number"),
+        ({"eos_token_id": 500}, "eos_token_id: no token has the id 500"),
         ({"decoder_start_token_id": [1]}, "decoder_start_token_id: expected one token id, got \\[1\\]"),
-        ({"do_sample": "yes"}, "`do_sample`: expected True or False"),
-        ({"repetition_penalty": 0}, "`repetition_penalty`: must be above 0"),
-        ({"bad_words_ids": [3]}, "`bad_words_ids`: expected a list of lists"),
-        ({"early_stopping": "maybe"}, "`early_stopping`: expected True"),
-        ({"num_beam_groups": 3}, "`num_beam_groups`: the engine does not support 3"),
+        ({"do_sample": "yes"}, "do_sample: expected True or False"),
+        ({"repetition_penalty": 0}, "repetition_penalty: must be above 0"),
+        ({"bad_words_ids": [3]}, "bad_words_ids: expected a list of lists"),
+        ({"early_stopping": "maybe"}, "early_stopping: expected True"),
+        ({"num_beam_groups": 3}, "num_beam_groups: the engine does not support 3"),
     ],
     ids=str,
 )
@@ -602,7 +602,7 @@ def test_inputs_of_other_types_and_shapes():
 def test_a_misspelled_setting_fails_before_encoding(monkeypatch):
     engine = Engine(gated("marian"))
     monkeypatch.setattr(engine, "encode", lambda *_, **__: pytest.fail("the batch was encoded"))
-    with pytest.raises(ValueError, match="did you mean num_beams"):
+    with pytest.raises(ValueError, match="did you mean `num_beams`"):
         engine.generate(**_inputs(), num_beam=4)
 
 

@@ -610,7 +610,7 @@ def test_the_first_mbart_starts_with_the_target_language(tmp_path: Path) -> None
     own.decoder_start_token_id = tokenizer.bos_token_id
     assert not {"decoder_start_token_id", "forced_bos_token_id"} & model.settings("ro_RO", {}).keys()
     assert model.settings(None, {"decoder_start_token_id": german})["decoder_start_token_id"] == german
-    with pytest.raises(ValueError, match="target_lang and decoder_start_token_id: .* give one of them"):
+    with pytest.raises(ValueError, match="`target_lang` and `decoder_start_token_id`: .* give one of them"):
         model.settings("ro_RO", {"decoder_start_token_id": german})
 
 
