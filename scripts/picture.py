@@ -9,7 +9,7 @@ from pathlib import Path
 import l0drop
 from l0drop.data.whole import write_whole
 from l0drop.decoding.text import TextModel
-from l0drop.report.picture import Example, Piece, sentences_svg
+from l0drop.report.picture import Example, MarkedWord, sentences_svg
 
 SENTENCES = ("In the morning the man thanked her in their big city.",)
 """In the vocabulary of the demo's grammar. The model drops about as much of it as of the test set."""
@@ -18,7 +18,7 @@ SENTENCES = ("In the morning the man thanked her in their big city.",)
 def example(model: TextModel, sentence: str) -> Example:
     """The sentence with its dropped pieces, and the model's outputs on the dense and on the short memory."""
     explained = model.explain(sentence)
-    pieces: list[Piece] = []
+    pieces: list[MarkedWord] = []
     end = 0
     for index, token in enumerate(explained.source):
         if token.start is None or token.end is None or token.end <= end:

@@ -295,6 +295,14 @@ def test_the_tree_names_what_exists() -> None:
         assert path.exists(), path.relative_to(ROOT)
 
 
+def test_the_tree_names_every_module() -> None:
+    package = ROOT / "l0drop"
+    modules = {path for path in package.rglob("*.py") if not path.name.startswith("__")}
+    named = [path for path in tree() if package in path.parents and path.suffix == ".py"]
+    assert sorted(path.relative_to(package) for path in modules.difference(named)) == [], "missing in the tree"
+    assert len(named) == len(set(named)), "named twice"
+
+
 def test_the_tree_names_every_subpackage() -> None:
-    named = {path.name for path in tree() if path.parent == ROOT / "l0drop"}
+    named = {path.name for path in tree() if path.parent == ROOT / "l0drop" and path.is_dir()}
     assert named == {path.parent.name for path in (ROOT / "l0drop").glob("*/__init__.py")}

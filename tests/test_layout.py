@@ -1,9 +1,11 @@
 """The order of the subpackages: each imports only from itself and from those above it, and uses no private name of
-another. One name for one class."""
+another. One name for one class or type alias."""
 
 import ast
-from collections import Counter
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,17 +20,80 @@ TOP = {
     "extras": "the packages that only some subpackages need; every subpackage may import it, so it imports none",
 }
 """The modules outside the subpackages, with the reason."""
+IMPORTERS = ("import_module", "__import__", "run_module")
+STARTERS = ("run", "Popen", "call", "check_call", "check_output", "system", "popen", "create_subprocess_shell")
+ALIAS = re.compile(r"[A-Z]\w*[a-z]\w*")
+"""A public class or type alias, by the way it is written."""
+COMMAND_STARTS = {
+    "study/parallel.py": "`train`: each run of a study in a process of its own, which may fail or be stopped alone",
+    "study/distillation.py": "`translate`: a teacher's outputs by several processes, which torchrun starts",
+}
+"""The files below `app` that start the command line, with the command and the reason.
+
+They use what users use, the documented options and the folders of runs, so that every run can be repeated by hand.
+"""
+TWO_MEANINGS = {
+    "Bars": "a study's progress bars; those of a training run",
+    "Group": "a group of commands; a group of words",
+    "Kind": "of a verdict; of packed linear layers",
+    "Output": "the option --json; the file that a run writes",
+    "Part": "of a corpus; of an encoder's captured graphs",
+    "Rate": "a field's type in recipes; a share with its count",
+    "Segment": "of a transcript; of an evaluated text",
+    "Settings": "of the demo; in a JSON file",
+    "Text": "a benchmark's workload; a field's type in recipes",
+    "Threads": "the same option with and without a default",
+}
+"""The names that stand for two things in two subpackages, which no file imports both of."""
 FILES = sorted(path for part in ORDER for path in (PACKAGE / part).rglob("*.py"))
 
 
 def imported_modules(tree: ast.AST) -> Iterator[tuple[str, str | None]]:
-    """Each module that is imported anywhere in a file, inside functions too, and the name taken from it."""
+    """Each module that is imported anywhere in a file, inside functions and by name too, and the name taken from it."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, None) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, "relative imports hide where a name comes from"
-            yield from ((node.module or "", alias.name) for alias in node.names)
+        match node:
+            case ast.Import(names=names):
+                yield from ((alias.name, None) for alias in names)
+            case ast.ImportFrom():
+                assert not node.level, "relative imports hide where a name comes from"
+                yield from ((node.module or "", alias.name) for alias in node.names)
+            case ast.Call(args=[module, *_]) if called(node) in IMPORTERS:
+                yield text_of(module), None
+
+
+def started_modules(tree: ast.AST) -> Iterator[str]:
+    """What a file starts as a command: `python -m l0drop ...` or `l0drop ...`, as a list or as one string."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.List(elts=elements) | ast.Tuple(elts=elements):
+                words = [text_of(element) for element in elements]
+                yield from (word for before, word in pairwise(words) if before == "-m" and is_inner(word))
+            case ast.Call(args=[command, *_]) if called(node) in STARTERS:
+                first = command.elts[:1] if isinstance(command, ast.List | ast.Tuple) else []
+                words = [text_of(word) for word in first] or ["-m", *text_of(command).split()]
+                yield from (word for before, word in pairwise(["-m", *words]) if before == "-m" and is_inner(word))
+
+
+def called(call: ast.Call) -> str:
+    """The last part of a called function's name."""
+    match call.func:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return ""
+
+
+def text_of(node: ast.AST) -> str:
+    """A literal text, with `{}` for what is computed; empty for anything else."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=values):
+            return "".join(text_of(value) or "{}" for value in values)
+    return ""
+
+
+def is_inner(module: str) -> bool:
+    return module == "l0drop" or module.startswith("l0drop.")
 
 
 def part_of(module: str, name: str | None) -> str | None:
@@ -37,8 +102,30 @@ def part_of(module: str, name: str | None) -> str | None:
     return path[1] if path[0] == "l0drop" and len(path) > 1 and path[1] in ORDER else None
 
 
-def private_attributes(tree: ast.AST) -> Iterator[str]:
-    """The private attributes and methods that the classes of a file define."""
+def wrong_imports(tree: ast.Module, own: str) -> list[str]:
+    """Imports of a later subpackage, of another's private name, and of modules outside the subpackages."""
+    found = []
+    for module, name in imported_modules(tree):
+        part = part_of(module, name)
+        if part is None:
+            allowed = module == "l0drop.extras" or (module, name) == ("l0drop", "__version__")
+            if is_inner(module) and not allowed:
+                found.append(f"{own} imports {name or module}, which is outside the subpackages")
+        elif ORDER.index(part) > ORDER.index(own):
+            found.append(f"{own} imports {module}, which comes after it")
+        elif part != own and (is_private(name or "") or any(map(is_private, module.split(".")))):
+            found.append(f"{own} imports {name or module}, which is private")
+    return found
+
+
+def private_names(tree: ast.Module) -> Iterator[str]:
+    """The private functions, classes and constants of a file, and the private attributes and methods of its classes."""
+    for node in tree.body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield from (name,) * is_private(name)
+            case ast.Assign() | ast.AnnAssign():
+                yield from (name for name in assigned(node) if is_private(name))
     for owner in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
         for node in ast.walk(owner):
             match node:
@@ -47,21 +134,40 @@ def private_attributes(tree: ast.AST) -> Iterator[str]:
                 case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
                     yield from (name,) * is_private(name)
         for node in owner.body:
-            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-            yield from (t.id for t in targets if isinstance(t, ast.Name) and is_private(t.id))
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                yield from (name for name in assigned(node) if is_private(name))
 
 
-def private_uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Each private attribute of something other than `self` (by a dot, `getattr` or a subscript), with its line."""
+def assigned(node: ast.Assign | ast.AnnAssign) -> list[str]:
+    """The names that an assignment sets."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def private_uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Each private name of something other than `self`, with its line.
+
+    By a dot, a subscript, `getattr` and its like, `attrgetter` or `methodcaller`; the name may be in a constant.
+    """
+    constants = {
+        name: text_of(node.value) for node in tree.body if isinstance(node, ast.Assign) for name in assigned(node)
+    }
+
+    def value(node: ast.AST) -> str:
+        return constants.get(node.id, "") if isinstance(node, ast.Name) else text_of(node)
+
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(value=ast.Name(id="self" | "cls")):
                 continue
             case ast.Attribute(attr=name) if is_private(name):
                 yield node.lineno, name
-            case ast.Call(func=ast.Name(id="getattr" | "setattr" | "hasattr"), args=[_, ast.Constant(value=name), *_]):
-                yield from ((node.lineno, name),) * is_private(str(name))
-            case ast.Subscript(slice=ast.Constant(value=str(name))) if is_private(name):
+            case ast.Call(args=[_, named, *_]) if called(node) in ("getattr", "setattr", "hasattr", "delattr"):
+                yield from ((node.lineno, name) for name in (value(named),) if is_private(name))
+            case ast.Call(args=named) if called(node) in ("attrgetter", "methodcaller"):
+                parts = (part for one in named for part in value(one).split("."))
+                yield from ((node.lineno, part) for part in parts if is_private(part))
+            case ast.Subscript(slice=named) if is_private(name := value(named)):
                 yield node.lineno, name
 
 
@@ -70,27 +176,60 @@ def is_private(name: str) -> bool:
 
 
 def owners() -> dict[str, set[str]]:
-    """For each private attribute, the subpackages that define it."""
+    """For each private name, the subpackages that define it."""
     found: dict[str, set[str]] = {}
     for path in FILES:
-        for name in private_attributes(ast.parse(path.read_text(encoding="utf-8"))):
+        for name in private_names(parsed(path)):
             found.setdefault(name, set()).add(path.relative_to(PACKAGE).parts[0])
     return found
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 OWNERS = owners()
 
 
-def foreign_uses(tree: ast.AST, own: str) -> list[str]:
-    """Uses of attributes that only other subpackages define.
+def foreign_uses(tree: ast.Module, own: str, owned: Mapping[str, set[str]] = OWNERS) -> list[str]:
+    """Uses of private names that other subpackages define; of a name that several define, uses outside its own file.
 
     Privates of Hugging Face and torch are not found: a model's `config._attn_implementation` has no public name.
     """
+    here = set(private_names(tree))
     return [
-        f"line {line}: {name} is private to {', '.join(sorted(OWNERS[name]))}"
+        f"line {line}: {name} is private to {', '.join(sorted(owned[name] - {own}))}"
         for line, name in private_uses(tree)
-        if name in OWNERS and own not in OWNERS[name]
+        if name in owned and name not in here and owned[name] != {own}
     ]
+
+
+def public_names(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """The public classes and type aliases of a file, each with what it is."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield from ((node.name, f"class, line {node.lineno}"),) * (not is_private(node.name))
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and not (
+            isinstance(node.value, ast.Call) and called(node.value) == "TypeVar"
+        ):
+            meaning = ast.unparse(node.value) if node.value else ""
+            yield from ((name, meaning) for name in assigned(node) if ALIAS.fullmatch(name))
+
+
+def two_meanings(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
+    """The public names that mean different things in different files, by name with the files.
+
+    The same alias may be written twice, such as `Say = Callable[[str], None]`.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for file, tree in trees.items():
+        for name, meaning in public_names(tree):
+            is_class = meaning.startswith("class, ")
+            key = f"{file}, {meaning}" if is_class else meaning
+            found.setdefault(name, {})[key] = file
+    return {name: set(files.values()) for name, files in found.items() if len(files) > 1}
 
 
 def test_every_subpackage_has_its_rank() -> None:
@@ -106,32 +245,120 @@ def test_modules_outside_the_subpackages() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_only_from_above(path: Path) -> None:
     own = path.relative_to(PACKAGE).parts[0]
-    for module, name in imported_modules(ast.parse(path.read_text(encoding="utf-8"))):
-        part = part_of(module, name)
-        if part is None:
-            inner = module == "l0drop" or module.startswith("l0drop.")
-            allowed = module == "l0drop.extras" or (module, name) == ("l0drop", "__version__")
-            assert allowed or not inner, f"{own} imports {name or module}, which is outside the subpackages"
-            continue
-        assert ORDER.index(part) <= ORDER.index(own), f"{own} imports {module}, which comes after it"
-        assert part == own or not (name or "").startswith("_"), f"{own} imports {module}.{name}, which is private"
+    assert wrong_imports(parsed(path), own) == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_file_below_app_starts_the_command_line(path: Path) -> None:
+    part, *_ = path.relative_to(PACKAGE).parts
+    if part != "app" and path.relative_to(PACKAGE).as_posix() not in COMMAND_STARTS:
+        assert [*started_modules(parsed(path))] == []
+
+
+@pytest.mark.parametrize("name", COMMAND_STARTS)
+def test_the_files_that_may_start_the_command_line_do(name: str) -> None:
+    assert [*started_modules(parsed(PACKAGE / name))] == ["l0drop"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_private_attributes_stay_inside_their_subpackage(path: Path) -> None:
     own = path.relative_to(PACKAGE).parts[0]
-    assert foreign_uses(ast.parse(path.read_text(encoding="utf-8")), own) == []
+    assert foreign_uses(parsed(path), own) == []
 
 
-def test_no_two_classes_have_the_same_name() -> None:
-    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in FILES)
-    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
-    assert [name for name, count in names.items() if count > 1 and not is_private(name)] == []
+def test_one_name_for_one_thing() -> None:
+    found = two_meanings({path.relative_to(PACKAGE).as_posix(): parsed(path) for path in FILES})
+    assert {name: files for name, files in found.items() if name not in TWO_MEANINGS} == {}
 
 
 @pytest.mark.parametrize(
-    "code", ["model._gate(x)", "getattr(model, '_gate', None)", "model.__dict__['_gate'] = gate", "self.model._gate"]
+    "code",
+    [
+        "import l0drop.app.cli",
+        "from l0drop.app import cli",
+        "importlib.import_module('l0drop.app.cli')",
+        "import_module(name='x') or import_module('l0drop.app.cli')",
+        "__import__('l0drop.app.cli')",
+        "runpy.run_module('l0drop.app.cli')",
+    ],
 )
-def test_a_private_attribute_of_another_subpackage_is_found(code: str) -> None:
+def test_an_import_from_below_is_found(code: str) -> None:
+    assert len(wrong_imports(ast.parse(code), "study")) == 1
+    assert wrong_imports(ast.parse(code), "app") == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from l0drop import load",
+        "import_module(f'l0drop.{part}.cli')",
+        "from l0drop.core.gates import _path",
+        "import l0drop.core._hidden",
+    ],
+)
+def test_an_import_from_outside_the_subpackages_or_of_a_private_name_is_found(code: str) -> None:
+    assert len(wrong_imports(ast.parse(code), "study")) == 1
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "[sys.executable, '-m', 'l0drop', 'train', recipe]",
+        "[*launch, '-m', 'l0drop.app.cli']",
+        "Popen(('l0drop', 'train', recipe))",
+        "subprocess.run('python -m l0drop train', shell=True)",
+        "os.system(f'l0drop translate {model}')",
+    ],
+)
+def test_a_start_of_the_command_line_is_found(code: str) -> None:
+    assert len([*started_modules(ast.parse(code))]) == 1
+    assert [*started_modules(ast.parse(code.replace("l0drop", "nvidia-smi")))] == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "model._gate(x)",
+        "getattr(model, '_gate', None)",
+        "model.__dict__['_gate'] = gate",
+        "self.model._gate",
+        "attrgetter('_gate')(model)",
+        "operator.attrgetter('encoder._gate')",
+        "methodcaller('_gate', x)",
+        "NAME = '_gate'; getattr(model, NAME)",
+        "NAME = '_gate'; vars(model)[NAME]",
+    ],
+)
+def test_a_private_name_of_another_subpackage_is_found(code: str) -> None:
     assert foreign_uses(ast.parse(code), "training") == ["line 1: _gate is private to models"]
     assert foreign_uses(ast.parse(code), "models") == []
+
+
+def test_a_private_function_of_another_subpackage_is_found() -> None:
+    assert "core" in OWNERS["_path"]
+    code = ast.parse("from l0drop.core import gates\ngates._path(kind)")
+    assert foreign_uses(code, "models") == ["line 2: _path is private to core"]
+
+
+def test_a_private_name_of_several_subpackages_may_be_used_in_the_file_that_defines_it() -> None:
+    owned = {"_gate": {"models", "training"}}
+    assert foreign_uses(ast.parse("model._gate"), "training", owned) == ["line 1: _gate is private to models"]
+    assert foreign_uses(ast.parse("def _gate(): ...\nother._gate"), "training", owned) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("class Row: ...", "class Row: ..."),
+        ("class Row: ...", "Row = tuple[int, str]"),
+        ("Row = tuple[int, str]", "Row = tuple[int, int]"),
+    ],
+)
+def test_a_name_of_two_things_is_found(one: str, other: str) -> None:
+    found = two_meanings({"a.py": ast.parse(one), "b.py": ast.parse(other)})
+    assert found == {"Row": {"a.py", "b.py"}}
+
+
+def test_an_alias_may_be_repeated() -> None:
+    code = "Say = Callable[[str], None]\nT = TypeVar('T', bound={})\nLIMIT = {}"
+    assert two_meanings({"a.py": ast.parse(code.format(1, 1)), "b.py": ast.parse(code.format(2, 2))}) == {}

@@ -1,1 +1,1 @@
-"""The command line and, later, the server: thin, everything they do is done by the rooms above."""
+"""The command line, the demo and the service: thin, the subpackages above do the work."""

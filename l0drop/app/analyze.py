@@ -9,7 +9,7 @@ import typer
 
 from l0drop.app.command import with_options
 from l0drop.app.evaluate_speech import reads_audio, refuse
-from l0drop.app.options import Threads, use_threads
+from l0drop.app.options import ClipList, Threads, use_threads
 from l0drop.app.terminal import console, log, progress_bars, stopped_by_user
 
 if TYPE_CHECKING:
@@ -35,14 +35,7 @@ def analyze(
         Path | None,
         typer.Option(help="References of --source. Default: the model's outputs are the targets.", metavar="FILE"),
     ] = None,
-    audio: Annotated[
-        Path | None,
-        typer.Option(
-            help="For audio: a list of clips, TSV (file, speaker, text) or JSON lines. Default: the test clips of the "
-            "run's recipe.",
-            metavar="FILE",
-        ),
-    ] = None,
+    audio: ClipList = None,
     sentences: Annotated[
         int | None,
         typer.Option(help="The number of sentences or clips, from the start. Default: all.", min=2, metavar="N"),

@@ -26,7 +26,11 @@ from l0drop.extras import MissingPackageError, needed_for
 IMPORTS = "L0DROP_IMPORT"
 DRAWING = ("demo", "report", "analyze")
 """Commands that draw figures."""
-REMEDIES = {"import": "l0drop --import MODULE COMMAND ..."}
+REMEDIES = {
+    "import": "l0drop --import MODULE COMMAND ...",
+    "transcribe": "l0drop transcribe MODEL FILE ...",
+    "translate": "l0drop translate MODEL ...",
+}
 """For each `remedy` of an error, how to do it on the command line."""
 
 app = typer.Typer(cls=Group, no_args_is_help=True, pretty_exceptions_enable=False)

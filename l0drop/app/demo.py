@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from l0drop.app.options import use_threads
-from l0drop.app.pieces import Piece, is_styled, mark_dropped
+from l0drop.app.pieces import MarkedPiece, is_styled, mark_dropped
 from l0drop.app.terminal import console, log, say
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def dropped_classes(task: str, found: "DemoTask") -> Text:
 
 def struck(sentence: "list[Word]", styled: bool) -> Text:
     """A sentence with its dropped pieces marked."""
-    pieces: list[Piece] = []
+    pieces: list[MarkedPiece] = []
     for word in sentence:
         pieces += [(" ", False)] if word.space_before and pieces else []
         pieces += word.pieces

@@ -26,7 +26,17 @@ Overrides = Annotated[
     typer.Option("--set", help="Change a key of the recipe: --set train.steps=100", metavar="A.B=VALUE"),
 ]
 Runs = Annotated[Path, typer.Option(help="The folder that holds run folders.")]
-Threads = Annotated[int | None, typer.Option(help="The number of CPU threads (default: torch's).", min=1, max=1024)]
+Threads = Annotated[
+    int | None, typer.Option(metavar="N", help="CPU threads. Default: torch's choice.", min=1, max=1024)
+]
+ClipList = Annotated[
+    Path | None,
+    typer.Option(
+        help="For audio: a list of clips, TSV (file, speaker, text) or JSON lines. Default: the test clips of the "
+        "run's recipe.",
+        metavar="FILE",
+    ),
+]
 
 # --- decoding ----------------------------------------------------------------------------------------------------
 
@@ -42,6 +52,7 @@ MaxMemory = Annotated[int | None, typer.Option(metavar="N", help="Dial: the maxi
 Shift = Annotated[
     float | None, typer.Option(metavar="X", help="Dial: a number added to log α; above 0 keeps more tokens.")
 ]
+Dense = Annotated[bool, typer.Option("--dense", help="Decode on the full gated memory.")]
 SourceLanguage = Annotated[
     str | None,
     typer.Option(metavar="CODE", help="Source language of a multilingual model, as its tokenizer names it."),
@@ -54,9 +65,18 @@ Prefix = Annotated[
     str | None,
     typer.Option(metavar="TEXT", help="Text put before every source, for models such as T5. Default: the run's."),
 ]
-Settings = Annotated[
+GenerationSettings = Annotated[
     list[str] | None,
     typer.Option("--set", help="Any other generation setting: no_repeat_ngram_size=3", metavar="NAME=VALUE"),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted --output.")]
+Restart = Annotated[bool, typer.Option("--restart", help="Discard an interrupted --output.")]
+SummaryFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write totals, settings and machine as JSON. Default: OUTPUT.summary.json if OUTPUT is JSON lines.",
+    ),
 ]
 Device = Annotated[
     str | None, typer.Option(metavar="NAME", help="Such as cpu or cuda. Default: a GPU if there is one.")

@@ -10,7 +10,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from l0drop.decoding.results import SourceToken
 
-Piece = tuple[str, bool]
+MarkedPiece = tuple[str, bool]
 """A piece of text, and whether it was dropped."""
 
 
@@ -19,7 +19,7 @@ def is_styled(console: Console) -> bool:
     return console.is_terminal and console.color_system is not None and not console.no_color
 
 
-def mark_dropped(pieces: Iterable[Piece], styled: bool) -> Text:
+def mark_dropped(pieces: Iterable[MarkedPiece], styled: bool) -> Text:
     """The pieces as one text. Dropped neighbours, and the white space between them, are marked together."""
     pieces = list(pieces)
     marks = [dropped and bool(piece.strip()) for piece, dropped in pieces]
@@ -36,13 +36,13 @@ def mark_dropped(pieces: Iterable[Piece], styled: bool) -> Text:
     return text
 
 
-def source_pieces(text: str, tokens: Sequence["SourceToken"], kept: Collection[int]) -> list[Piece]:
+def source_pieces(text: str, tokens: Sequence["SourceToken"], kept: Collection[int]) -> list[MarkedPiece]:
     """The text in kept and dropped pieces; special tokens that the tokenizer added come before or after it.
 
     A character is dropped if all its tokens are. White space and characters without a token are not marked.
     """
     dropped: list[bool | None] = [None] * len(text)
-    added: tuple[list[Piece], list[Piece]] = ([], [])
+    added: tuple[list[MarkedPiece], list[MarkedPiece]] = ([], [])
     for i, token in enumerate(tokens):
         if token.start is None or token.end is None:
             after = any(known is not None for known in dropped)

@@ -11,12 +11,17 @@ import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from l0drop.app.options import (
+    Dense,
     Device,
     DtypeOption,
+    GenerationSettings,
     MaxMemory,
     ModelName,
-    Settings,
+    Restart,
+    Resume,
     Shift,
+    SummaryFile,
+    Threads,
     given,
     named_settings,
     use_threads,
@@ -67,28 +72,20 @@ def transcribe(
     num_beams: Annotated[
         int | None, typer.Option("--beams", metavar="N", help="1 is greedy search. Default: the model's.", min=1)
     ] = None,
-    set_: Settings = None,
+    set_: GenerationSettings = None,
     keep: Annotated[float | None, typer.Option(metavar="SHARE", help="Dial: the share of rows to keep.")] = None,
     max_memory: MaxMemory = None,
     shift: Shift = None,
-    dense: Annotated[bool, typer.Option("--dense", help="Decode on the full gated memory.")] = False,
+    dense: Dense = False,
     batch_size: Annotated[
         int | None, typer.Option(metavar="N", help="Clips decoded at once. Default: 8.", min=1)
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted --output.")] = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Discard an interrupted --output.")] = False,
-    summary: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write totals, settings and machine as JSON. Default: OUTPUT.summary.json if OUTPUT is JSON lines.",
-        ),
-    ] = None,
+    resume: Resume = False,
+    restart: Restart = False,
+    summary: SummaryFile = None,
     device: Device = None,
     dtype: DtypeOption = None,
-    threads: Annotated[
-        int | None, typer.Option(metavar="N", help="CPU threads. Default: torch's choice.", min=1, max=1024)
-    ] = None,
+    threads: Threads = None,
 ) -> None:
     """Transcribe audio files with a Whisper.
 

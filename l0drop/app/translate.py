@@ -13,17 +13,22 @@ import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from l0drop.app.options import (
+    Dense,
     Device,
     DtypeOption,
+    GenerationSettings,
     Keep,
     MaxMemory,
     MaxNewTokens,
     ModelName,
     Prefix,
-    Settings,
+    Restart,
+    Resume,
     Shift,
     SourceLanguage,
+    SummaryFile,
     TargetLanguage,
+    Threads,
     given,
     named_settings,
     use_threads,
@@ -36,7 +41,7 @@ if TYPE_CHECKING:
     from l0drop.decoding.text import TextModel
 
 
-class Errors(StrEnum):
+class ErrorHandling(StrEnum):
     STRICT = "strict"
     REPLACE = "replace"
 
@@ -65,7 +70,9 @@ def translate(
             "Default: if the output's name ends in .jsonl.",
         ),
     ] = None,
-    errors: Annotated[Errors, typer.Option(help="Stop at invalid UTF-8, or replace it by U+FFFD.")] = Errors.STRICT,
+    errors: Annotated[
+        ErrorHandling, typer.Option(help="Stop at invalid UTF-8, or replace it by U+FFFD.")
+    ] = ErrorHandling.STRICT,
     num_beams: Annotated[
         int | None,
         typer.Option("--beams", metavar="N", help="1 is greedy search. Default: the run's or the model's.", min=1),
@@ -78,11 +85,11 @@ def translate(
         int | None,
         typer.Option("--nbest", metavar="N", help="Outputs per line; more than one needs --json. Default: 1.", min=1),
     ] = None,
-    set_: Settings = None,
+    set_: GenerationSettings = None,
     keep: Keep = None,
     max_memory: MaxMemory = None,
     shift: Shift = None,
-    dense: Annotated[bool, typer.Option("--dense", help="Decode on the full gated memory.")] = False,
+    dense: Dense = False,
     source_lang: SourceLanguage = None,
     target_lang: TargetLanguage = None,
     prefix: Prefix = None,
@@ -107,20 +114,12 @@ def translate(
             metavar="N", help="Lines to read, sort by length and write at a time. Default: 2048, GPU: 16384.", min=1
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted --output.")] = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Discard an interrupted --output.")] = False,
-    summary: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write totals, settings and machine as JSON. Default: OUTPUT.summary.json if OUTPUT is JSON lines.",
-        ),
-    ] = None,
+    resume: Resume = False,
+    restart: Restart = False,
+    summary: SummaryFile = None,
     device: Device = None,
     dtype: DtypeOption = None,
-    threads: Annotated[
-        int | None, typer.Option(metavar="N", help="CPU threads. Default: torch's choice.", min=1, max=1024)
-    ] = None,
+    threads: Threads = None,
 ) -> None:
     """Translate or summarize lines of text: one output line per input line, in order. Blank lines stay blank."""
     written = "the lines written so far are complete" if output is None else "to continue, add --resume to the command"

@@ -52,17 +52,17 @@ def agreement_of(
     return sentences, found
 
 
-Output = tuple[int, int, list[int]]
+OutputIds = tuple[int, int, list[int]]
 
 
-def _scores(judge: Remote, gated: bool, outputs: list[Output]) -> list[float]:
+def _scores(judge: Remote, gated: bool, outputs: list[OutputIds]) -> list[float]:
     return judge.ask("scores", outputs, gated) if outputs else []
 
 
 def compare(
     one: list[Tokens],
     other: list[Tokens],
-    score: Callable[[list[Output]], list[float]],
+    score: Callable[[list[OutputIds]], list[float]],
     *,
     reference: str,
     must_agree: bool,

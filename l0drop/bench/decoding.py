@@ -246,7 +246,7 @@ def decode_benchmark(
     systems = workload.systems if systems is None else systems
     for name in systems or [""]:
         if name not in workload.systems:
-            raise ValueError(f"systems: expected some of {', '.join(workload.systems)}, got {name!r}")
+            raise ValueError(f"`systems`: expected some of {', '.join(workload.systems)}, got {name!r}")
     if any(name.startswith("ct2") for name in systems):
         ctranslate2_library()
     wanted = {name: min(rounds, slow_rounds) if name in SLOW else rounds for name in systems}

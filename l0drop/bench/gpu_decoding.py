@@ -100,7 +100,7 @@ def gpu_decode_benchmark(
     systems = [name for name in GPU_SYSTEMS if name not in OPTIONAL] if systems is None else systems
     for name in systems or [""]:
         if name not in GPU_SYSTEMS:
-            raise ValueError(f"systems: expected some of {', '.join(GPU_SYSTEMS)}, got {name!r}")
+            raise ValueError(f"`systems`: expected some of {', '.join(GPU_SYSTEMS)}, got {name!r}")
     quiet_libraries()
     with_ct2 = any(name.startswith("ct2") for name in systems)
     if with_ct2:

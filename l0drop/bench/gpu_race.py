@@ -31,7 +31,7 @@ MOST_SLOW = 64
 """Hugging Face's generate does not run on more sentences than this."""
 COPIED = 1 << 32
 """Bytes of the copy that measures the bandwidth."""
-Compared = Sequence[tuple[str, str, str]]
+Comparisons = Sequence[tuple[str, str, str]]
 """Phase, system, faster system."""
 
 
@@ -100,7 +100,7 @@ class RaceBatch:
     generation: Mapping[str, Any]
     rounds: Mapping[str, int]
     build: Callable[[str], Peer]
-    compared: Compared
+    compared: Comparisons
     device: str
     whisper: str | None = None
     slow_warm_up: Mapping[str, Any] = field(default_factory=dict)
@@ -208,7 +208,7 @@ def same_tokens(one: Tokens, other: Tokens, reference: str) -> SameTokens:
     )
 
 
-def ratios(seconds: Mapping[str, Mapping[str, Sequence[float]]], compared: Compared) -> list[Ratio]:
+def ratios(seconds: Mapping[str, Mapping[str, Sequence[float]]], compared: Comparisons) -> list[Ratio]:
     """Of the pairs of which both systems ran: the median ratio over the rounds that both ran."""
     return [
         Ratio(

@@ -102,7 +102,7 @@ def gpu_speech_benchmark(
     systems = USUAL if systems is None else systems
     for name in systems or [""]:
         if name not in SYSTEMS:
-            raise ValueError(f"systems: expected some of {', '.join(SYSTEMS)}, got {name!r}")
+            raise ValueError(f"`systems`: expected some of {', '.join(SYSTEMS)}, got {name!r}")
     quiet_libraries()
     with_ct2 = any(name.startswith("ct2") for name in systems)
     if with_ct2:

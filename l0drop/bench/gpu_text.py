@@ -85,7 +85,7 @@ def gpu_text_benchmark(
     """
     for name in systems or ():
         if name not in SYSTEMS:
-            raise ValueError(f"systems: expected some of {', '.join(SYSTEMS)}, got {name!r}")
+            raise ValueError(f"`systems`: expected some of {', '.join(SYSTEMS)}, got {name!r}")
     quiet_libraries()
     lines = workload.lines()
     text = _loaded(workload.model, device, dtype)

@@ -241,7 +241,7 @@ class CTranslate2Peer(Peer):
     def _checked(self, config: GenerationConfig, generation: dict[str, Any]) -> dict[str, Any]:
         unknown = generation.keys() - self.settings
         if unknown:
-            raise ValueError(f"{min(unknown)}: CTranslate2 has no such setting here")
+            raise ValueError(f"`{min(unknown)}`: CTranslate2 has no such setting here")
         if getattr(config, "forced_bos_token_id", None) is not None:
             raise ValueError(
                 "forced_bos_token_id: not supported with CTranslate2; remove it from the generation config"
@@ -250,11 +250,11 @@ class CTranslate2Peer(Peer):
         if generation["num_beams"] > 1 and not forced:
             if generation.get("early_stopping") is not True:
                 raise ValueError(
-                    "early_stopping: CTranslate2 stops when num_beams hypotheses are complete; set it to True for the "
-                    "same search"
+                    "`early_stopping`: CTranslate2 stops when `num_beams` hypotheses are complete; set it to True for "
+                    "the same search"
                 )
             if generation.get("length_penalty") == 0:
-                raise ValueError("length_penalty: without one CTranslate2 stops at the first complete hypothesis")
+                raise ValueError("`length_penalty`: without one CTranslate2 stops at the first complete hypothesis")
         return generation
 
 
@@ -266,7 +266,7 @@ def build_peer(
     The model's generation_config is `plain_generation`'s. converted: its folder for CTranslate2, if there is one.
     """
     if name not in (*SYSTEMS, *GPU_SYSTEMS):
-        raise ValueError(f"systems: expected some of {', '.join(SYSTEMS)}, got {name!r}")
+        raise ValueError(f"`systems`: expected some of {', '.join(SYSTEMS)}, got {name!r}")
     kind, *_, which = name.split("-")
     if kind == "ct2":
         return CTranslate2Peer(model, which, threads, model.device.type, converted, **generation)

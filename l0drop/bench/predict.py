@@ -88,10 +88,10 @@ class Bench:
     def __init__(self, model: L0DropModel, beams: int) -> None:
         config: Any = model.config
         if config.l0drop.layerwise:
-            raise ValueError("model: the layer-wise variant shortens its encoder too, which this does not predict")
+            raise ValueError("`model`: the layer-wise variant shortens its encoder too, which this does not predict")
         self.model, self.engine = model, Engine(model)
         if self.engine.through_generate:
-            raise ValueError(f"model: {type(model).__name__} decodes through generate, which this does not predict")
+            raise ValueError(f"`model`: {type(model).__name__} decodes through generate, which this does not predict")
         head = model.get_output_embeddings()
         widest = max(m.out_features for m in model.modules() if type(m) is nn.Linear and m is not head)
         self.device = model.device
@@ -143,13 +143,15 @@ class Bench:
             job()
 
 
-Job = tuple[Any, ...]
+TimingKey = tuple[Any, ...]
 """decode, encode, dense or short, followed by the shape."""
 
 
-def _timed(bench: Bench, jobs: Mapping[Job, Callable[[], object]], rounds: int, progress: Say) -> dict[Job, Times]:
+def _timed(
+    bench: Bench, jobs: Mapping[TimingKey, Callable[[], object]], rounds: int, progress: Say
+) -> dict[TimingKey, Times]:
     """Seconds of each job, by round; the jobs take turns."""
-    seconds: dict[Job, Times] = {job: [] for job in jobs}
+    seconds: dict[TimingKey, Times] = {job: [] for job in jobs}
     names = {str(job): job for job in jobs}
     begun = 0
     for job in jobs.values():
@@ -186,10 +188,10 @@ class Question:
 
     def __post_init__(self) -> None:
         if self.sparsity is not None and not 0 <= self.sparsity < 1:
-            raise ValueError(f"sparsity: expected a share in [0, 1), got {self.sparsity}")
+            raise ValueError(f"`sparsity`: expected a share in [0, 1), got {self.sparsity}")
         for name in ("beams", "target", "source"):
             if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name}: expected at least 1, got {value}")
+                raise ValueError(f"`{name}`: expected at least 1, got {value}")
         if self.file is not None and self.model is None:
             raise ValueError("`input`: needs a model to read it")
         if self.model is not None and self.file is None and self.sparsity is None:
@@ -211,7 +213,7 @@ class Question:
             model = plain if isinstance(plain, L0DropModel) else sparsify(plain).eval()
             return Setting(self._placed(model), self.sparsity, longest, self.source)
         if not text.is_gated and self.sparsity is None:
-            raise ValueError(f"sparsity: missing, and {self.model} has no gate to measure it with")
+            raise ValueError(f"`sparsity`: missing, and {self.model} has no gate to measure it with")
         model, batches = Text(self.model, self.file).load()
         mean = round(sum(int(batch.attention_mask.sum()) for batch in batches) / sum(map(len, batches)))
         dropped = _sparsity(model, batches, self.sparsity)
@@ -234,7 +236,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         if self.source is not None and self.source > self.longest:
-            raise ValueError(f"source: {self.source} is more than the {self.longest} tokens that the model reads")
+            raise ValueError(f"`source`: {self.source} is more than the {self.longest} tokens that the model reads")
 
 
 def _sparsity(model: L0DropModel, batches: Sequence[Batch], given: float | None) -> float:
@@ -286,11 +288,11 @@ def predict(question: Question, rounds: int = 3, check: bool = False, progress: 
     bench = Bench(setting.model, question.beams)
     target = question.target
     if bench.positions is not None and target > bench.positions:
-        raise ValueError(f"target: {target} is more than the decoder's {bench.positions} positions")
+        raise ValueError(f"`target`: {target} is more than the decoder's {bench.positions} positions")
     progress("warming up")
     bench.decode(bench.encode(1, 1), 1)
     decode_points, encode_points = points(longest, bench.positions)
-    jobs: dict[Job, Callable[[], object]] = {}
+    jobs: dict[TimingKey, Callable[[], object]] = {}
     for batch, rows, length in decode_points:
         jobs["decode", batch, rows, length] = functools.partial(bench.decode, bench.memory(batch, rows), length)
     for batch, source in encode_points:
@@ -341,7 +343,7 @@ def predict(question: Question, rounds: int = 3, check: bool = False, progress: 
 
 
 def _fitted(
-    times: Mapping[Job, Times], phase: str, names: Sequence[str], counts: Callable[..., dict[str, float]]
+    times: Mapping[TimingKey, Times], phase: str, names: Sequence[str], counts: Callable[..., dict[str, float]]
 ) -> tuple[dict[str, float], list[MeasuredPoint]]:
     """The costs of a phase, and its points with measured and fitted times."""
     measured = {job[1:]: seconds for job, seconds in times.items() if job[0] == phase}

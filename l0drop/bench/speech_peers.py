@@ -69,7 +69,7 @@ def prompt_of(settings: GenerationConfig, language: str | None = None) -> list[i
         name = f"<|{language}|>"
         if name not in own.lang_to_id:
             known = ", ".join(sorted(one.strip("<|>") for one in own.lang_to_id))
-            raise ValueError(f"language: a multilingual Whisper needs one of {known}, got {language!r}")
+            raise ValueError(f"`language`: a multilingual Whisper needs one of {known}, got {language!r}")
         tokens += [own.lang_to_id[name], own.task_to_id["transcribe"]]
     return [*tokens, own.no_timestamps_token_id]
 
@@ -188,7 +188,9 @@ class CTranslate2SpeechPeer(CTranslate2Peer):
         settings: Any = self.model.generation_config
         never = list(settings.suppress_tokens or ())
         if least not in (0, most):
-            raise ValueError("min_new_tokens: CTranslate2's Whisper supports it only if it is equal to max_new_tokens")
+            raise ValueError(
+                "`min_new_tokens`: CTranslate2's Whisper supports it only if it is equal to `max_new_tokens`"
+            )
         results = self._whisper.generate(
             memory,
             [self._prompt] * memory.shape[0],

@@ -148,7 +148,7 @@ class AudioFiles:
     def __post_init__(self) -> None:
         for name in ("clips", "batch", "max_new_tokens"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+                raise ValueError(f"`{name}`: expected at least 1, got {getattr(self, name)}")
 
     @property
     def systems(self) -> tuple[str, ...]:

@@ -49,17 +49,18 @@ class Dial:
     def __post_init__(self) -> None:
         turned = [name for name in ("keep", "max_memory", "shift") if getattr(self, name) is not None]
         if len(turned) > 1:
-            raise ValueError(f"dial: choose one of keep, max_memory and shift, got {' and '.join(turned)}")
+            got = " and ".join(f"`{name}`" for name in turned)
+            raise ValueError(f"dial: choose one of `keep`, `max_memory` and `shift`, got {got}")
         if self.keep is not None:
-            shares = self.keep if isinstance(self.keep, Tensor) else torch.tensor(number("keep", self.keep))
+            shares = self.keep if isinstance(self.keep, Tensor) else torch.tensor(number("`keep`", self.keep))
             if not unreadable(shares) and not bool(((shares > 0) & (shares <= 1)).all()):
-                raise ValueError(f"keep: expected a share in (0, 1], got {self.keep}")
+                raise ValueError(f"`keep`: expected a share in (0, 1], got {self.keep}")
         if self.max_memory is not None:
-            count("max_memory", self.max_memory)
+            count("`max_memory`", self.max_memory)
         if self.shift is not None:
-            number("shift", self.shift)
+            number("`shift`", self.shift)
         if not isinstance(self.dense, bool):
-            raise ValueError(f"dense: expected True or False, got {self.dense!r}")
+            raise ValueError(f"`dense`: expected True or False, got {self.dense!r}")
 
     def __str__(self) -> str:
         """The arguments of `model.dial` that give this setting."""
@@ -84,7 +85,7 @@ class Dial:
             return gates
         if gates.log_alpha is None:
             raise ValueError(
-                "dial: this gate has no log α to rank or shift, because it is a rule; only dense=True works with it"
+                "dial: this gate has no log α to rank or shift, because it is a rule; only `dense=True` works with it"
             )
         if self.shift is not None:
             values_BN = at(gates.log_alpha + float(self.shift)) * mask_BN
@@ -95,7 +96,7 @@ class Dial:
         keep = torch.as_tensor(self.keep, dtype=torch.float64, device=mask_BN.device)
         if keep.dim() and keep.shape != mask_BN.shape[:1]:
             raise ValueError(
-                f"keep: expected one share, or one for each of {len(mask_BN)} sentences, got {keep.numel()}"
+                f"`keep`: expected one share, or one for each of {len(mask_BN)} sentences, got {keep.numel()}"
             )
         wanted_B = (keep * mask_BN.sum(1)).round().clamp_min(1)
         reachable_BN = _reachable(gates.log_alpha, mask_BN)
@@ -116,7 +117,7 @@ class Dial:
         rows = self.max_memory - has_shared_row(gating)
         if rows < 1:
             raise ValueError(
-                f"max_memory: with gating {gating} one row represents the dropped tokens, and one is kept: at least 2"
+                f"`max_memory`: with gating {gating} one row represents the dropped tokens, and one is kept: at least 2"
             )
         open_BN = gates.values != 0
         rank_BN = _rank(gates.log_alpha, open_BN, always_BN)
@@ -131,7 +132,7 @@ class Dials:
 
     def __post_init__(self) -> None:
         if len({dial.dense for dial in self.each}) > 1:
-            raise ValueError("dense: the sentences of one encoder call must agree; Engine.generate separates them")
+            raise ValueError("`dense`: the sentences of one encoder call must agree; Engine.generate separates them")
 
     @property
     def dense(self) -> bool:
@@ -185,7 +186,7 @@ def dial_of(
         raise ValueError(f"dial: expected lists of the same length, one entry per sentence, got {lengths}")
     common = {name: value for name, value in settings.items() if name not in lists}
     if isinstance(keep, Tensor) and keep.dim():
-        raise ValueError("keep: a tensor cannot be combined with lists of other settings; use a list")
+        raise ValueError("`keep`: a tensor cannot be combined with lists of other settings; use a list")
     rows = zip(*lists.values(), strict=True)
     return Dials(tuple(Dial(**common, **dict(zip(lists, row, strict=True))) for row in rows))  # type: ignore[arg-type]
 

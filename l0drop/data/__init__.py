@@ -1,1 +1,1 @@
-"""Text: read it, tokenize it, make batches, and score outputs."""
+"""Text and audio: read them, tokenize, make batches, tag words, and score outputs."""

@@ -11,9 +11,9 @@ A corpus is a folder that `l0drop.data.prepare` writes:
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -146,9 +146,45 @@ def manifest_digest(manifest: Mapping[str, Any]) -> str:
 
 def request_digest(manifest: Mapping[str, Any]) -> str:
     """SHA-256 of a manifest's request without the paths of its files."""
-    request = dict(manifest["request"])
-    request["inputs"] = [{key: value for key, value in one.items() if key != "path"} for one in request["inputs"]]
-    return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(without_paths(manifest["request"]), sort_keys=True).encode()).hexdigest()
+
+
+def without_paths(request: Mapping[str, Any]) -> dict[str, Any]:
+    """A request without the paths of its files, which may move."""
+    inputs = [{key: value for key, value in item.items() if key != "path"} for item in request["inputs"]]
+    return {**request, "inputs": inputs}
+
+
+class Prepared(Protocol):
+    """A prepared corpus of any kind."""
+
+    @property
+    def manifest(self) -> Mapping[str, Any]: ...
+
+    def check(self) -> None: ...
+
+
+def is_made_from(open_corpus: Callable[[Path], Prepared], folder: Path, request: Mapping[str, Any]) -> bool:
+    """Whether the folder holds an unchanged corpus of an equal request; the paths of its files may differ."""
+    try:
+        corpus = open_corpus(folder)
+        corpus.check()
+    except CorpusError:
+        return False
+    return without_paths(corpus.manifest["request"]) == without_paths(request)
+
+
+def write_manifest(
+    folder: Path, request: Mapping[str, Any], summary: Summary, columns: Mapping[str, tuple[str, int]]
+) -> None:
+    """Write the manifest of the columns in a folder: the dtype and length of each by its name."""
+    written = {
+        name: {"dtype": dtype, "length": length, "sha256": file_digest(folder / name)}
+        for name, (dtype, length) in columns.items()
+    }
+    manifest = {"format": FORMAT, "request": request, "summary": asdict(summary), "columns": written}
+    manifest["sha256"] = manifest_digest(json.loads(json.dumps(manifest)))
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def check_columns(folder: Path, manifest: Mapping[str, Any]) -> None:

@@ -35,7 +35,7 @@ def scorer(metric: MetricName, tokenize: BleuTokenizer = "13a") -> Scorer:
 def bleu(hyps: Sequence[str], refs: Sequence[str], tokenize: BleuTokenizer = "13a", lowercase: bool = False) -> Score:
     """sacreBLEU of detokenized text; with tokenize="none", the text is split at spaces."""
     if tokenize not in get_args(BleuTokenizer):
-        raise ValueError(f"tokenize={tokenize!r} is not one of {', '.join(get_args(BleuTokenizer))}")
+        raise ValueError(f"`tokenize`: {tokenize!r} is not one of {', '.join(get_args(BleuTokenizer))}")
     return _bleu("BLEU", hyps, refs, BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none"))
 
 

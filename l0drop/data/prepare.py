@@ -1,9 +1,7 @@
 """Tokenize parallel text into a corpus on disk; memory use does not grow with the text."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -11,7 +9,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from l0drop.data.corpus import FORMAT, MANIFEST, Summary, TokenizedCorpus, file_digest, manifest_digest
+from l0drop.data.corpus import MANIFEST, Summary, TokenizedCorpus, is_made_from, write_manifest
+from l0drop.data.corpus import without_paths as without_paths  # for prepare_clips
 from l0drop.data.text import CorpusError, Pair, ParallelText
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.data.whole import locked, whole_folder
@@ -65,11 +64,12 @@ def prepare_corpus(
         "documents": "prefixed once" if documents and _prefix(text) else documents,
         "annotator": None if annotator is None else annotator.fingerprint,
     }
-    if instead is not None and _is_made_from(instead, request):
+    if instead is not None and is_made_from(TokenizedCorpus.open, instead, request):
         return TokenizedCorpus.open(instead)
-    if not _is_made_from(out_dir, request):
+    if not is_made_from(TokenizedCorpus.open, out_dir, request):
         with locked(out_dir):
-            if not _is_made_from(out_dir, request):  # another process may have written it while this one waited
+            # another process may have written it while this one waited
+            if not is_made_from(TokenizedCorpus.open, out_dir, request):
                 check_replaceable(out_dir)
                 with whole_folder(out_dir) as partial:
                     _write(partial, text, sides, request, annotator, progress)
@@ -193,13 +193,9 @@ def _write(
     for side in sides:
         setattr(summary, f"truncated_{side.name}", truncated[side.name])
         setattr(summary, f"{side.name}_tokens", columns[f"{side.name}.ids"].length)
-    written = {
-        name: {"dtype": column.dtype.name, "length": column.length, "sha256": file_digest(folder / name)}
-        for name, column in columns.items()
-    }
-    manifest = {"format": FORMAT, "request": request, "summary": asdict(summary), "columns": written}
-    manifest["sha256"] = manifest_digest(json.loads(json.dumps(manifest)))
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_manifest(
+        folder, request, summary, {name: (column.dtype.name, column.length) for name, column in columns.items()}
+    )
 
 
 def _sentences(text: ParallelText, summary: Summary) -> Iterator[Pair]:
@@ -297,22 +293,6 @@ def _chunks(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
 
 def _described(request: Mapping[str, Any]) -> str:
     return ", ".join(str(name) for item in request["inputs"] if (name := item.get("path") or item.get("name")))
-
-
-def _is_made_from(folder: Path, request: Mapping[str, Any]) -> bool:
-    """Whether the folder holds an unchanged corpus of an equal request; the paths of its text files may differ."""
-    try:
-        corpus = TokenizedCorpus.open(folder)
-        corpus.check()
-    except CorpusError:
-        return False
-    return without_paths(corpus.manifest["request"]) == without_paths(request)
-
-
-def without_paths(request: Mapping[str, Any]) -> dict[str, Any]:
-    """A request without the paths of its text files, which may move."""
-    inputs = [{key: value for key, value in item.items() if key != "path"} for item in request["inputs"]]
-    return {**request, "inputs": inputs}
 
 
 def check_replaceable(folder: Path) -> None:

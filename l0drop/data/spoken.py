@@ -14,7 +14,7 @@ from l0drop import recipe as r
 from l0drop.data.audio_list import open_audio
 from l0drop.data.text import CorpusError, JsonlFile, TsvFile, read_lines
 
-Row = tuple[int, str, str, str]
+ClipRow = tuple[int, str, str, str]
 """Line, file, speaker, text."""
 
 
@@ -59,7 +59,7 @@ def _speakers(corpus: r.Corpus) -> dict[int, str]:
     return {} if text is None else {pair.line: (pair.target or "").strip() for pair in text}
 
 
-def _clips(path: Path, rows: Iterable[Row]) -> list[SpokenClip]:
+def _clips(path: Path, rows: Iterable[ClipRow]) -> list[SpokenClip]:
     clips = []
     for number, name, speaker, text in rows:
         file = path.parent / name
@@ -73,7 +73,7 @@ def _clips(path: Path, rows: Iterable[Row]) -> list[SpokenClip]:
     return clips
 
 
-def _tsv_rows(path: Path) -> Iterator[Row]:
+def _tsv_rows(path: Path) -> Iterator[ClipRow]:
     expected: tuple[int, ...] = (2, 3)
     for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
@@ -86,7 +86,7 @@ def _tsv_rows(path: Path) -> Iterator[Row]:
         yield number, columns[0], columns[1] if len(columns) == 3 else "", columns[-1]
 
 
-def _json_rows(path: Path) -> Iterator[Row]:
+def _json_rows(path: Path) -> Iterator[ClipRow]:
     for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
             continue

@@ -56,7 +56,7 @@ def open_tagger(name: str = "perceptron", language: str = "en") -> Tagger:
         return Pretagged()
     if language != "en" and not model:
         raise ValueError(
-            f"language: {name} tags English, not {language!r}, and rules by part of speech need tags; use text "
+            f"`language`: {name} tags English, not {language!r}, and rules by part of speech need tags; use text "
             "that has Penn tags (word_TAG) with the tagger pretagged, or a rule that needs no tags: "
             "freq, inv_freq, group, random, norm"
         )

@@ -1,1 +1,1 @@
-"""Decoding: from text to tokens, memory, search and text again."""
+"""Decoding: from text or audio to memories, and by search to text again."""

@@ -78,9 +78,9 @@ class Decoding:
 
     def __post_init__(self) -> None:
         if self.batch_tokens is not None:
-            count("batch_tokens", self.batch_tokens, most=MAX_BATCH_TOKENS)
+            count("`batch_tokens`", self.batch_tokens, most=MAX_BATCH_TOKENS)
         if self.window is not None:
-            count("window", self.window, most=MAX_WINDOW)
+            count("`window`", self.window, most=MAX_WINDOW)
 
     def sizes(self, model: TextModel) -> tuple[int, int]:
         """Padded source tokens per batch, and lines per window; larger on a GPU."""

@@ -30,6 +30,14 @@ if TYPE_CHECKING:
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
 
+class OtherInputError(ValueError):
+    """The model reads another kind of input. `remedy` tells an interface, in a word, what the user can do."""
+
+    def __init__(self, message: str, remedy: str) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+
+
 def locate_model(name: str) -> tuple[Path | None, Path | None]:
     """The model folder and the run folder that contains it; both None for a name on the Hugging Face hub."""
     path = Path(name)
@@ -123,13 +131,13 @@ def place(model: PreTrainedModel, name: str, device: str | torch.device | None) 
     """Move a model to a device; default: a GPU if there is one."""
     device = _own_device() if device is None else device
     if str(device).startswith("meta"):
-        raise ValueError("device: meta holds no numbers, so nothing can be decoded there; use cpu or a GPU")
+        raise ValueError("`device`: meta holds no numbers, so nothing can be decoded there; use cpu or a GPU")
     try:
         model.to(device)  # type: ignore[arg-type]
     except Exception as error:  # unknown names, missing GPUs, missing backends: each has its own class
         if is_out_of_memory(error):
-            raise ValueError(f"device: {device} has not enough memory for {name} ({first_line(error)})") from error
-        raise ValueError(f"device: {device} cannot be used ({first_line(error)})") from error
+            raise ValueError(f"`device`: {device} has not enough memory for {name} ({first_line(error)})") from error
+        raise ValueError(f"`device`: {device} cannot be used ({first_line(error)})") from error
 
 
 def _own_device() -> str:
@@ -227,7 +235,7 @@ def dtype_of(dtype: str | torch.dtype | None) -> torch.dtype | str:
         return "auto"
     known: Any = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if known not in DTYPES.values():
-        raise ValueError(f"dtype: expected one of {', '.join([*DTYPES, 'int8'])}, got {dtype!r}")
+        raise ValueError(f"`dtype`: expected one of {', '.join([*DTYPES, 'int8'])}, got {dtype!r}")
     return known
 
 

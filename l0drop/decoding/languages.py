@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerBase
 
 
 def language_id(tokenizer: PreTrainedTokenizerBase, language: str, setting: str) -> int:
-    """The token id of a language; `setting` is the option that names it, for messages."""
+    """The token id of a language; `setting` is the argument or the recipe's key that names it, for messages."""
     ids = language_ids(tokenizer)
     codes = getattr(tokenizer, "lang_code_to_id", None)
     found = codes.get(language) if codes else tokenizer.convert_tokens_to_ids(language)
@@ -40,7 +40,7 @@ def target_language_setting(tokenizer: PreTrainedTokenizerBase, language: str, s
     The first mBART's tokenizer ends targets with their language, and training moves it to the front: the decoder starts
     with it, unless the model always starts with another token. All other models generate it as their first token.
     """
-    token, known = language_id(tokenizer, language, "target_lang"), language_ids(tokenizer)
+    token, known = language_id(tokenizer, language, "`target_lang`"), language_ids(tokenizer)
     if not known & {_last_of_targets(tokenizer, language)}:
         name = "decoder_start_token_id" if start in known else "forced_bos_token_id"
         return {name: token}

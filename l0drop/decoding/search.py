@@ -437,10 +437,8 @@ def refuse_broken(logits_RV: Tensor, length: int, search: Search) -> NoReturn:
             f"{str(logits_RV.dtype).removeprefix('torch.')}; its weights are damaged, or its values too large for this "
             "dtype: try float32"
         )
-    used = search.changing_scores or ("the settings",)
-    raise ValueError(
-        f"{', '.join(used)}: allow no output token {length}, or make its score infinite; choose other values"
-    )
+    used = ", ".join(f"`{name}`" for name in search.changing_scores) or "the settings"
+    raise ValueError(f"{used}: allow no output token {length}, or make its score infinite; choose other values")
 
 
 def sample_step(

@@ -108,7 +108,7 @@ def check_stored_settings(file: Path) -> None:
         return
     for name, value in read_object(file).items():
         if value is not None:
-            _check_kind(f"{file}: ", name, value, None)
+            _check_kind(f"{file}: {name}", name, value, None)
 
 
 class StoredSettings(Protocol):
@@ -129,21 +129,22 @@ def resolve(
     positions: the number of positions of the decoder. vocabulary: the number of tokens.
     """
     if style not in ("hf", "gnmt"):
-        raise ValueError(f'length_penalty_style: expected "hf" or "gnmt", got {style!r}')
+        raise ValueError(f'`length_penalty_style`: expected "hf" or "gnmt", got {style!r}')
     check_names(given, model_settings)
     values = dict(_DEFAULTS)
     chosen = {name: value for name, value in given.items() if value is not None}
     stored = {name: value for name, value in model_settings.to_dict().items() if name not in chosen}
-    for source, where in ((stored, STORED), (chosen, "")):
+    labels = {name: f"`{name}`" for name in (*_DEFAULTS, *chosen)}
+    labels |= {name: f"{STORED}{name}" for name, value in stored.items() if value is not None}
+    for source in (stored, chosen):
         for name, value in source.items():
             if value is None:
                 continue
-            _check_kind(where, name, value, vocabulary)
+            _check_kind(labels[name], name, value, vocabulary)
             if name in _DEFAULTS:
                 values[name] = int(value) if name in _INTEGERS else value
             elif name not in _WITHOUT_EFFECT and value is not False and value not in _NEUTRAL.get(name, ()):
-                raise ValueError(f"{where}{name}: the engine does not support {value!r}; use model.generate")
-    labels = {name: STORED if stored.get(name) is not None else "" for name in _DEFAULTS}
+                raise ValueError(f"{labels[name]}: the engine does not support {value!r}; use model.generate")
     eos = _ids(values["eos_token_id"])
     start = values["decoder_start_token_id"]
     start = values["bos_token_id"] if start is None else start
@@ -184,7 +185,7 @@ def _check_values(values: Mapping[str, Any], labels: Mapping[str, str], max_leng
 
     def require(name: str, fine: bool, message: str) -> None:
         if not fine:
-            raise ValueError(f"{labels[name]}{name}: {message}")
+            raise ValueError(f"{labels[name]}: {message}")
 
     sample, beams, returned = values["do_sample"], values["num_beams"], values["num_return_sequences"]
     for name in ("num_beams", "num_return_sequences"):
@@ -192,9 +193,9 @@ def _check_values(values: Mapping[str, Any], labels: Mapping[str, str], max_leng
     require(
         "do_sample",
         not sample or beams == 1,
-        "the engine samples without beams; set num_beams=1 or use model.generate",
+        "the engine samples without beams; set `num_beams=1` or use model.generate",
     )
-    require("num_return_sequences", sample or returned <= beams, f"{returned} is more than num_beams={beams}")
+    require("num_return_sequences", sample or returned <= beams, f"{returned} is more than `num_beams={beams}`")
     temperature, early, repetition = values["temperature"], values["early_stopping"], values["repetition_penalty"]
     require("temperature", not sample or temperature > 0, f"must be above 0, got {temperature}")
     require("early_stopping", early in (True, False, "never"), f'expected True, False or "never", got {early!r}')
@@ -202,7 +203,7 @@ def _check_values(values: Mapping[str, Any], labels: Mapping[str, str], max_leng
     suppressed = set(_ids(values["suppress_tokens"]))
     for name in ("forced_bos_token_id", "forced_eos_token_id"):
         forced = set(_ids(values[name]))
-        require(name, not forced or not forced <= suppressed, f"{values[name]} is also in suppress_tokens")
+        require(name, not forced or not forced <= suppressed, f"{values[name]} is also in `suppress_tokens`")
     penalty = values["length_penalty"]
     require(
         "length_penalty",
@@ -218,27 +219,27 @@ def check_names(given: Mapping[str, Any], model_settings: StoredSettings, others
         if name not in known:
             public = sorted(other for other in known if not other.startswith("_"))
             close = get_close_matches(name, public, 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise ValueError(f"{name}: not a generation setting{hint}")
+            hint = f"; did you mean `{close[0]}`?" if close else ""
+            raise ValueError(f"`{name}`: not a generation setting{hint}")
 
 
-def _check_kind(where: str, name: str, value: Any, vocabulary: int | None) -> None:
-    """Raise for a value that this setting cannot have in any model; `where` begins the error."""
+def _check_kind(label: str, name: str, value: Any, vocabulary: int | None) -> None:
+    """Raise for a value that this setting cannot have in any model; `label` names the setting in the error."""
     is_number = _is_finite(value)
     if name in _INTEGERS and not (is_number and value >= 0 and value == int(value)):
-        raise ValueError(f"{where}{name}: expected a whole number, at least 0, got {value!r}")
+        raise ValueError(f"{label}: expected a whole number, at least 0, got {value!r}")
     if name in _REAL and not is_number:
-        raise ValueError(f"{where}{name}: expected a finite number, got {value!r}")
+        raise ValueError(f"{label}: expected a finite number, got {value!r}")
     if name in _BOOLEANS and not isinstance(value, bool):
-        raise ValueError(f"{where}{name}: expected True or False, got {value!r}")
+        raise ValueError(f"{label}: expected True or False, got {value!r}")
     if name in _TOKENS:
         if name == "bad_words_ids" and not (isinstance(value, (list, tuple)) and all(map(_is_list, value))):
-            raise ValueError(f"{where}{name}: expected a list of lists of token ids, got {value!r}")
+            raise ValueError(f"{label}: expected a list of lists of token ids, got {value!r}")
         if name in _ONE_TOKEN and not isinstance(value, Integral):
-            raise ValueError(f"{where}{name}: expected one token id, got {value!r}")
-        for token in _token_ids(where + name, value, levels=2 if name == "bad_words_ids" else 1):
+            raise ValueError(f"{label}: expected one token id, got {value!r}")
+        for token in _token_ids(label, value, levels=2 if name == "bad_words_ids" else 1):
             if token < 0 or (vocabulary is not None and token >= vocabulary):
-                raise ValueError(f"{where}{name}: no token has the id {token}; the vocabulary has {vocabulary} tokens")
+                raise ValueError(f"{label}: no token has the id {token}; the vocabulary has {vocabulary} tokens")
 
 
 def _is_finite(value: Any) -> bool:
@@ -253,16 +254,16 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and len(value) > 0
 
 
-def _token_ids(name: str, value: Any, levels: int) -> Iterator[int]:
+def _token_ids(label: str, value: Any, levels: int) -> Iterator[int]:
     """All token ids of a setting: one, or lists in up to `levels` levels."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, (list, tuple)) and levels:
         for part in value:
-            yield from _token_ids(name, part, levels - 1)
+            yield from _token_ids(label, part, levels - 1)
     elif isinstance(value, Integral) and not isinstance(value, bool):
         yield int(value)
     else:
-        raise ValueError(f"{name}: expected token ids, got {value!r}")
+        raise ValueError(f"{label}: expected token ids, got {value!r}")
 
 
 def _lengths(values: dict[str, Any], positions: int | None, given: Mapping[str, Any]) -> tuple[int, int]:
@@ -275,9 +276,9 @@ def _lengths(values: dict[str, Any], positions: int | None, given: Mapping[str, 
         longest = DEFAULT_NEW_TOKENS + 1
         longest = longest if positions is None else min(longest, positions)
     if longest < 2:
-        raise ValueError(f"max_new_tokens: at least one new token must be allowed, got a max_length of {longest}")
+        raise ValueError(f"`max_new_tokens`: at least one new token must be allowed, got a `max_length` of {longest}")
     if positions is not None and longest - 1 > positions:
-        raise ValueError(f"max_new_tokens: {longest - 1} is more than the {positions} positions of the decoder")
+        raise ValueError(f"`max_new_tokens`: {longest - 1} is more than the {positions} positions of the decoder")
     new = values["min_new_tokens"]
     return longest, values["min_length"] if new is None else new + 1
 
@@ -293,5 +294,5 @@ def _single_tokens(words: Any, eos: tuple[int, ...]) -> tuple[int, ...]:
     if words is None:
         return ()
     if any(len(word) != 1 for word in words):
-        raise ValueError("bad_words_ids: the engine supports only bad words of one token; use model.generate")
+        raise ValueError("`bad_words_ids`: the engine supports only bad words of one token; use model.generate")
     return tuple(word[0] for word in words if word[0] not in eos)

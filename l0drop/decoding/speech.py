@@ -23,7 +23,7 @@ from l0drop.data.audio import RATE, Audio, as_audio, log_mel, read_audio
 from l0drop.data.tokenizer import read_tokenizer
 from l0drop.decoding.eager import cross_attention, eager_twin
 from l0drop.decoding.engine import Engine, Generation
-from l0drop.decoding.folder import dtype_of, first_line, load_model, locate_model, place
+from l0drop.decoding.folder import OtherInputError, dtype_of, first_line, load_model, locate_model, place
 from l0drop.decoding.settings import check_names
 from l0drop.decoding.windows import ARGUMENTS, REFUSED, TokenSegment, Window
 from l0drop.models.families import family_of
@@ -200,7 +200,7 @@ class SpeechModel:
     def batches(self, clips: Sequence[Audio], batch_size: int = BATCH_CLIPS) -> list[list[int]]:
         """Indices of the clips that are not silent, in batches to decode together; the longest first."""
         if batch_size < 1:
-            raise ValueError(f"batch_size: expected a whole number, at least 1, got {batch_size}")
+            raise ValueError(f"`batch_size`: expected a whole number, at least 1, got {batch_size}")
         order = sorted((i for i, clip in enumerate(clips) if not clip.is_silent), key=lambda i: -len(clips[i].samples))
         long = [i for i in order if self.is_long(clips[i])]
         short = order[len(long) :]
@@ -319,7 +319,7 @@ def load_speech(
     int8 = dtype == "int8"
     model = load_model(name, folder, dtype_of("float32" if int8 else dtype))
     if not family_of(type(model)).reads_audio:
-        raise ValueError(f"{name}: is a text model; use l0drop translate")
+        raise OtherInputError(f"{name}: is a text model; use `l0drop.load`", "translate")
     try:
         extractor = WhisperFeatureExtractor.from_pretrained(folder or name)
     except (OSError, ValueError) as error:

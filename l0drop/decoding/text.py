@@ -28,6 +28,7 @@ from l0drop.data.tokenizer import TokenizerPair
 from l0drop.decoding.eager import cross_attention, eager_twin
 from l0drop.decoding.engine import Engine
 from l0drop.decoding.folder import (
+    OtherInputError,
     check_vocabulary,
     dtype_of,
     load_model,
@@ -159,7 +160,7 @@ class TextModel:
         texts = list(texts)
         if batch_tokens is None:
             batch_tokens = self.batch_tokens
-        batch_tokens = count("batch_tokens", batch_tokens, most=MAX_BATCH_TOKENS)
+        batch_tokens = count("`batch_tokens`", batch_tokens, most=MAX_BATCH_TOKENS)
         settings = self.settings(target_lang, generation)
         sources = self.encode(texts, source_lang=source_lang, prefix=prefix, max_source=max_source)
         cut = [source for source in sources if source.cut]
@@ -296,7 +297,7 @@ class TextModel:
             settings.update(self._target_language(target_lang))
         elif target_lang is not None:
             raise ValueError(
-                f"target_lang and {first_token[0]}: both set the token that outputs begin with; give one of them"
+                f"`target_lang` and `{first_token[0]}`: both set the token that outputs begin with; give one of them"
             )
         return settings
 
@@ -382,15 +383,15 @@ class TextModel:
     def _limit(self, max_source: int | None) -> int:
         if max_source is None:
             return self.max_source
-        max_source = count("max_source", max_source)
+        max_source = count("`max_source`", max_source)
         most = positions_of(self.model, "encoder")
         if most is not None and max_source > most:
-            raise ValueError(f"max_source: {max_source} is more than the {most} positions of the encoder")
+            raise ValueError(f"`max_source`: {max_source} is more than the {most} positions of the encoder")
         with _TOKENIZING:
             fewest = len(self.tokenizers.source("")["input_ids"]) + 1
         if max_source < fewest:
             raise ValueError(
-                f"max_source: {max_source} leaves no room for text next to special tokens; use at least {fewest}"
+                f"`max_source`: {max_source} leaves no room for text next to special tokens; use at least {fewest}"
             )
         return max_source
 
@@ -400,10 +401,10 @@ class TextModel:
         tokenizer = self.tokenizers.source
         if self._source_lang is None:
             if source_lang is not None:
-                raise ValueError(f"source_lang: the tokenizer of {self.name} knows no languages; omit this")
+                raise ValueError(f"`source_lang`: the tokenizer of {self.name} knows no languages; omit this")
             return
         language = source_lang or self._source_lang
-        language_id(tokenizer, language, "source_lang")
+        language_id(tokenizer, language, "`source_lang`")
         tokenizer.src_lang = language
 
     def _target_language(self, target_lang: str | None) -> dict[str, int]:
@@ -412,7 +413,7 @@ class TextModel:
         if self._source_lang is None:
             if target_lang is not None:
                 raise ValueError(
-                    f"target_lang: the tokenizer of {self.name} knows no languages; omit this (some models take the "
+                    f"`target_lang`: the tokenizer of {self.name} knows no languages; omit this (some models take the "
                     'language as a prefix, such as ">>fra<< ")'
                 )
             return {}
@@ -422,7 +423,7 @@ class TextModel:
                 return target_language_setting(tokenizer, language, own.decoder_start_token_id)
         starts_with = {own.forced_bos_token_id, own.decoder_start_token_id}
         if not starts_with & language_ids(tokenizer):
-            raise ValueError(f"target_lang: {self.name} translates into several languages; choose one")
+            raise ValueError(f"`target_lang`: {self.name} translates into several languages; choose one")
         return {}
 
 
@@ -440,7 +441,7 @@ def load(
     int8 = dtype == "int8"
     model = load_model(name, folder, dtype_of("float32" if int8 else dtype))
     if family_of(type(model)).reads_audio:
-        raise ValueError(f"{name}: is a speech model, which reads audio; use l0drop transcribe")
+        raise OtherInputError(f"{name}: is a speech model, which reads audio; use `l0drop.load`", "transcribe")
     tokenizers = load_pair(name, folder, run, model)
     check_vocabulary(model, tokenizers, name)
     defaults, prefix, limit = recipe_settings(run)

@@ -153,7 +153,7 @@ class _EngineSearch(GenerationMixin):
                 )
                 search = replace(search, timestamps=rules)
             else:
-                raise ValueError(f"logits_processor: the engine does not support {type(processor).__name__}")
+                raise ValueError(f"`logits_processor`: the engine does not support {type(processor).__name__}")
         return search
 
     def attempted(self, encoded: Any, found: list[_Found]) -> None:
@@ -235,12 +235,12 @@ def check_windows(generation: Mapping[str, Any]) -> None:
     for name in REFUSED:
         value = generation.get(name)
         if value and not (name == "num_return_sequences" and value == 1):
-            raise ValueError(f"{name}: the engine does not support this for audio; use model.generate")
+            raise ValueError(f"`{name}`: the engine does not support this for audio; use model.generate")
     if generation.get("logprob_threshold") is not None and (generation.get("num_beams") or 1) > 1:
-        raise ValueError("logprob_threshold: the engine supports it with num_beams=1 only; use model.generate")
+        raise ValueError("`logprob_threshold`: the engine supports it with `num_beams=1` only; use model.generate")
     temperature = generation.get("temperature")
     if isinstance(temperature, (list, tuple)) and not temperature:
-        raise ValueError("temperature: expected a number, or a list of temperatures to try in turn, got an empty list")
+        raise ValueError("`temperature`: expected a number or a list of temperatures to try in turn, got an empty list")
 
 
 def segments_of(found: list[dict[str, Any]]) -> tuple[TokenSegment, ...]:

@@ -34,7 +34,7 @@ from l0drop.study.verdict import Verdict, verdict
 
 SOFTWARE = ("l0drop", "commit", "torch", "transformers", "python", "device", "threads")
 
-Kind = Literal["run", "sweep", "demo"]
+SubjectKind = Literal["run", "sweep", "demo"]
 Role = Literal["start", "continued", "dense", "sparse", "rule"]
 """start: the dense model that fine-tuning starts from; continued: the dense model given the same extra steps; dense:
 another model without gates; sparse: a learned gate; rule: a gate by rule."""
@@ -100,7 +100,7 @@ class Findings:
     analysed: list[Path]
     measured: dict[str, Table]
     name: str
-    kind: Kind
+    kind: SubjectKind
     metric: str
     text: str
     rows: list[Row]
@@ -273,7 +273,7 @@ def _dense_rows(
 
 
 def _complete(
-    folder: Path, kind: Kind, name: str, rows: list[Row], evaluations: Mapping[str, Evaluation | None],
+    folder: Path, kind: SubjectKind, name: str, rows: list[Row], evaluations: Mapping[str, Evaluation | None],
     notes: list[str], trained: _Trained, command: str, margin: float | None,
 ) -> Findings:  # fmt: skip
     """The parts that all kinds of folders share. evaluations: by run; notes: why some of them are not used; command:

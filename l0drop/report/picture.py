@@ -9,7 +9,7 @@ LABEL_SIZE, LABEL_LINE, GAP = 15, 24, 18
 CHARACTERS = 76
 """That fit on a line of a sans-serif face of this size."""
 
-Piece = tuple[str, bool, bool]
+MarkedWord = tuple[str, bool, bool]
 """Text, whether it was dropped, whether a space stands before it."""
 
 STYLE = (
@@ -24,7 +24,7 @@ STYLE = (
 class PicturedSentence:
     """A source sentence, and outputs by their labels."""
 
-    source: Sequence[Piece]
+    source: Sequence[MarkedWord]
     outputs: Mapping[str, str] = field(default_factory=dict)
     label: str = "source, dropped encodings struck out"
 
@@ -61,20 +61,20 @@ def _text(y: int, content: str, size: int) -> str:
     return f'<text x="{MARGIN}" y="{y}" font-size="{size}" xml:space="preserve">{content}</text>'
 
 
-def _spans(line: Sequence[Piece]) -> str:
+def _spans(line: Sequence[MarkedWord]) -> str:
     return "".join(
         f'{" " if space and index else ""}<tspan class="{"dropped" if dropped else "kept"}">{escape(text)}</tspan>'
         for index, (text, dropped, space) in enumerate(line)
     )
 
 
-def _words(text: str) -> list[Piece]:
+def _words(text: str) -> list[MarkedWord]:
     return [(word, False, True) for word in text.split()]
 
 
-def _wrapped(sentence: Sequence[Piece]) -> list[list[Piece]]:
+def _wrapped(sentence: Sequence[MarkedWord]) -> list[list[MarkedWord]]:
     """Lines of at most `CHARACTERS` characters, broken before words."""
-    lines: list[list[Piece]] = [[]]
+    lines: list[list[MarkedWord]] = [[]]
     length = 0
     for piece in sentence:
         size = len(piece[0]) + piece[2]

@@ -226,5 +226,5 @@ def test_the_profile_lists_what_a_step_does(capsys):
 
 
 def test_unknown_systems_are_refused():
-    with pytest.raises(ValueError, match="systems: expected some of engine-short, .* got 'engine-int8-short'"):
+    with pytest.raises(ValueError, match="`systems`: expected some of engine-short, .* got 'engine-int8-short'"):
         gpu_decode_benchmark({"small": SMALL}, ["engine-int8-short"], SETUP)

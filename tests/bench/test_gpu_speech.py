@@ -146,7 +146,7 @@ def test_the_command_measures_whispers(tmp_path, monkeypatch, capsys):
 
 
 def test_wrong_names_are_refused(monkeypatch, capsys):
-    with pytest.raises(ValueError, match="systems: expected some of engine-short, .* got 'engine-int8-short'"):
+    with pytest.raises(ValueError, match="`systems`: expected some of engine-short, .* got 'engine-int8-short'"):
         gpu_speech_benchmark({"one": tiny()}, ["engine-int8-short"], CONDITIONS)
     for shapes, message in (
         ("whisper-huge", "shape: expected whisper or some of whisper-tiny"),

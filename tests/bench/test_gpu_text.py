@@ -157,5 +157,5 @@ def test_the_command_measures_text(model_folder, text, tmp_path, monkeypatch, ca
 
 
 def test_unknown_systems_are_refused(model_folder, text):
-    with pytest.raises(ValueError, match="systems: expected some of engine-short, .* got 'gpu'"):
+    with pytest.raises(ValueError, match="`systems`: expected some of engine-short, .* got 'gpu'"):
         gpu_text_benchmark(Text(str(model_folder), text), ["gpu"])

@@ -165,15 +165,15 @@ def test_the_error_without_ctranslate2_says_how_to_install_it(gated, monkeypatch
 def test_unsupported_settings_of_ctranslate2_raise(gated):
     with pytest.raises(ValueError, match=r"ct2: supports marian, .*, not m2m_100"):
         build_peer("ct2-float32", sparsify(zoo.build("m2m100")), **NATURAL)
-    with pytest.raises(ValueError, match=r"early_stopping: .*set it to True"):
+    with pytest.raises(ValueError, match=r"`early_stopping`: .*set it to True"):
         build_peer("ct2-float32", gated, **{**NATURAL, "early_stopping": False})
-    with pytest.raises(ValueError, match=r"length_penalty: "):
+    with pytest.raises(ValueError, match=r"`length_penalty`: "):
         build_peer("ct2-float32", gated, **{**NATURAL, "length_penalty": 0.0})
-    with pytest.raises(ValueError, match=r"no_repeat_ngram_size: CTranslate2 has no such setting"):
+    with pytest.raises(ValueError, match=r"`no_repeat_ngram_size`: CTranslate2 has no such setting"):
         build_peer("ct2-float32", gated, **NATURAL, no_repeat_ngram_size=2)
     model = copy.deepcopy(gated)
     model.generation_config.forced_bos_token_id = 7
     with pytest.raises(ValueError, match=r"forced_bos_token_id"):
         build_peer("ct2-float32", model, **NATURAL)
-    with pytest.raises(ValueError, match=r"systems: expected some of engine-short, .*got 'gpu'"):
+    with pytest.raises(ValueError, match=r"`systems`: expected some of engine-short, .*got 'gpu'"):
         build_peer("gpu", gated, **NATURAL)

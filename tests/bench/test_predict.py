@@ -213,9 +213,9 @@ def test_memories_have_the_rows_that_are_predicted(family, gating):
 
 
 def test_unsupported_models_are_refused():
-    with pytest.raises(ValueError, match="model: the layer-wise variant"):
+    with pytest.raises(ValueError, match="`model`: the layer-wise variant"):
         Bench(sparsify(zoo.build("marian"), L0DropConfig(gating="mask", layerwise=True)), beams=2)
-    with pytest.raises(ValueError, match="model: L0DropLED.* decodes through generate"):
+    with pytest.raises(ValueError, match="`model`: L0DropLED.* decodes through generate"):
         Bench(sparsify(zoo.build("led")), beams=2)
 
 
@@ -283,7 +283,7 @@ def test_errors_name_the_argument(arguments, message, baseline, monkeypatch, cap
 
 
 def test_numbers_below_one_raise():
-    with pytest.raises(ValueError, match="beams: expected at least 1, got 0"):
+    with pytest.raises(ValueError, match="`beams`: expected at least 1, got 0"):
         Question(beams=0)
-    with pytest.raises(ValueError, match="target: expected at least 1, got -1"):
+    with pytest.raises(ValueError, match="`target`: expected at least 1, got -1"):
         Question(target=-1)

@@ -85,7 +85,7 @@ def test_the_prompt_is_that_of_generate():
         window = Engine(model).generate(whispers.features(1), max_new_tokens=3, **language).windows[0]
         assert window.tokens[: window.given].tolist() == prompt_of(model.generation_config, **language)
     multilingual = whispers.build()
-    with pytest.raises(ValueError, match="language: a multilingual Whisper needs one of de, en, got None"):
+    with pytest.raises(ValueError, match="`language`: a multilingual Whisper needs one of de, en, got None"):
         prompt_of(multilingual.generation_config)
 
 

@@ -164,26 +164,26 @@ def test_rows_always_kept_or_removed_are_not_part_of_the_order() -> None:
 
 def test_bad_settings_are_refused_by_name() -> None:
     for arguments, message in (
-        ({"keep": 0.5, "shift": 1.0}, "choose one of keep, max_memory and shift, got keep and shift"),
-        ({"keep": 0.0}, r"keep: expected a share in \(0, 1\]"),
-        ({"keep": 1.2}, r"keep: expected a share in \(0, 1\]"),
-        ({"max_memory": 0}, "max_memory: expected a whole number"),
-        ({"max_memory": 1.5}, "max_memory: expected a whole number"),
-        ({"shift": float("nan")}, "shift: expected a finite number"),
-        ({"dense": "maybe"}, "dense: expected True or False"),
+        ({"keep": 0.5, "shift": 1.0}, "choose one of `keep`, `max_memory` and `shift`, got `keep` and `shift`"),
+        ({"keep": 0.0}, r"`keep`: expected a share in \(0, 1\]"),
+        ({"keep": 1.2}, r"`keep`: expected a share in \(0, 1\]"),
+        ({"max_memory": 0}, "`max_memory`: expected a whole number"),
+        ({"max_memory": 1.5}, "`max_memory`: expected a whole number"),
+        ({"shift": float("nan")}, "`shift`: expected a finite number"),
+        ({"dense": "maybe"}, "`dense`: expected True or False"),
     ):
         with pytest.raises(ValueError, match=message):
             Dial(**arguments)
     for name in ("keep", "max_memory", "shift"):
         for value in ("0.3", True, [0.3]):
-            with pytest.raises(TypeError, match=f"{name}: expected a number, got {re.escape(repr(value))}"):
+            with pytest.raises(TypeError, match=f"`{name}`: expected a number, got {re.escape(repr(value))}"):
                 Dial(**{name: value})
-    with pytest.raises(ValueError, match="max_memory: with gating zero one row represents the dropped tokens"):
+    with pytest.raises(ValueError, match="`max_memory`: with gating zero one row represents the dropped tokens"):
         turned(Dial(max_memory=1), gates())
     with pytest.raises(ValueError, match="dial: this gate has no log α"):
         turned(Dial(keep=0.5), Gates(MASK.float()))
     assert torch.equal(turned(Dial(dense=True), Gates(MASK.float())), MASK.float())
-    with pytest.raises(ValueError, match="keep: expected one share, or one for each of 4 sentences, got 3"):
+    with pytest.raises(ValueError, match="`keep`: expected one share, or one for each of 4 sentences, got 3"):
         turned(Dial(keep=torch.tensor([0.5, 0.5, 0.5])), gates())
 
 
@@ -200,12 +200,15 @@ def test_a_list_has_one_setting_per_sentence() -> None:
 
 def test_bad_lists_are_refused_by_name() -> None:
     for arguments, message in (
-        ({"keep": [0.5, 0.3], "shift": [None, 1.0]}, "choose one of keep, max_memory and shift"),
-        ({"keep": [0.5, 2.0]}, r"keep: expected a share in \(0, 1\]"),
+        (
+            {"keep": [0.5, 0.3], "shift": [None, 1.0]},
+            "choose one of `keep`, `max_memory` and `shift`, got `keep` and `shift`",
+        ),
+        ({"keep": [0.5, 2.0]}, r"`keep`: expected a share in \(0, 1\]"),
         ({"keep": [0.5, 0.3], "shift": [1.0]}, "lists of the same length"),
         ({"keep": []}, "lists of the same length"),
-        ({"keep": torch.tensor([0.5, 0.3]), "shift": [None, 1.0]}, "keep: a tensor cannot be combined"),
-        ({"dense": [True, False]}, "dense: the sentences of one encoder call must agree"),
+        ({"keep": torch.tensor([0.5, 0.3]), "shift": [None, 1.0]}, "`keep`: a tensor cannot be combined"),
+        ({"dense": [True, False]}, "`dense`: the sentences of one encoder call must agree"),
     ):
         with pytest.raises(ValueError, match=message):
             dial_of(**arguments)

@@ -232,7 +232,7 @@ def test_invalid_annotators_are_refused() -> None:
         TextAnnotator(("tags",), TOKENIZER)
     with pytest.raises(ValueError, match="frequencies: the hints frequent and rare"):
         TextAnnotator(("rare",), TOKENIZER)
-    with pytest.raises(ValueError, match="language: perceptron tags English, not 'zh'"):
+    with pytest.raises(ValueError, match="`language`: perceptron tags English, not 'zh'"):
         TextAnnotator(("label",), TOKENIZER, language="zh")
     TextAnnotator(("rare",), TOKENIZER, language="zh", frequencies=fitted(TEXTS[:5]))
     universal = TaggedText.read("ein_DET Hund_NOUN")

@@ -197,7 +197,7 @@ def test_a_treebank_with_other_tags_is_refused(tmp_path: Path) -> None:
 
 def test_a_language_without_a_tagger() -> None:
     for name in ("perceptron", "nltk", "spacy"):
-        with pytest.raises(ValueError, match=r"language: .* tags English, not 'de'.*pretagged.*freq"):
+        with pytest.raises(ValueError, match=r"`language`: .* tags English, not 'de'.*pretagged.*freq"):
             open_tagger(name, "de")
     with pytest.raises(ValueError, match="tagger: expected perceptron, nltk, spacy, pretagged or spacy:MODEL, got"):
         open_tagger("x")

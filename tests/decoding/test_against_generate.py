@@ -123,7 +123,7 @@ def compare(
         except (ValueError, RuntimeError):  # a forced token is suppressed
             theirs = None
     if theirs is None or (generation.get("num_beams", 1) == 1 and nothing_allowed(theirs)):
-        with pytest.raises(ValueError, match="allow no output token|is also in suppress_tokens"):
+        with pytest.raises(ValueError, match="allow no output token|is also in `suppress_tokens`"):
             ask()
         return
     try:

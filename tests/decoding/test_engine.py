@@ -456,10 +456,10 @@ def test_gnmt_scores_differ_only_by_the_divisor():
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"nmu_beams": 3}, "^nmu_beams: not a generation setting; did you mean num_beams\\?$"),
-        ({"num_beam": 4}, "^num_beam: not a generation setting; did you mean num_beams\\?$"),
-        ({"max_memry": 4}, "^max_memry: .* did you mean max_memory\\?$"),
-        ({"xyzzy": 4}, "^xyzzy: not a generation setting$"),
+        ({"nmu_beams": 3}, "^`nmu_beams`: not a generation setting; did you mean `num_beams`\\?$"),
+        ({"num_beam": 4}, "^`num_beam`: not a generation setting; did you mean `num_beams`\\?$"),
+        ({"max_memry": 4}, "^`max_memry`: .* did you mean `max_memory`\\?$"),
+        ({"xyzzy": 4}, "^`xyzzy`: not a generation setting$"),
         ({"diversity_penalty": 0.5, "num_beam_groups": 2}, "num_beam_groups|diversity_penalty"),
         ({"num_beams": 4, "do_sample": True}, "do_sample"),
         ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences"),
@@ -469,26 +469,26 @@ def test_gnmt_scores_differ_only_by_the_divisor():
         ({"early_stopping": "sometimes"}, "early_stopping"),
         ({"do_sample": True, "temperature": 0.0}, "temperature"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
-        ({"max_new_tokens": 200}, "max_new_tokens: 200 is more than the 64 positions"),
+        ({"max_new_tokens": 200}, "`max_new_tokens`: 200 is more than the 64 positions"),
         ({"length_penalty_style": "other"}, "length_penalty_style"),
         ({"gates": torch.ones(6, 24), "keep": 0.5}, "keep"),
         ({"keep": 1.5}, "keep"),
-        ({"num_beams": "abc"}, "num_beams: expected a whole number, at least 0, got 'abc'"),
-        ({"num_beams": True}, "num_beams: expected a whole number"),
-        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size: expected a whole number"),
-        ({"max_new_tokens": float("inf")}, "max_new_tokens: expected a whole number"),
-        ({"length_penalty": float("nan")}, "length_penalty: expected a finite number"),
-        ({"do_sample": "yes"}, "do_sample: expected True or False"),
-        ({"bad_words_ids": 5}, "bad_words_ids: expected a list of lists"),
-        ({"bad_words_ids": [[]]}, "bad_words_ids: expected a list of lists"),
-        ({"suppress_tokens": "a"}, "suppress_tokens: expected token ids"),
-        ({"eos_token_id": [[2]]}, "eos_token_id: expected token ids"),
-        ({"forced_bos_token_id": 100_000}, "forced_bos_token_id: no token has the id 100000"),
+        ({"num_beams": "abc"}, "`num_beams`: expected a whole number, at least 0, got 'abc'"),
+        ({"num_beams": True}, "`num_beams`: expected a whole number"),
+        ({"no_repeat_ngram_size": -1}, "`no_repeat_ngram_size`: expected a whole number"),
+        ({"max_new_tokens": float("inf")}, "`max_new_tokens`: expected a whole number"),
+        ({"length_penalty": float("nan")}, "`length_penalty`: expected a finite number"),
+        ({"do_sample": "yes"}, "`do_sample`: expected True or False"),
+        ({"bad_words_ids": 5}, "`bad_words_ids`: expected a list of lists"),
+        ({"bad_words_ids": [[]]}, "`bad_words_ids`: expected a list of lists"),
+        ({"suppress_tokens": "a"}, "`suppress_tokens`: expected token ids"),
+        ({"eos_token_id": [[2]]}, "`eos_token_id`: expected token ids"),
+        ({"forced_bos_token_id": 100_000}, "`forced_bos_token_id`: no token has the id 100000"),
         (
             {"forced_eos_token_id": [2, 9], "suppress_tokens": [9, 5, 2]},
-            "^forced_eos_token_id: .* also in suppress_tokens",
+            "^`forced_eos_token_id`: .* also in `suppress_tokens`",
         ),
-        ({"eos_token_id": [2, -1]}, "eos_token_id: no token has the id -1"),
+        ({"eos_token_id": [2, -1]}, "`eos_token_id`: no token has the id -1"),
     ],
 )
 def test_errors_name_the_setting(changes, named):
@@ -569,13 +569,13 @@ def test_encodings_that_are_not_finite_are_refused(family):
 @pytest.mark.parametrize("settings", [{"num_beams": 1}, {"do_sample": True}], ids=str)
 def test_settings_that_allow_no_token_are_named(settings):
     everything = {"suppress_tokens": list(range(zoo.VOCABULARY))}
-    with pytest.raises(ValueError, match="^suppress_tokens: allow no output token 1, or make"):
+    with pytest.raises(ValueError, match="^`suppress_tokens`: allow no output token 1, or make"):
         Engine(gated("marian")).generate(**_inputs(), max_new_tokens=5, **settings, **everything)
 
 
 @pytest.mark.parametrize("family", ["led", "m2m100"])
 def test_an_output_longer_than_the_decoder_has_positions_is_refused(family):
-    with pytest.raises(ValueError, match="max_new_tokens: 200 is more than the 64 positions"):
+    with pytest.raises(ValueError, match="`max_new_tokens`: 200 is more than the 64 positions"):
         Engine(gated(family)).generate(**_inputs(), max_new_tokens=200)
 
 
@@ -602,7 +602,7 @@ def test_inputs_of_other_types_and_shapes():
 def test_a_misspelled_setting_fails_before_encoding(monkeypatch):
     engine = Engine(gated("marian"))
     monkeypatch.setattr(engine, "encode", lambda *_, **__: pytest.fail("the batch was encoded"))
-    with pytest.raises(ValueError, match="did you mean num_beams"):
+    with pytest.raises(ValueError, match="did you mean `num_beams`"):
         engine.generate(**_inputs(), num_beam=4)
 
 

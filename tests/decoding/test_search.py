@@ -509,7 +509,7 @@ def test_scores_that_are_not_numbers_are_counted_and_explained():
     rest = "allow no output token 4, or make its score infinite; choose other values$"
     with pytest.raises(ValueError, match=f"^the settings: {rest}"):
         s.refuse_broken(fine, 4, search)
-    with pytest.raises(ValueError, match=f"^bad_words_ids, min_length: {rest}"):
+    with pytest.raises(ValueError, match=f"^`bad_words_ids`, `min_length`: {rest}"):
         s.refuse_broken(fine, 4, a_search(banned=(3,), min_length=2))
 
 

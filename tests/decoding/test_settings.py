@@ -119,46 +119,46 @@ def test_positions_limit_the_output() -> None:
     assert resolved(positions=10).max_length == 10, "the default of 20 new tokens is no request"
     assert resolved(positions=30).max_length == 21
     assert resolved(positions=10, max_new_tokens=10).max_length == 11
-    refused("max_new_tokens: 11 is more than the 10 positions of the decoder", positions=10, max_new_tokens=11)
-    refused("max_new_tokens: at least one new token must be allowed, got a max_length of 1", max_new_tokens=0)
-    refused("max_new_tokens: at least one new token must be allowed, got a max_length of 1", max_length=1)
+    refused("`max_new_tokens`: 11 is more than the 10 positions of the decoder", positions=10, max_new_tokens=11)
+    refused("`max_new_tokens`: at least one new token must be allowed, got a `max_length` of 1", max_new_tokens=0)
+    refused("`max_new_tokens`: at least one new token must be allowed, got a `max_length` of 1", max_length=1)
 
 
 @pytest.mark.parametrize("name", ["max_length", "max_new_tokens", "min_length", "num_beams", "no_repeat_ngram_size"])
 @pytest.mark.parametrize("value", [-1, 1.5, float("nan"), float("inf"), "2", True, [2], 1j])
 def test_counts_are_whole_numbers(name: str, value: Any) -> None:
-    refused(f"{name}: expected a whole number, at least 0, got {value!r}", **{name: value})
+    refused(f"`{name}`: expected a whole number, at least 0, got {value!r}", **{name: value})
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_p", "repetition_penalty", "length_penalty"])
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), 10**400, "2", True, [1.0]])
 def test_numbers_are_finite(name: str, value: Any) -> None:
-    refused(f"{name}: expected a finite number, got {value!r}", **{name: value})
+    refused(f"`{name}`: expected a finite number, got {value!r}", **{name: value})
 
 
 @pytest.mark.parametrize("name", ["do_sample", "renormalize_logits"])
 def test_switches_are_true_or_false(name: str) -> None:
-    refused(f"{name}: expected True or False, got 1", **{name: 1})
+    refused(f"`{name}`: expected True or False, got 1", **{name: 1})
 
 
 @pytest.mark.parametrize("name", ["suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id", "eos_token_id"])
 def test_token_ids_are_ids_of_the_vocabulary(name: str) -> None:
     assert resolved(**{name: [49]})
     assert resolved(vocabulary=None, **{name: [50]})
-    refused(f"{name}: no token has the id 50; the vocabulary has 50 tokens", **{name: [3, 50]})
-    refused(f"{name}: no token has the id -1", **{name: [-1]})
-    refused(f"{name}: no token has the id -1", vocabulary=None, **{name: [-1]})
+    refused(f"`{name}`: no token has the id 50; the vocabulary has 50 tokens", **{name: [3, 50]})
+    refused(f"`{name}`: no token has the id -1", **{name: [-1]})
+    refused(f"`{name}`: no token has the id -1", vocabulary=None, **{name: [-1]})
     for value in ([[2]], ["2"], [2.0], [True], [None], "2", {"a": 1}):
-        refused(f"{name}: expected token ids, got ", **{name: value})
+        refused(f"`{name}`: expected token ids, got ", **{name: value})
 
 
 @pytest.mark.parametrize("name", ["forced_bos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id"])
 def test_settings_of_one_token_take_one(name: str) -> None:
     assert resolved(**{name: np.int64(3)})
     for value in ([3], "3", 3.0):
-        refused(f"{name}: expected one token id, got {value!r}", **{name: value})
-    refused(f"{name}: no token has the id 50", **{name: 50})
-    refused(f"{name}: expected token ids, got True", **{name: True})
+        refused(f"`{name}`: expected one token id, got {value!r}", **{name: value})
+    refused(f"`{name}`: no token has the id 50", **{name: 50})
+    refused(f"`{name}`: expected token ids, got True", **{name: True})
 
 
 def test_bad_words_are_lists_of_one_token() -> None:
@@ -166,48 +166,48 @@ def test_bad_words_are_lists_of_one_token() -> None:
     assert resolved(bad_words_ids=((3,), [4])).banned == (3, 4)
     assert resolved(bad_words_ids=[[2]]).banned == (), "generate ignores EOS here"
     for value in (5, [5], [[]], "ab", [[3], []]):
-        refused(f"bad_words_ids: expected a list of lists of token ids, got {value!r}", bad_words_ids=value)
+        refused(f"`bad_words_ids`: expected a list of lists of token ids, got {value!r}", bad_words_ids=value)
     refused(
-        "bad_words_ids: the engine supports only bad words of one token; use model.generate", bad_words_ids=[[3, 4]]
+        "`bad_words_ids`: the engine supports only bad words of one token; use model.generate", bad_words_ids=[[3, 4]]
     )
-    refused("bad_words_ids: no token has the id 50", bad_words_ids=[[50]])
-    refused("bad_words_ids: expected token ids, got [3]", bad_words_ids=[[[3]]])
+    refused("`bad_words_ids`: no token has the id 50", bad_words_ids=[[50]])
+    refused("`bad_words_ids`: expected token ids, got [3]", bad_words_ids=[[[3]]])
 
 
 def test_ranges() -> None:
     for name in ("num_beams", "num_return_sequences"):
         for value in (0, 10_001):
-            refused(f"{name}: expected a number from 1 to 10000, got {value}", **{name: value})
+            refused(f"`{name}`: expected a number from 1 to 10000, got {value}", **{name: value})
     assert resolved(num_beams=10_000).beams == 10_000
-    refused("num_return_sequences: 3 is more than num_beams=2", num_beams=2, num_return_sequences=3)
+    refused("`num_return_sequences`: 3 is more than `num_beams=2`", num_beams=2, num_return_sequences=3)
     assert resolved(num_beams=2, num_return_sequences=2).returned == 2
     refused(
-        "do_sample: the engine samples without beams; set num_beams=1 or use model.generate",
+        "`do_sample`: the engine samples without beams; set `num_beams=1` or use model.generate",
         do_sample=True,
         num_beams=2,
     )
     for value in (0, -1.0):
-        refused(f"temperature: must be above 0, got {value}", do_sample=True, temperature=value)
-        refused(f"repetition_penalty: must be above 0, got {value}", repetition_penalty=value)
+        refused(f"`temperature`: must be above 0, got {value}", do_sample=True, temperature=value)
+        refused(f"`repetition_penalty`: must be above 0, got {value}", repetition_penalty=value)
     assert resolved(temperature=0).temperature == 0, "it has no effect without sampling"
-    refused("early_stopping: expected True, False or \"never\", got 'always'", early_stopping="always")
+    refused("`early_stopping`: expected True, False or \"never\", got 'always'", early_stopping="always")
     assert [resolved(early_stopping=value).early_stopping for value in (True, False, "never")] == [True, False, "never"]
-    refused('length_penalty_style: expected "hf" or "gnmt", got \'google\'', style="google")
+    refused('`length_penalty_style`: expected "hf" or "gnmt", got \'google\'', style="google")
 
 
 def test_a_forced_token_must_be_allowed() -> None:
-    refused("forced_bos_token_id: 4 is also in suppress_tokens", forced_bos_token_id=4, suppress_tokens=[3, 4])
+    refused("`forced_bos_token_id`: 4 is also in `suppress_tokens`", forced_bos_token_id=4, suppress_tokens=[3, 4])
     refused(
-        "forced_eos_token_id: [2, 3] is also in suppress_tokens", forced_eos_token_id=[2, 3], suppress_tokens=[3, 2]
+        "`forced_eos_token_id`: [2, 3] is also in `suppress_tokens`", forced_eos_token_id=[2, 3], suppress_tokens=[3, 2]
     )
     assert resolved(forced_eos_token_id=[2, 3], suppress_tokens=[3]).forced_last == (2, 3)
     assert resolved(forced_eos_token_id=2, suppress_tokens=[3]).suppressed == (3,)
 
 
 def test_a_length_penalty_leaves_scores_finite() -> None:
-    message = "length_penalty: 40.0 is out of range for outputs of up to 20 tokens; usual values are between -2 and 2"
+    message = "`length_penalty`: 40.0 is out of range for outputs of up to 20 tokens; usual values are between -2 and 2"
     refused(message, length_penalty=40.0)
-    refused("length_penalty: -40.0 is out of range", length_penalty=-40.0)
+    refused("`length_penalty`: -40.0 is out of range", length_penalty=-40.0)
     assert resolved(length_penalty=40.0, max_new_tokens=2).length_penalty == 40.0
     assert resolved(length_penalty=-26.0).length_penalty == -26.0
 
@@ -216,7 +216,7 @@ def test_errors_in_the_models_settings_name_its_file() -> None:
     refused("generation_config.json: num_beams: expected a whole number", model={"num_beams": "2"})
     refused("generation_config.json: num_beams: expected a number from 1 to 10000, got 0", model={"num_beams": 0})
     refused("generation_config.json: early_stopping: expected True", model={"early_stopping": "x"})
-    refused("num_beams: expected a number from 1 to 10000, got 0", model={"num_beams": 3}, num_beams=0)
+    refused("`num_beams`: expected a number from 1 to 10000, got 0", model={"num_beams": 3}, num_beams=0)
     assert resolved({"num_beams": "2"}, num_beams=3).beams == 3, "it is not used"
     refused("generation_config.json: bad_words_ids: no token has the id 99", model={"bad_words_ids": [[99]]})
 
@@ -231,7 +231,7 @@ def test_errors_in_the_models_settings_name_its_file() -> None:
 )  # fmt: skip
 def test_settings_that_the_engine_does_not_support_may_be_neutral(name: str, neutral: Any, other: Any) -> None:
     assert resolved({name: neutral}) == resolved(**{name: neutral}) == resolved()
-    refused(f"{name}: the engine does not support {other!r}; use model.generate", **{name: other})
+    refused(f"`{name}`: the engine does not support {other!r}; use model.generate", **{name: other})
     refused(f"generation_config.json: {name}: the engine does not support {other!r}", model={name: other})
 
 
@@ -240,18 +240,18 @@ def test_settings_without_effect_on_tokens_are_ignored() -> None:
         resolved(use_cache=False, output_scores=True, return_dict_in_generate=True, disable_compile=True) == resolved()
     )
     assert resolved(output_attentions=False) == resolved()
-    refused("output_attentions: the engine does not support True", output_attentions=True)
+    refused("`output_attentions`: the engine does not support True", output_attentions=True)
 
 
 def test_unknown_names_are_refused_with_the_most_similar_one() -> None:
-    refused("num_beam: not a generation setting; did you mean num_beams?", num_beam=2)
-    refused("zzz: not a generation setting", zzz=2)
-    with pytest.raises(ValueError, match="^zzz: not a generation setting$"):
+    refused("`num_beam`: not a generation setting; did you mean `num_beams`?", num_beam=2)
+    refused("`zzz`: not a generation setting", zzz=2)
+    with pytest.raises(ValueError, match="^`zzz`: not a generation setting$"):
         check_names({"zzz": 1}, GenerationConfig())
-    with pytest.raises(ValueError, match="did you mean keep_all?"):
+    with pytest.raises(ValueError, match=r"did you mean `keep_all`\?"):
         check_names({"keep_al": 1}, GenerationConfig(), ["keep_all"])
     check_names({"keep": 1, "num_beams": 2}, GenerationConfig(), ["keep"])
-    with pytest.raises(ValueError, match="^commit_has: not a generation setting$"):
+    with pytest.raises(ValueError, match="^`commit_has`: not a generation setting$"):
         check_names({"commit_has": 1}, GenerationConfig())  # _commit_hash is private
 
 

@@ -115,5 +115,5 @@ def test_bad_audio_is_named(model: SpeechModel, tmp_path: Path) -> None:
         model.transcribe([tone(0.2), np.full(100, np.nan, np.float32)])
     with pytest.raises(ValueError, match="audio: expected a list of files or arrays, got one"):
         model.transcribe(str(tmp_path / "a.wav"))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="num_beems: not a generation setting; did you mean num_beams"):
+    with pytest.raises(ValueError, match=r"`num_beems`: not a generation setting; did you mean `num_beams`\?"):
         model.transcribe([tone(0.2)], num_beems=2)

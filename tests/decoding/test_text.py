@@ -131,7 +131,7 @@ def test_long_texts_are_cut_with_a_warning_and_keep_eos(model: TextModel) -> Non
     (shorter,) = model.encode([long], max_source=5)
     assert list(shorter.ids) == [*source.ids[:4], source.ids[-1]]
     for wrong, message in ((1, "leaves no room"), (65, "64 positions")):
-        with pytest.raises(ValueError, match=f"max_source: {wrong}.*{message}"):
+        with pytest.raises(ValueError, match=f"`max_source`: {wrong}.*{message}"):
             model.encode(["the dog"], max_source=wrong)
 
 
@@ -158,7 +158,7 @@ def test_errors_in_texts_give_their_index(model: TextModel) -> None:
 
 
 def test_inputs_of_the_engine_are_not_settings(model: TextModel) -> None:
-    with pytest.raises(ValueError, match="^attention_mask: not a generation setting"):
+    with pytest.raises(ValueError, match="^`attention_mask`: not a generation setting"):
         model.generate(["the dog"], attention_mask=torch.ones(1, 3))
 
 
@@ -167,7 +167,7 @@ def test_inputs_of_the_engine_are_not_settings(model: TextModel) -> None:
 )
 def test_a_misspelled_setting_gets_a_suggestion(model: TextModel, wrong: str, right: str) -> None:
     for method, argument in ((model.generate, ["the dog"]), (model.explain, "the dog")):
-        with pytest.raises(ValueError, match=rf"^{wrong}: not a generation setting; did you mean {right}\?$"):
+        with pytest.raises(ValueError, match=rf"^`{wrong}`: not a generation setting; did you mean `{right}`\?$"):
             method(argument, **{wrong: 4})  # type: ignore[operator]
 
 
@@ -369,9 +369,9 @@ def test_errors_of_load(baseline: Path, sparse_folder: Path, tmp_path: Path) -> 
         load(tmp_path / "file")
     with pytest.raises(ValueError, match="nowhere: there is no such folder"):
         load(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="dtype: expected one of float32"):
+    with pytest.raises(ValueError, match="`dtype`: expected one of float32"):
         load(sparse_folder, dtype="int7")
-    with pytest.raises(ValueError, match="device: nonsense cannot be used"):
+    with pytest.raises(ValueError, match="`device`: nonsense cannot be used"):
         load(sparse_folder, device="nonsense")
     decoder = hf.GPT2LMHeadModel(hf.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20))
     decoder.save_pretrained(tmp_path / "decoder")
@@ -486,7 +486,7 @@ def test_int8_is_close_to_float32(sparse_folder: Path) -> None:
     assert [bool(result.text) for result in ours] == [bool(result.text) for result in theirs]
     for one, other in zip(ours, theirs, strict=True):
         assert one.score == (None if other.score is None else pytest.approx(other.score, rel=0.15))
-    with pytest.raises(ValueError, match="^dtype: expected one of float32, bfloat16, float16, float64, int8"):
+    with pytest.raises(ValueError, match="^`dtype`: expected one of float32, bfloat16, float16, float64, int8"):
         load(sparse_folder, "cpu", "int4")
 
 
@@ -575,7 +575,7 @@ def test_nllb_writes_the_target_language(tmp_path: Path) -> None:
     assert explained.output[0] == "fra_Latn"
     assert "fra_Latn" not in explained.text
     assert model.settings("fra_Latn", {})["forced_bos_token_id"] == french
-    with pytest.raises(ValueError, match="target_lang: .* several languages; choose one"):
+    with pytest.raises(ValueError, match="`target_lang`: .* several languages; choose one"):
         model.generate(["the dog"], source_lang="deu_Latn")
     for setting in ("source_lang", "target_lang"):
         for wrong in ("xxx_Latn", "a", "</s>"):
@@ -610,7 +610,7 @@ def test_the_first_mbart_starts_with_the_target_language(tmp_path: Path) -> None
     own.decoder_start_token_id = tokenizer.bos_token_id
     assert not {"decoder_start_token_id", "forced_bos_token_id"} & model.settings("ro_RO", {}).keys()
     assert model.settings(None, {"decoder_start_token_id": german})["decoder_start_token_id"] == german
-    with pytest.raises(ValueError, match="target_lang and decoder_start_token_id: .* give one of them"):
+    with pytest.raises(ValueError, match="`target_lang` and `decoder_start_token_id`: .* give one of them"):
         model.settings("ro_RO", {"decoder_start_token_id": german})
 
 
@@ -623,9 +623,9 @@ def test_a_model_with_a_fixed_start_language_needs_no_target_lang(tmp_path: Path
 
 
 def test_languages_of_a_monolingual_model_are_an_error(model: TextModel) -> None:
-    with pytest.raises(ValueError, match="source_lang: .* knows no languages"):
+    with pytest.raises(ValueError, match="`source_lang`: .* knows no languages"):
         model.generate(TEXTS, source_lang="deu_Latn")
-    with pytest.raises(ValueError, match="target_lang: .* knows no languages"):
+    with pytest.raises(ValueError, match="`target_lang`: .* knows no languages"):
         model.generate(TEXTS, target_lang="deu_Latn")
 
 

@@ -133,15 +133,15 @@ def test_int8_decodes_nearly_the_same() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"return_token_timestamps": True}, "return_token_timestamps: the engine does not support this for audio"),
-        ({"no_speech_threshold": 0.5}, "no_speech_threshold: the engine does not support"),
-        ({"num_return_sequences": 2, "num_beams": 2}, "num_return_sequences: the engine does not support"),
-        ({"logprob_threshold": -1.0, "num_beams": 2}, "logprob_threshold: .* num_beams=1"),
-        ({"temperature": ()}, "temperature: .* empty list"),
-        ({"num_beems": 2}, "num_beems: not a generation setting; did you mean num_beams"),
+        ({"return_token_timestamps": True}, "`return_token_timestamps`: the engine does not support this for audio"),
+        ({"no_speech_threshold": 0.5}, "`no_speech_threshold`: the engine does not support"),
+        ({"num_return_sequences": 2, "num_beams": 2}, "`num_return_sequences`: the engine does not support"),
+        ({"logprob_threshold": -1.0, "num_beams": 2}, "`logprob_threshold`: .* `num_beams=1`"),
+        ({"temperature": ()}, "`temperature`: .* empty list"),
+        ({"num_beems": 2}, r"`num_beems`: not a generation setting; did you mean `num_beams`\?"),
         ({"keep": [0.5] * 6}, "keep: for audio, expected one setting"),
         ({"gates": torch.ones(6, 24)}, "gates: not supported for audio"),
-        ({"num_beams": 0}, "num_beams: expected a"),
+        ({"num_beams": 0}, "`num_beams`: expected a"),
     ],
 )
 def test_what_the_engine_cannot_do_is_refused(setting: dict[str, object], message: str) -> None:

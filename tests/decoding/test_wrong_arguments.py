@@ -39,7 +39,7 @@ def one_line(error: Any) -> str:
 def test_a_wrong_setting_is_named(name: str, value: Any, model: TextModel) -> None:
     with pytest.raises(ValueError, match=name) as error:
         model.generate([TEXT], **{**SHORT, name: value})
-    assert one_line(error).startswith((name, "max_new_tokens: 1"))
+    assert one_line(error).startswith((name, f"`{name}`", "`max_new_tokens`: 1"))
 
 
 def test_whole_floats_are_counts(model: TextModel) -> None:
@@ -89,13 +89,13 @@ def test_what_is_no_tensor_is_named(arguments: dict[str, Any], model: TextModel)
 
 @pytest.mark.parametrize("device", ["meta", "hpu", "foo", "", "cuda:99"])
 def test_devices_that_cannot_decode_are_refused(device: str, model: TextModel) -> None:
-    with pytest.raises(ValueError, match=f"device: {device}"):
+    with pytest.raises(ValueError, match=f"`device`: {device}"):
         load(model.name, device=device)
 
 
 @pytest.mark.parametrize("dtype", [3, "x", torch.int64, torch.complex64, torch.float8_e4m3fn])
 def test_types_that_cannot_decode_are_refused(dtype: Any, model: TextModel) -> None:
-    with pytest.raises(ValueError, match="dtype: expected one of float32"):
+    with pytest.raises(ValueError, match="`dtype`: expected one of float32"):
         load(model.name, dtype=dtype)
 
 

@@ -134,7 +134,7 @@ def test_user_errors_are_one_message(l0drop: Any, folder: Path, tmp_path: Path) 
         "a blank sentence": ([folder, "x", " "], "sentence 2 is blank"),
         "a language": ([folder, "x", "--target-lang", "de"], "knows no languages"),
         "two dials": ([folder, "x", "--keep", "0.5", "--shift", "1"], "choose one of"),
-        "a device": ([folder, "x", "--device", "nonsense"], "device: nonsense cannot be used"),
+        "a device": ([folder, "x", "--device", "nonsense"], "--device: nonsense cannot be used"),
     }
     for name, (arguments, message) in cases.items():
         ran = l0drop("explain", *arguments)

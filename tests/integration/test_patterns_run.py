@@ -176,7 +176,7 @@ def test_tags_everywhere_or_nowhere(tmp_path: Path) -> None:
 def test_unsupported_languages_and_unknown_gates(tmp_path: Path) -> None:
     values = tiny.recipe(tmp_path, "german", l0drop={"gate": "pos"})
     values["data"]["language"] = "de"
-    with pytest.raises(ValueError, match="language: perceptron tags English, not 'de'"):
+    with pytest.raises(ValueError, match="`language`: perceptron tags English, not 'de'"):
         prepare(parse_recipe(values, "test"), tmp_path / "runs", QUIET)
     with pytest.raises(ValueError, match=r"gate: no gate is registered as 'poss' \(known: .*pos"):
         prepare(parse_recipe({**values, "name": "poss", "l0drop": {"gate": "poss"}}, "test"), tmp_path / "runs", QUIET)

@@ -48,4 +48,7 @@ def test_subtitles_in_a_folder_and_settings(l0drop: Any, folder: Path, tmp_path:
     assert (tmp_path / "out" / "b.vtt").read_text().startswith("WEBVTT\n\n00:00:00.")
     ran = l0drop("transcribe", folder, *files, "--set", "num_beems=3")
     assert ran.code == 2
-    assert "did you mean num_beams" in ran.errors
+    assert "did you mean --beams?" in ran.errors
+    ran = l0drop("translate", folder)
+    assert ran.code == 2
+    assert "use `l0drop.load`; on the command line: l0drop transcribe MODEL FILE ..." in ran.errors

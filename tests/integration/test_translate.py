@@ -189,17 +189,24 @@ def test_user_errors_are_one_message(l0drop: Any, folder: Path, baseline: Path, 
         "n-best in plain text": ([folder, "--nbest", "3"], "--nbest: needs --json"),
         "resuming stdout": ([folder, "--resume"], "--resume: needs the --output of the interrupted run"),
         "resume and restart": ([folder, "-o", tmp_path / "x", "--resume", "--restart"], "give one of them"),
-        "an unknown setting": ([folder, "-i", text, "--set", "beems=3"], "beems: not a generation setting"),
+        "an unknown setting": ([folder, "-i", text, "--set", "beems=3"], "`beems`: not a generation setting"),
         "a setting without a value": ([folder, "--set", "beams"], "--set: expected NAME=VALUE"),
-        "two dials": ([folder, "-i", text, "--keep", "0.5", "--shift", "1"], "choose one of"),
+        "two dials": (
+            [folder, "-i", text, "--keep", "0.5", "--shift", "1"],
+            "choose one of --keep, --max-memory and --shift, got --keep and --shift",
+        ),
+        "more outputs than beams": (
+            [folder, "-i", text, "--json", "--beams", "2", "--nbest", "4"],
+            "--nbest: 4 is more than --beams 2",
+        ),
         "a misspelled setting": (
             [folder, "-i", text, "--set", "num_beam=3"],
-            "num_beam: not a generation setting; did you mean num_beams?",
+            "`num_beam`: not a generation setting; did you mean --beams?",
         ),
         "a dial without gates": ([baseline, "-i", text, "--keep", "0.5"], "keep: this model has no gate"),
-        "a language": ([folder, "-i", text, "--target-lang", "de"], "knows no languages"),
-        "a device": ([folder, "--device", "nonsense"], "device: nonsense cannot be used"),
-        "a long output": ([folder, "-i", text, "--max-new-tokens", "5000"], "max_new_tokens: 5000"),
+        "a language": ([folder, "-i", text, "--target-lang", "de"], "--target-lang: the tokenizer"),
+        "a device": ([folder, "--device", "nonsense"], "--device: nonsense cannot be used"),
+        "a long output": ([folder, "-i", text, "--max-new-tokens", "5000"], "--max-new-tokens: 5000"),
     }
     for name, (arguments, message) in cases.items():
         ran = l0drop("translate", *arguments)

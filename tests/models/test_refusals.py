@@ -321,5 +321,5 @@ def test_a_bad_dial_raises_where_it_is_made() -> None:
     model = sparsify(zoo.build("marian"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(ValueError, match="keep: expected a share"):
+        with pytest.raises(ValueError, match="`keep`: expected a share"):
             model.dial(keep=3)

@@ -1,4 +1,4 @@
-"""The service: clients that people already have in front, one scheduler for all requests behind.
+"""The service: works with existing clients; one scheduler serves all requests.
 
 command.py      `l0drop serve`: options, loading, uvicorn
 server.py       the Starlette application: routes, lifespan
@@ -10,8 +10,8 @@ service.py      from a query to results: checks, splitting, decoding, shadow
 scheduler.py    one fair queue for all connections, batches, deadlines
 shadow.py       a share of requests decoded a second time, for comparison
 metrics.py      Prometheus
-native.py       our own dialect: /v1/generate, /v1/explain
-speech.py       our own dialect for audio: /v1/transcribe
+native.py       l0drop's own API: /v1/generate, /v1/explain
+speech.py       l0drop's own API for audio: /v1/transcribe
 libretranslate.py, huggingface.py, openai.py    the other dialects
 openapi.py      the description of all of them
 page.py, page.html    the page that shows what was dropped

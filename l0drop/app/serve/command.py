@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from l0drop.app.options import Device, Dtype, DtypeOption, use_threads
+from l0drop.app.options import Device, Dtype, DtypeOption, Threads, use_threads
 from l0drop.app.terminal import say, warn
 
 if TYPE_CHECKING:
@@ -64,9 +64,7 @@ def serve(
     log_texts: Annotated[bool, typer.Option("--log-texts", help="Write texts and outputs to the log.")] = False,
     device: Device = None,
     dtype: DtypeOption = None,
-    threads: Annotated[
-        int | None, typer.Option(metavar="N", help="CPU threads. Default: torch's choice.", min=1)
-    ] = None,
+    threads: Threads = None,
 ) -> None:
     """Answer clients of LibreTranslate, Hugging Face and OpenAI over HTTP, and show a page with the dropped tokens."""
     import uvicorn

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
 
-from l0drop.app.serve.requests import Problem
+from l0drop.app.serve.requests import Problem, refused
 from l0drop.core.dial import Dial
 from l0drop.core.memory import has_shared_row
 from l0drop.data.audio import RATE, Audio
@@ -22,8 +22,8 @@ from l0drop.decoding.sources import Source
 from l0drop.decoding.speech import SpeechModel
 from l0drop.decoding.text import TextModel
 
-Task = Literal["translation", "summarization"]
-TASKS: tuple[Task, ...] = ("translation", "summarization")
+TextTask = Literal["translation", "summarization"]
+TASKS: tuple[TextTask, ...] = ("translation", "summarization")
 DIAL = ("keep", "max_memory", "shift")
 PROMPT_TOKENS = 4
 """A Whisper's output begins with at most so many: start, language, task, no timestamps."""
@@ -43,7 +43,7 @@ class Served:
 
     name: str
     model: TextModel
-    task: Task = "translation"
+    task: TextTask = "translation"
     pair: tuple[str, str] | None = None
     dials: frozenset[str] = frozenset()
     """The settings of the dial that its gate supports; `dense` always works."""
@@ -238,7 +238,7 @@ def check_dial(served: Served | ServedSpeech, dial: Mapping[str, Any]) -> None:
     try:
         Dial(**dial)
     except (TypeError, ValueError) as error:
-        raise Problem(400, str(error)) from None
+        raise refused(error) from None
     for name in dial:
         if name in DIAL and not served.model.is_gated:
             raise Problem(400, f"{name}: {served.name} has no gates, so nothing can be dropped")

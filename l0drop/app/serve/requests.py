@@ -11,6 +11,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from l0drop.app.command import ARGUMENT
 from l0drop.app.serve.limits import Limits
 
 JSON = "application/json"
@@ -28,6 +29,11 @@ class Problem(Exception):  # noqa: N818
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
         self.status, self.message, self.headers = status, message, dict(headers or {})
+
+
+def refused(error: Exception) -> Problem:
+    """An error of the library as an answer: its arguments are fields of the request, whose names are not quoted."""
+    return Problem(400, ARGUMENT.sub(lambda found: found[0].strip("`"), str(error)))
 
 
 class Strict(BaseModel):

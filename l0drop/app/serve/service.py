@@ -12,7 +12,7 @@ from typing import Any, Literal
 from l0drop.app.serve.limits import Limits
 from l0drop.app.serve.metrics import Metrics
 from l0drop.app.serve.models import Models, Served, ServedSpeech, check_dial
-from l0drop.app.serve.requests import Problem
+from l0drop.app.serve.requests import Problem, refused
 from l0drop.app.serve.scheduler import DecodedItem, Item, Scheduler
 from l0drop.app.serve.shadow import Shadow
 from l0drop.data.audio import Audio, audio_of_bytes
@@ -180,7 +180,7 @@ class Service:
         try:
             settings = served.model.settings({**generation, **dial})
         except (TypeError, ValueError) as error:
-            raise Problem(400, str(error)) from None
+            raise refused(error) from None
         clip: Audio = await self._in_thread(self._listening, audio_of_bytes, content, "file", self.limits.audio_seconds)
         if seed is not None:
             settings["seed"], alone = seed, True
@@ -228,7 +228,7 @@ class Service:
             settings = model.settings(query.languages.get("target_lang"), query.generation)
             model.engine.search(**settings)
         except (TypeError, ValueError) as error:
-            raise Problem(400, str(error)) from None
+            raise refused(error) from None
         return settings
 
     def _encode(self, query: Query) -> list[_Text]:
@@ -251,7 +251,7 @@ class Service:
         try:
             return await asyncio.get_running_loop().run_in_executor(pool, partial(work, *arguments))
         except (TypeError, ValueError) as error:
-            raise Problem(400, str(error)) from None
+            raise refused(error) from None
 
 
 _BLANK = DecodedItem(Result(""), 0.0, 0.0, 0)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from l0drop.app.serve.guard import client_of, while_connected
 from l0drop.app.serve.models import ServedSpeech
 from l0drop.app.serve.native import Dialled
-from l0drop.app.serve.requests import Problem, checked, json_response, read_upload
+from l0drop.app.serve.requests import Problem, checked, json_response, read_upload, refused
 from l0drop.app.serve.service import AudioAnswer, Service
 from l0drop.data.audio import Audio, log_mel
 
@@ -41,7 +41,7 @@ class Recorded(Dialled):
         try:
             found |= served.prompt(self.prompt)
         except ValueError as error:
-            raise Problem(400, str(error)) from None
+            raise refused(error) from None
         if self.num_beams is not None:
             found["num_beams"] = self.num_beams
         if self.temperature:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, TypeVar
 
 T = TypeVar("T")
-Split = Literal["train", "valid", "test"]
+ToySplit = Literal["train", "valid", "test"]
 
 
 def mixed(seed: int, index: int) -> int:
@@ -15,7 +15,7 @@ def mixed(seed: int, index: int) -> int:
     return state ^ (state >> 31)
 
 
-def split_seed(split: Split, seed: int) -> int:
+def split_seed(split: ToySplit, seed: int) -> int:
     """Derive the seed of a split."""
     if split not in ("train", "valid", "test"):
         raise ValueError(f"split must be 'train', 'valid' or 'test', not {split!r}")

@@ -5,7 +5,7 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 from l0drop.data.toy.lexicon import ACC, BE, DAT, EXIST, GEN, NOM, SECOND, THIRD, Verb, english_forms
-from l0drop.data.toy.pair import Token, ToyPair, joined
+from l0drop.data.toy.pair import ToyPair, ToyToken, joined
 from l0drop.data.toy.phrases import PRONOUNS, Nominal, Phrase
 
 
@@ -15,7 +15,7 @@ class Adjunct(NamedTuple):
     `relative` can move behind the German verb; `denies`: the German is negative already.
     """
 
-    tokens: list[Token]
+    tokens: list[ToyToken]
     german: str
     time: bool = False
     relative: str = ""
@@ -45,7 +45,7 @@ class Clause:
     to: bool = False  # "gave the key to the child" rather than "gave the child the key"
 
 
-Text = tuple[list[Token], str]  # both sides of a part of a sentence
+BothSides = tuple[list[ToyToken], str]  # both sides of a part of a sentence
 
 _MODALS = {
     "can": "kann kannst kann können",
@@ -72,13 +72,15 @@ _CONTRACTIONS = {
 }  # fmt: skip
 
 
-def _token(entry: str) -> Token:
+def _token(entry: str) -> ToyToken:
     word, tag = entry.split()
     return word, tag
 
 
 @cache
-def _english_verb(verb: Verb, tense: str, agreement: int, support: bool, passive: bool) -> tuple[Token, list[Token]]:
+def _english_verb(
+    verb: Verb, tense: str, agreement: int, support: bool, passive: bool
+) -> tuple[ToyToken, list[ToyToken]]:
     """The finite English verb and the words after it; `support` adds "do" where a question or "not" needs it."""
     forms, be = verb.english, verb in (BE, EXIST)
     present = "VBZ" if agreement == THIRD else "VBP"
@@ -122,7 +124,7 @@ def _german_verb(verb: Verb, tense: str, agreement: int, asking: bool, passive: 
     return (verb.past if past else verb.present)[agreement], verb.prefix, ""
 
 
-def _english(clause: Clause, asking: bool = False) -> tuple[list[Token], Token, list[Token]]:
+def _english(clause: Clause, asking: bool = False) -> tuple[list[ToyToken], ToyToken, list[ToyToken]]:
     """The words before the finite English verb, the verb, and the words after it."""
     c, verb = clause, clause.verb
     finite, rest = _english_verb(verb, c.tense, c.subject.agreement, asking or c.negated, c.passive)
@@ -219,7 +221,7 @@ def _joined(parts: list[str], behind: str) -> str:
     return f"{text}, {behind}," if behind else text
 
 
-def statement(clause: Clause, *, subject: bool = True) -> Text:
+def statement(clause: Clause, *, subject: bool = True) -> BothSides:
     """Write a main clause, verb second in German; without its subject it can follow another clause after "and"."""
     before, finite, after = _english(clause)
     german, prefix, rest = _german_verb(clause.verb, clause.tense, clause.subject.agreement, False, clause.passive)
@@ -236,7 +238,7 @@ def statement(clause: Clause, *, subject: bool = True) -> Text:
     return tokens, _joined([*parts, *middle, prefix, rest], behind)
 
 
-def question(clause: Clause) -> Text:
+def question(clause: Clause) -> BothSides:
     """Write a question; `front` holds the question word, if there is one and it is not the subject."""
     front = clause.front or Adjunct([], "")
     about_subject = clause.subject is PRONOUNS["who"]
@@ -298,7 +300,7 @@ def prepositional(english: str, german: str, case: int, phrase: Phrase, *, time:
     return Adjunct([*words, *phrase.objective], text, time, phrase.relative)
 
 
-def pair(text: Text, end: str = ".") -> ToyPair:
+def pair(text: BothSides, end: str = ".") -> ToyPair:
     """Finish a sentence: capital letters, the final mark, and no comma next to another."""
     tokens, german = text
     first, tag = tokens[0]

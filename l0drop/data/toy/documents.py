@@ -10,11 +10,11 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from l0drop.data.toy.chance import Split, mixed, split_seed
+from l0drop.data.toy.chance import ToySplit, mixed, split_seed
 from l0drop.data.toy.events import CHOICES, EVENTS, FILLERS, HEADERS, TAGS, Event, Fill, Template
 from l0drop.data.toy.lexicon import GERMAN_NUMBERS
 from l0drop.data.toy.names import Namer
-from l0drop.data.toy.pair import Token, ToyPair, joined
+from l0drop.data.toy.pair import ToyPair, ToyToken, joined
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class _Reporter(Namer):
                 used.add(value)
                 return value
 
-    def _written(self, kind: str, value: str) -> list[Token]:
+    def _written(self, kind: str, value: str) -> list[ToyToken]:
         """Write a value as in a report: small numbers sometimes as words, dates in either order."""
         if kind == "date" and self._r() < 0.4:
             return _value_tokens(kind, value)[::-1]
@@ -90,7 +90,7 @@ class _Reporter(Namer):
         homes = [int(r() * reports) for _ in stated]  # the report that always states the fact
         turns = [int(r() * 12) for _ in stated]  # consecutive reports use different wordings
         opening, fillers = int(r() * 12), list[Template]()
-        tokens: list[Token] = []
+        tokens: list[ToyToken] = []
         for report in range(reports):
             tokens += self._pick(HEADERS).fill({"paper": [(self.town(), "NNP")]})
             tokens += _turn(event.openings, opening + report).fill(self._slots(event, values))
@@ -121,7 +121,7 @@ def _turn(items: Sequence[T], at: int) -> T:
     return items[at % len(items)]
 
 
-def _value_tokens(kind: str, value: str) -> list[Token]:
+def _value_tokens(kind: str, value: str) -> list[ToyToken]:
     """Tag the words of a value."""
     if kind in ("town", "person"):
         return [(word, "NNP") for word in value.split()]
@@ -153,7 +153,7 @@ def documents(
 
 
 def documents_split(
-    split: Split, n: int, seed: int, *, reports: int = 3, min_reports: int | None = None
+    split: ToySplit, n: int, seed: int, *, reports: int = 3, min_reports: int | None = None
 ) -> Iterator[ToyPair]:
     """Yield n documents of a split; each split has its own seed."""
     return documents(n, split_seed(split, seed), reports=reports, min_reports=min_reports)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from l0drop.data.toy.pair import Token
+from l0drop.data.toy.pair import ToyToken
 
 # The default tag of each template word; a template writes word/TAG for another tag.
 TAGS = {
@@ -53,12 +53,12 @@ TAGS = {
     for word in words.split()
 }
 
-Fill = Mapping[str, list[Token]]  # the words for each slot of a template
+Fill = Mapping[str, list[ToyToken]]  # the words for each slot of a template
 
 
-def _tagged(text: str) -> list[Token | str]:
+def _tagged(text: str) -> list[ToyToken | str]:
     """Parse a template into tagged words and slot names."""
-    parts: list[Token | str] = []
+    parts: list[ToyToken | str] = []
     for part in text.split():
         word, _, tag = part.partition("/")
         parts.append(part.strip("{}") if part.startswith("{") else (word, tag or TAGS[word.lower()]))
@@ -71,9 +71,9 @@ class Template:
     def __init__(self, text: str) -> None:
         self._parts = _tagged(text)
 
-    def fill(self, slots: Fill) -> list[Token]:
+    def fill(self, slots: Fill) -> list[ToyToken]:
         """Write the sentence, beginning with a capital letter."""
-        tokens: list[Token] = []
+        tokens: list[ToyToken] = []
         for part in self._parts:
             tokens += slots[part] if isinstance(part, str) else [part]
         first = 1 if tokens[0][0] == "“" else 0

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Token = tuple[str, str]  # an English word and its Penn tag
+ToyToken = tuple[str, str]  # an English word and its Penn tag
 
 
 @dataclass(frozen=True, slots=True)

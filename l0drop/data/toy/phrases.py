@@ -20,7 +20,7 @@ from l0drop.data.toy.lexicon import (
     Noun,
     listed,
 )
-from l0drop.data.toy.pair import Token
+from l0drop.data.toy.pair import ToyToken
 
 
 def _declined(stem: str, *rows: str) -> tuple[str, ...]:
@@ -38,8 +38,8 @@ _STRONG = _declined("", "er en em en", "e e er er", "es es em en", "e e en er")
 class Determiner(NamedTuple):
     """A determiner: English singular and plural, German by gender and case, and the adjective endings after it."""
 
-    singular: list[Token]
-    plural: list[Token]
+    singular: list[ToyToken]
+    plural: list[ToyToken]
     german: tuple[str, ...]
     endings: tuple[str, ...]
     definite: bool
@@ -84,7 +84,7 @@ class Phrase:
 
     __slots__ = ("agreement", "definite", "gender", "kind", "objective", "pronoun", "relative", "tokens")
 
-    def __init__(self, tokens: list[Token], gender: int, agreement: int = THIRD, definite: bool = True) -> None:
+    def __init__(self, tokens: list[ToyToken], gender: int, agreement: int = THIRD, definite: bool = True) -> None:
         self.tokens = self.objective = tokens
         self.gender, self.agreement, self.definite = gender, agreement, definite
         self.pronoun, self.relative, self.kind = False, "", "P"
@@ -174,7 +174,7 @@ class Nominal(Phrase):
     ) -> None:
         entry = DETERMINERS["the" if owner is not None else determiner]
         self.determiner, self.noun, self.adjectives, self.plural = determiner, noun, adjectives, plural
-        tokens: list[Token] = []
+        tokens: list[ToyToken] = []
         if owner is not None:
             tokens += owner.tokens
             tokens.append(("'s", "POS"))

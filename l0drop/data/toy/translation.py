@@ -12,11 +12,11 @@ A sentence is built from phrases in a `Clause`, which is written in both languag
 import random
 from collections.abc import Iterator
 
-from l0drop.data.toy.chance import Split, mixed, split_seed, weighted
+from l0drop.data.toy.chance import ToySplit, mixed, split_seed, weighted
 from l0drop.data.toy.clauses import (
     Adjunct,
+    BothSides,
     Clause,
-    Text,
     infinitive,
     pair,
     prepositional,
@@ -60,7 +60,7 @@ def _echo(person: Phrase) -> Phrase:
 class Speaker(Narrator):
     """Draws sentences."""
 
-    def _plainly(self, group: str) -> Text:
+    def _plainly(self, group: str) -> BothSides:
         """A simple statement, sometimes with an adjunct before the subject."""
         c = self.clause(group)
         u = self._r()
@@ -88,7 +88,7 @@ class Speaker(Narrator):
                 return self.clause(group, subject=_echo(subject), short=True, act=not reason)
         return self.clause(group, short=True, act=not reason)
 
-    def _complex(self, group: str) -> Text:
+    def _complex(self, group: str) -> BothSides:
         """A statement with a clause of reason, time or concession."""
         word = self._pick(self._style.circumstance_table)
         if word in ("after", "if"):
@@ -107,7 +107,7 @@ class Speaker(Narrator):
             main.tail = sub
         return statement(main)
 
-    def _reported(self, group: str) -> Text:
+    def _reported(self, group: str) -> BothSides:
         """Reported speech or knowledge."""
         subject = self.someone()
         doubt = self._style.doubts and self._r() < 0.15 and not is_universal(subject)
@@ -130,7 +130,7 @@ class Speaker(Narrator):
                 return c
         return self.clause(group, subject=subject, short=True)
 
-    def _joint(self, group: str) -> Text:
+    def _joint(self, group: str) -> BothSides:
         """Two coordinated clauses, with one subject that is named once, or with two subjects."""
         r, first = self._r, self.clause(group, short=True)
         english, german = statement(first)
@@ -141,7 +141,7 @@ class Speaker(Narrator):
         more, mehr = statement(self._sequel(first, group), subject=False)
         return [*english, ("and", "CC"), *more], f"{german} und {mehr}"
 
-    def _asked(self, group: str) -> Text:
+    def _asked(self, group: str) -> BothSides:
         """A question: yes or no, why, where, who, whom or what."""
         u = self._r()
         if u < 0.15:
@@ -168,7 +168,7 @@ class Speaker(Narrator):
             c.front = Adjunct([("why", "WRB")], "warum")
         return question(c)
 
-    def _intended(self, group: str) -> Text:
+    def _intended(self, group: str) -> BothSides:
         """An infinitive: an attempt, or the purpose of a motion."""
         subject, purpose = self.someone(), self._r() < 0.5
         verb = self._pick(self._style.verb_table["motion" if purpose else "control"])
@@ -182,7 +182,7 @@ class Speaker(Narrator):
         c.tail = infinitive(deed, purpose=purpose)
         return statement(c)
 
-    def _passive(self, group: str) -> Text:
+    def _passive(self, group: str) -> BothSides:
         """A passive, with or without the agent."""
         kind = self._pick(self._style.known("TRVBDKMCAI"))
         c = Clause(
@@ -194,7 +194,7 @@ class Speaker(Narrator):
             c.adjuncts = (prepositional("by", "von", DAT, agent), *c.adjuncts)
         return statement(c)
 
-    def _existing(self, group: str) -> Text:
+    def _existing(self, group: str) -> BothSides:
         """A statement with "there is"."""
         kind = self._pick(self._style.known("BBLOPA"))
         thing = self.nominal(kind, simple=True)
@@ -249,6 +249,6 @@ def translation(n: int, seed: int, *, start: int = 0, small: bool = False) -> It
         yield speaker.sentence()
 
 
-def translation_split(split: Split, n: int, seed: int, *, small: bool = False) -> Iterator[ToyPair]:
+def translation_split(split: ToySplit, n: int, seed: int, *, small: bool = False) -> Iterator[ToyPair]:
     """Yield n pairs of a split; each split has its own seed."""
     return translation(n, split_seed(split, seed), small=small)

@@ -306,7 +306,7 @@ def test_languages(runs, tmp_path) -> None:
     assert set(result["left_out"]) == {"groups", "interventions"}
     assert result["words"]["tokens"] > 0, "words are found without a tagger"
     german = opened(str(runs / "sparse"), Reading(source=file, language="de"))
-    with german as subject, pytest.raises(ValueError, match="groups: language: perceptron tags English, not 'de'"):
+    with german as subject, pytest.raises(ValueError, match="groups: `language`: perceptron tags English, not 'de'"):
         analyze(subject, ["groups"])
     with opened(str(runs / "sparse"), Reading(source=file, language="en")) as subject:
         assert "groups" in analyze(subject, ["groups"])
