@@ -6,7 +6,7 @@ from itertools import chain, islice
 import numpy as np
 import pytest
 
-from l0drop.data.clip_batches import ClipBatches, Parts
+from l0drop.data.clip_batches import ClipBatches
 
 FRAMES = np.random.default_rng(1).integers(200, 1700, 50)
 TOKENS = FRAMES // 25
@@ -16,12 +16,13 @@ def batches(clips: int = 8, **options: float) -> ClipBatches:
     return ClipBatches(FRAMES, TOKENS, clips, seed=3, **options)  # type: ignore[arg-type]
 
 
-def examples(found: ClipBatches, start: int, steps: int) -> list[list[Parts]]:
-    return [list(chain.from_iterable(step.mine)) for step in islice(found.steps_from(start), steps)]
+def examples(found: ClipBatches, start: int, steps: int) -> list[list[tuple[int, ...]]]:
+    """The clips of each example of these steps."""
+    return [[example.parts for example in chain(*step.mine)] for step in islice(found.steps_from(start), steps)]
 
 
 def test_every_clip_occurs_once_in_an_epoch() -> None:
-    seen = list(chain.from_iterable(batches(10).example(step, i) for step in range(10) for i in range(10)))
+    seen = list(chain.from_iterable(batches(10).example(step, i).parts for step in range(10) for i in range(10)))
     assert Counter(seen) == dict.fromkeys(range(50), 2)
     assert seen[:50] != seen[50:]
 
@@ -39,7 +40,7 @@ def test_processes_share_the_steps_of_one(accumulation: int) -> None:
         assert sorted(chain(*step.mine)) == sorted(chain(*others[0].mine, *others[1].mine))
         assert all(len(other.mine) == accumulation and all(other.mine) for other in others)
         assert {other.target_tokens for other in others} == {step.target_tokens}
-        assert step.target_tokens == sum(sum(TOKENS[list(parts)]) + 1 for parts in chain(*step.mine))
+        assert step.target_tokens == sum(sum(TOKENS[list(parts)]) + 1 for parts, _ in chain(*step.mine))
 
 
 def test_joined_clips_fill_windows_and_no_more() -> None:

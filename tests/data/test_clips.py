@@ -11,7 +11,7 @@ import torch
 
 from l0drop.data.audio import log_mel
 from l0drop.data.audio_list import AudioList
-from l0drop.data.clips import ClipCorpus, joined, unpacked_windows
+from l0drop.data.clips import ClipCorpus, unpacked_windows
 from l0drop.data.corpus import TokenizedCorpus
 from l0drop.data.prepare_clips import prepare_clips
 from l0drop.data.speech_targets import SpeechTargets
@@ -75,7 +75,7 @@ def test_joined_features_are_those_of_the_joined_audio(tmp_path: Path) -> None:
     sounds = {"quiet.wav": 0.01 * whispers.tone(0.2, 1), "loud.wav": whispers.tone(0.15, 2)}
     corpus = prepared(tmp_path, listed(tmp_path, sounds))
     quiet, loud = corpus[0], corpus[1]
-    both = joined([quiet, loud])
+    both = corpus.joined([0, 1])
     seam = len(quiet.features)
     samples = np.zeros(seam * 160 + len(sounds["loud.wav"]), np.float32)
     samples[: len(sounds["quiet.wav"])] = sounds["quiet.wav"]
@@ -86,7 +86,7 @@ def test_joined_features_are_those_of_the_joined_audio(tmp_path: Path) -> None:
     alone = np.abs(quiet.window(whispers.FRAMES)[:, : seam - 3] - expected[:, : seam - 3]).max()
     assert alone > 0.01, "the louder clip raises the limit"
     assert both.covered == seam + loud.covered
-    assert both.ids.tolist() == [*quiet.ids, *loud.ids]
+    assert both.target.ids.tolist() == [*quiet.target.ids, *loud.target.ids]
 
 
 def test_the_prompt_is_given_and_has_no_labels(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_long_texts_are_cut_and_blank_ones_skipped(tmp_path: Path) -> None:
     corpus = prepared(tmp_path, listed(tmp_path, tones(), ("b1 c2 d3", "", *TEXTS[2:])), max_target=3)
     assert (corpus.summary.lines, corpus.summary.pairs, corpus.summary.one_sided) == (7, 6, 1)
     assert corpus.summary.truncated_target == 3
-    assert corpus[0].ids.tolist() == [1, 2]
+    assert corpus[0].target.ids.tolist() == [1, 2]
     assert corpus.text(0) == "b1 c2 d3"
 
 
@@ -163,7 +163,7 @@ def test_text_and_audio_are_not_mixed_up(tmp_path: Path) -> None:
 
 def test_packed_clips_give_the_same_windows(tmp_path: Path) -> None:
     corpus = prepared(tmp_path / "out", listed(tmp_path, tones()))
-    clips = [corpus[0], joined([corpus[1], corpus[2]])]
+    clips = [corpus[0], corpus.joined([1, 2])]
     plain, packed = corpus.collate(clips), corpus.collate(clips, packed=True)
     found = unpacked_windows(packed, corpus.window, "cpu")
     assert torch.equal(found["input_features"], plain["input_features"])

@@ -15,7 +15,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from l0drop import load
-from l0drop.data.clips import ClipCorpus, joined
+from l0drop.data.clips import ClipCorpus
 from l0drop.data.text import CorpusError
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import parse_recipe
@@ -102,15 +102,16 @@ def test_training_on_stored_distributions_runs_no_teacher(folder: Path, tmp_path
     train = corpora["train"]
     assert isinstance(train, ClipCorpus)
     assert {"teacher.values", "teacher.ids"} <= set(train.manifest["columns"])
-    first, second = (train[int(index)] for index in train.frames.argsort()[:2])  # they fit into one window
+    shortest = train.frames.argsort()[:2].tolist()  # they fit into one window
+    first, second = (train[index].target for index in shortest)
     assert first.teacher is not None
     assert second.teacher is not None
     assert first.teacher.values.shape == (len(first.ids) + 1, 8)
-    both = joined([first, second]).teacher
+    both = train.joined(shortest).target.teacher
     assert both is not None
     assert len(both.values) == len(first.ids) + len(second.ids) + 1, "one EOS"
     assert both.ids[len(first.ids) :].tolist() == second.teacher.ids.tolist()
-    batch = train.collate([joined([first, second]), first])
+    batch = train.collate([train.joined(shortest), train[shortest[0]]])
     assert len(batch["teacher_ids"]) == int((batch["labels"] != -100).sum())
     assert "teacher.ids" not in corpora["valid"].manifest["columns"]
 
