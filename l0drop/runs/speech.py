@@ -114,9 +114,9 @@ class SpeechTail:
     """Tail risk of a system against its baseline.
 
     rising, falling: the clips whose word error rate rises or falls by more than `threshold` points. empty, runaways:
-    clips by side. skipped: words of the references, by side, in passages that the transcripts lack; None in older files.
-    numbers, names: expected from the baseline's transcripts; lost: in the baseline's transcript and in
-    the reference, but not in the system's; gained: the reverse.
+    clips by side. numbers, names: expected from the baseline's transcripts; lost: in the baseline's transcript and in
+    the reference, but not in the system's; gained: the reverse. skipped: words of the references, by side, in passages
+    that the transcripts lack; None in older files.
     """
 
     threshold: float
