@@ -1,8 +1,9 @@
 """Prepared clips: features without padding, target tokens, joined clips, and lists with faults."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ import torch
 
 from l0drop.data.audio import log_mel
 from l0drop.data.audio_list import AudioList
+from l0drop.data.clip_targets import TopTokens
 from l0drop.data.clips import ClipCorpus, unpacked_windows
 from l0drop.data.corpus import TokenizedCorpus
-from l0drop.data.prepare_clips import prepare_clips
+from l0drop.data.prepare_clips import Given, prepare_clips
 from l0drop.data.speech_targets import SpeechTargets
 from l0drop.data.text import CorpusError, TsvFile
 from tests.models import whispers
@@ -228,6 +230,32 @@ def test_tokens_are_counted_as_they_are_joined(tmp_path: Path) -> None:
     several = [[one, other] for one in clips for other in clips] + [[6, 5, other] for other in clips]
     for parts in [[one] for one in clips] + several:
         assert corpus.timed_tokens(parts) == len(corpus.joined(parts, timed=True).target.ids), parts
+
+
+class Echo:
+    """A teacher that expects the very tokens that it is given, and EOS."""
+
+    identity: ClassVar = {"model": "echo", "top": 2}
+
+    def __call__(self, features: torch.Tensor, targets: Sequence[Given]) -> list[TopTokens]:
+        return [self.rows([*target.tokens[target.prompt :], whispers.EOS]) for target in targets]
+
+    @staticmethod
+    def rows(tokens: list[int]) -> TopTokens:
+        return TopTokens(np.tile([0.0, -9.0], (len(tokens), 1)), np.array([[token, 1] for token in tokens]))
+
+
+def test_a_teacher_hears_both_texts_of_a_clip(tmp_path: Path) -> None:
+    corpus = prepared(tmp_path, listed(tmp_path, tones(), times=TIMES), timed=True, teacher=Echo())
+    assert not corpus.timed_lengths[3], "so that rows and clips are counted apart"
+    for index in range(7):
+        for timed in (False, True) if corpus.timed_lengths[index] else (False,):
+            target = corpus.clip(index, timed=timed).target
+            assert target.teacher is not None
+            assert target.teacher.ids[:, 0].tolist() == [*target.ids, whispers.EOS], (index, timed)
+    clips = [corpus.joined([4, 2], timed=True), corpus[3], corpus.joined([5, 6, 4], timed=True)]
+    batch = corpus.collate(clips)
+    assert batch["teacher_ids"][:, 0].tolist() == batch["labels"][batch["labels"] != -100].tolist()
 
 
 def test_times_that_do_not_fit_are_named_or_left_out(tmp_path: Path) -> None:
