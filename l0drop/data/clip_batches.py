@@ -19,7 +19,7 @@ JOIN, TIMES = 0x6A6F696E, 0x74696D65
 """Streams of random bits."""
 
 
-class Example(NamedTuple):
+class ClipExample(NamedTuple):
     """The clips that one example consists of, joined if there are several; timed: with times in its target."""
 
     parts: tuple[int, ...]
@@ -45,7 +45,7 @@ class TimedExamples:
 class ClipStep:
     """One optimizer step. mine: the micro-batches of this process. target_tokens, with EOS: over all processes."""
 
-    mine: tuple[tuple[Example, ...], ...]
+    mine: tuple[tuple[ClipExample, ...], ...]
     sentences: int
     target_tokens: int
     length: None = None
@@ -101,19 +101,19 @@ class ClipBatches:
         tokens = sum(self._target_tokens(example) for example in examples)
         return ClipStep(tuple(batches[self._rank :: self._processes]), len(examples), tokens)
 
-    def example(self, step: int, position: int) -> Example:
+    def example(self, step: int, position: int) -> ClipExample:
         """One example of a step."""
         epoch, place = divmod(step * self._clips + position, len(self._frames))
         first = int(self._permutation(epoch)[place])
         timed, cut = self._times(first, step, position)
         if not self._join:
-            return Example((first,), timed)
+            return ClipExample((first,), timed)
         bits = self._bits(JOIN, step, position)
         coin = self._bits(JOIN, step, 1 << 32)[0] if self._join_steps else bits[0]
         if _uniform(coin) >= self._join:
-            return Example((first,), timed)
+            return ClipExample((first,), timed)
         draws = [draw % len(self._frames) for draw in bits[1:].tolist()]
-        return Example(self._joined(first, draws, timed, cut), timed)
+        return ClipExample(self._joined(first, draws, timed, cut), timed)
 
     def _joined(self, first: int, draws: list[int], timed: bool, cut: bool) -> tuple[int, ...]:
         """The first clip and those of the drawn ones that fit; cut: and one that goes beyond the end of the window."""
@@ -140,7 +140,7 @@ class ClipBatches:
         timed, cut = (_uniform(bits) for bits in self._bits(TIMES, step, position)[:2])
         return timed < self._timed.share, timed < self._timed.share and cut < self._timed.cut
 
-    def _target_tokens(self, example: Example) -> int:
+    def _target_tokens(self, example: ClipExample) -> int:
         """With EOS."""
         if example.timed and self._timed is not None:
             return self._timed.tokens(example.parts) + 1

@@ -7,7 +7,7 @@ import numpy as np
 
 from l0drop.data import speech_metrics
 from l0drop.data.batches import TokenBatches, collate
-from l0drop.data.clip_batches import ClipBatches, Example, TimedExamples
+from l0drop.data.clip_batches import ClipBatches, ClipExample, TimedExamples
 from l0drop.data.clips import ClipCorpus
 from l0drop.data.corpus import TokenizedCorpus
 from l0drop.data.metrics import Scorer, scorer
@@ -35,7 +35,7 @@ def collated(
 def evaluation_batches(corpus: RunCorpus, count: int, budget: int, *, with_targets: bool = False) -> list[list[Any]]:
     """The first examples of a corpus in batches of similar length, for `collated`; `budget`: padded tokens of text."""
     if isinstance(corpus, ClipCorpus):
-        return [[Example((int(i),)) for i in batch] for batch in clip_batches(corpus.frames[:count])]
+        return [[ClipExample((int(i),)) for i in batch] for batch in clip_batches(corpus.frames[:count])]
     lengths = corpus.source_lengths[:count]
     if with_targets and corpus.target_lengths is not None:
         lengths = np.maximum(lengths, corpus.target_lengths[:count])
