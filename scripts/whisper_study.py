@@ -81,6 +81,8 @@ LISTS = {
 }
 DIALS = (0.8, 0.6, 0.45, 0.3, 0.2, 0.1)
 MOST_STEPS = 4000
+MOST_TOKENS = 200
+"""Of a target."""
 PILOT = 24
 LEVELS = 47
 """Levels on either side of 0 for changes of weights: a model then fits into 16 MiB."""
@@ -151,7 +153,7 @@ def teach(a: argparse.Namespace) -> None:
     files = [file for part in ("train", "audio_only") for file, _, _ in rows(speech / part)]
     listed = speech / "taught.tsv"
     listed.write_text("".join(f"{file}\n" for file in files), encoding="utf-8")
-    generation = {"num_beams": 1, "max_new_tokens": 200, "do_sample": False, "return_timestamps": False}
+    generation = {"num_beams": 1, "max_new_tokens": MOST_TOKENS, "do_sample": False, "return_timestamps": False}
     taught = TeacherTranscripts(
         audio=AudioList(listed, TsvFile(listed, 0, None)),
         load=lambda: load_speech(a.root / "whisper-tiny"),
@@ -228,6 +230,7 @@ def recipe_of(a: argparse.Namespace, name: str, steps: int, settings: list[str] 
         "train": {"tsv": f"{speech}/train.tsv", "timed_column": 2},
         "valid": {"tsv": f"{speech}/valid.tsv", "target_column": 2, "speaker_column": 1},
         "test": None,
+        "max_target": MOST_TOKENS,
         "join": 0.4,
         "join_steps": True,
         "timestamps": 0.5,

@@ -4,8 +4,11 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
+import soundfile
 
 import whisper_study as study
+from l0drop import load
+from tests.models import whispers
 
 
 @pytest.mark.parametrize("plan", study.PLANS)
@@ -41,3 +44,20 @@ def test_long_windows_have_room_for_times() -> None:
     assert study.LISTS["pooled"].settings(settings) == settings
     assert study.LISTS["long"].settings(settings) == {"num_beams": 1}
     assert study.LISTS["timed"].settings(settings) == {"num_beams": 1, "return_timestamps": True}
+
+
+def test_the_teacher_writes_both_transcripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "MOST_TOKENS", 12)
+    whispers.save(whispers.build(multilingual=False), tmp_path / "whisper-tiny")
+    for part in ("train", "audio_only"):
+        (tmp_path / "speech" / part).mkdir(parents=True)
+        soundfile.write(tmp_path / "speech" / part / "a.wav", whispers.tone(0.3, len(part)), 16_000)
+        (tmp_path / "speech" / part / "transcripts.tsv").write_text("a.wav\tspeaker\t\n")
+    study.teach(Namespace(root=tmp_path))
+    lines = [line.split("\t") for line in (tmp_path / "teacher.tsv").read_text().splitlines()]
+    assert [file for file, _, _ in lines] == ["train/a.wav", "audio_only/a.wav"]
+    model = load(tmp_path / "whisper-tiny")
+    for file, text, timed in lines:
+        assert text == model.transcribe([tmp_path / "speech" / file], max_new_tokens=12)[0].text
+        assert timed.startswith("<|0.")
+        assert text != timed
