@@ -224,6 +224,13 @@ def test_a_window_is_cut_within_its_last_clip(tmp_path: Path) -> None:
     assert inputs == [whispers.START, *cut]
 
 
+def test_a_clip_begins_at_the_next_time_that_a_token_has(tmp_path: Path) -> None:
+    corpus = prepared(tmp_path, listed(tmp_path, tones(), times=TIMES), timed=True)
+    assert len(corpus[5].features) == 7
+    found = corpus.joined([5, 4], timed=True).target.ids.tolist()
+    assert found == [FIRST, 2, FIRST + 2, FIRST + 4, 7, 1, FIRST + 4 + 5]
+
+
 def test_tokens_are_counted_as_they_are_joined(tmp_path: Path) -> None:
     corpus = prepared(tmp_path, listed(tmp_path, tones(), times=TIMES), timed=True)
     clips = [index for index in range(7) if corpus.timed_lengths[index]]
