@@ -1,7 +1,9 @@
 """Train Whisper tiny.en with several gates at once on one GPU, and evaluate all models on the same recordings.
 
+    python scripts/whisper_study.py teach ROOT           # the dense model's transcripts; before, on any machine
     python scripts/whisper_study.py lists ROOT           # lists of clips, joined clips
     python scripts/whisper_study.py prepare ROOT         # features and the teacher's distributions, once for all
+    python scripts/whisper_study.py plan NAME            # the models of a plan, which fit on one GPU side by side
     python scripts/whisper_study.py model ROOT NAME      # train and evaluate one model; one process for each
     python scripts/whisper_study.py judge ROOT           # compare the transcripts of all models
     python scripts/whisper_study.py collect ROOT OUT     # results, logs and weights as few files
@@ -10,9 +12,10 @@
     python scripts/whisper_study.py opened MODEL WHISPER FOLDER    # its weights, padding cut, no learned gate
 
 ROOT holds whisper-tiny/ (a Hugging Face folder), speech/ (folders of clips with transcripts.tsv: file, speaker, text)
-and teacher.tsv (file, the dense model's transcript). The recipes are those of recipes/whisper-tiny-*.yaml with the
-settings below. All models train for the same number of steps: each measures its speed in a short run first, and the
-slowest decides how many fit until `--train-until` seconds after `--start`.
+and teacher.tsv (file, the dense model's transcript, the same with times). The recipes are those of
+recipes/whisper-tiny-*.yaml with the settings below. All models train for the same number of steps: each measures its
+speed in a short run first, and the slowest decides how many fit until `--train-until` seconds after `--start`. Later
+plans in the same ROOT train for as many steps.
 """
 
 import argparse
@@ -23,28 +26,63 @@ import shutil
 import tarfile
 import time
 import zlib
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = "continued"
 MODELS: dict[str, dict[str, Any]] = {
-    "continued": {},
+    REFERENCE: {},
     "covered": {"gating": "mask", "gate": "open", "lambda_": 0.0},
-    "zero-50": {"target_sparsity": 0.5, "settle": 0.25},
-    "zero-74": {"target_sparsity": 0.74},
-    "zero-74-settled": {"target_sparsity": 0.74, "settle": 0.25},
-    "zero-87": {"target_sparsity": 0.87, "settle": 0.25},
+    **{f"zero-{percent}": {"target_sparsity": percent / 100, "settle": 0.25} for percent in range(20, 100, 10)},
     "early-1": {"gating": "mask", "layerwise": [1], "target_sparsity": 0.55, "settle": 0.3},
     "early-2": {"gating": "mask", "layerwise": [2], "target_sparsity": 0.65, "settle": 0.3},
+    "zero-50-whole": {"target_sparsity": 0.5, "settle": 0.25, "cut": 0.0},
 }
-"""Settings of the section `l0drop`; `settle` belongs to `train`."""
-BRING = ("zero-74-settled", "early-1", "covered", "zero-74", "early-2")
+"""Settings of the section `l0drop`; `settle` belongs to `train`, `cut` to `data`.
+
+NAME-seed-2 is the same model with another seed.
+"""
+SECTIONS = {"settle": "train", "cut": "data"}
+SEED = "-seed-"
+PLANS = {
+    "first": (REFERENCE, "covered", "zero-50", "zero-70", "early-1"),
+    "curve": ("zero-20", "zero-30", "zero-40", "zero-60", "zero-80"),
+    "causes": ("zero-90", "zero-50-whole", f"zero-50{SEED}2", f"{REFERENCE}{SEED}2", "early-2"),
+    "seeds": (f"zero-50{SEED}3", f"{REFERENCE}{SEED}3", f"zero-70{SEED}2", f"zero-70{SEED}3", f"early-1{SEED}2"),
+}
+"""Models that are trained side by side, in this order of importance. `first` has the reference of all."""
+BRING = ("zero-70", "zero-50", "early-1", "covered", "zero-40")
 """Models whose weights are collected, the most important first."""
-LISTS = ("pooled", "joined", "long")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Recordings that all models transcribe. seconds: the time that one model needs for them beside four others.
+
+    file: the list in speech/. generation: settings beside the recipe's; None takes one of them away.
+    """
+
+    file: str
+    margin: float
+    seconds: float
+    generation: dict[str, Any] = field(default_factory=dict)
+
+    def settings(self, recipe: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in (recipe | self.generation).items() if value is not None}
+
+
+LISTS = {
+    "pooled": Listed("pooled.tsv", 0.3, 10),
+    "joined": Listed("joined.tsv", 0.3, 10),
+    "long": Listed("long.tsv", 0.5, 35, {"max_new_tokens": None}),  # a full window with times may need more
+    "timed": Listed("joined.tsv", 0.3, 12, {"return_timestamps": True, "max_new_tokens": None}),
+}
 DIALS = (0.8, 0.6, 0.45, 0.3, 0.2, 0.1)
 MOST_STEPS = 4000
+MOST_TOKENS = 200
+"""Of a target."""
 PILOT = 24
 LEVELS = 47
 """Levels on either side of 0 for changes of weights: a model then fits into 16 MiB."""
@@ -55,10 +93,11 @@ BATCH = 64
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("lists", "prepare", "model", "judge", "collect", "publish"):
+    commands.add_parser("plan").add_argument("name", choices=PLANS)
+    for name in ("teach", "lists", "prepare", "model", "judge", "collect", "publish"):
         command = commands.add_parser(name)
         command.add_argument("root", type=Path)
-        command.add_argument("--models", default=",".join(MODELS))
+        command.add_argument("--plan", choices=PLANS, default="first")
         if name == "model":
             command.add_argument("name")
             command.add_argument("--start", type=float, default=time.time(), help="seconds since 1970")
@@ -78,6 +117,9 @@ def main() -> None:
     for name in ("model", "whisper", "folder"):
         opening.add_argument(name, type=Path)
     a = parser.parse_args()
+    if a.command == "plan":
+        print(*PLANS[a.name], sep="\n")
+        return
     if a.command == "opened":
         opened(a.model, a.whisper, a.folder)
         return
@@ -85,9 +127,9 @@ def main() -> None:
         restore(a.delta, a.whisper, a.folder)
         return
     a.root = a.root.resolve()
-    a.models = a.models.split(",")
     commands_by_name = {
-        "lists": lists, "prepare": prepared, "model": model, "judge": judge, "collect": collect, "publish": publish,
+        "teach": teach, "lists": lists, "prepare": prepared, "model": model, "judge": judge, "collect": collect,
+        "publish": publish,
     }  # fmt: skip
     commands_by_name[a.command](a)
 
@@ -100,12 +142,37 @@ def rows(folder: Path) -> list[tuple[str, str, str]]:
     return [(f"{folder.name}/{name}", speaker, text) for name, speaker, text in (line.split("\t") for line in lines)]
 
 
+def teach(a: argparse.Namespace) -> None:
+    """Write teacher.tsv: every training clip with the dense model's transcripts, without and with times."""
+    from l0drop.data.audio_list import AudioList
+    from l0drop.data.text import TsvFile
+    from l0drop.decoding.speech import load_speech
+    from l0drop.training.speech import TeacherTranscripts
+
+    speech = a.root / "speech"
+    files = [file for part in ("train", "audio_only") for file, _, _ in rows(speech / part)]
+    listed = speech / "taught.tsv"
+    listed.write_text("".join(f"{file}\n" for file in files), encoding="utf-8")
+    generation = {"num_beams": 1, "max_new_tokens": MOST_TOKENS, "do_sample": False, "return_timestamps": False}
+    taught = TeacherTranscripts(
+        audio=AudioList(listed, TsvFile(listed, 0, None)),
+        load=lambda: load_speech(a.root / "whisper-tiny"),
+        identity={},
+        generation=generation,
+        seconds=30,
+        with_times=True,
+        transcribed=lambda clips: print(f"{clips} of {len(files)} clips", flush=True),
+    )
+    lines = [f"{pair.source}\t{pair.target}\t{taught.timed(pair)}\n" for pair in taught]
+    (a.root / "teacher.tsv").write_text("".join(lines), encoding="utf-8")
+
+
 def lists(a: argparse.Namespace) -> None:
     """Write speech/*.tsv, and the clips of a speaker joined to 25 to 30 seconds."""
     speech = a.root / "speech"
     taught = [line.split("\t") for line in (a.root / "teacher.tsv").read_text(encoding="utf-8").splitlines()]
-    good = [(file, text) for file, text in taught if text and not repeats(text)]
-    (speech / "train.tsv").write_text("".join(f"{file}\t{text}\n" for file, text in good), encoding="utf-8")
+    good = [(file, text, "" if repeats(timed) else timed) for file, text, timed in taught if text and not repeats(text)]
+    (speech / "train.tsv").write_text("".join("\t".join(clip) + "\n" for clip in good), encoding="utf-8")
     print(f"{len(good)} of {len(taught)} clips have a usable transcript")
     pooled = rows(speech / "test") + rows(speech / "test_other")
     found = {"valid": rows(speech / "valid"), "pooled": pooled, "joined": joined(speech, pooled)}
@@ -153,18 +220,21 @@ def recipe_of(a: argparse.Namespace, name: str, steps: int, settings: list[str] 
     from l0drop.recipe import load_recipe
     from l0drop.recipe.recipe import Recipe
 
-    kind = "continued" if name == REFERENCE else "covered" if name == "covered" else "sparse"
-    values = load_recipe(ROOT / "recipes" / f"whisper-tiny-{kind}.yaml").model_dump()
-    own = dict(MODELS[name])
-    values["name"] = name
+    kind, _, seed = name.partition(SEED)
+    known = "sparse" if MODELS[kind].get("target_sparsity") else kind
+    values = load_recipe(ROOT / "recipes" / f"whisper-tiny-{known}.yaml").model_dump()
+    values |= {"name": name, "seed": int(seed or 1)}
     values["about"] = "Whisper tiny.en distilled from itself: its transcripts are the texts of the training list."
     speech = str(a.root / "speech")
     values["data"] |= {
-        "train": {"tsv": f"{speech}/train.tsv"},
+        "train": {"tsv": f"{speech}/train.tsv", "timed_column": 2},
         "valid": {"tsv": f"{speech}/valid.tsv", "target_column": 2, "speaker_column": 1},
         "test": None,
-        "join": 0.25,
+        "max_target": MOST_TOKENS,
+        "join": 0.4,
         "join_steps": True,
+        "timestamps": 0.5,
+        "cut": 0.7,
     }
     values["model"]["pretrained"] = str(a.root / "whisper-tiny")
     values["train"] |= {
@@ -182,13 +252,12 @@ def recipe_of(a: argparse.Namespace, name: str, steps: int, settings: list[str] 
         "log_every": 10,
         "steer_every": 100,
         "steer_over": 0.5,
-        "settle": own.pop("settle", 0.0),
     }
     values["evaluate"] |= {"sentences": 92}
-    if values["l0drop"] is not None:
-        if "lambda_" in own:
-            values["l0drop"]["target_sparsity"] = None
-        values["l0drop"] |= own
+    if "lambda_" in MODELS[kind]:
+        values["l0drop"]["target_sparsity"] = None
+    for key, value in MODELS[kind].items():
+        values[SECTIONS.get(key, "l0drop")][key] = value
     for setting in settings or []:
         key, _, value = setting.partition("=")
         section, field = key.split(".")
@@ -250,13 +319,13 @@ def model(a: argparse.Namespace) -> None:
             say(f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB at most")
         compact(a.root / "whisper-tiny", runs / a.name, a.root / "deltas" / f"{a.name}.npz")
         say("weights are compact")
-    for number, name in enumerate(LISTS):
-        if clock() > a.until - (10, 10, 35)[number]:
+    for name, listed in LISTS.items():
+        if clock() > a.until - listed.seconds:
             say(f"no time for {name}")
             continue
         transcripts(a, name, None)
         say(f"{name} is transcribed")
-    gated = a.name != "base" and MODELS[a.name].get("target_sparsity")
+    gated = a.name != "base" and MODELS[a.name.partition(SEED)[0]].get("target_sparsity")
     for keep in DIALS if gated else ():
         if clock() > a.until - 25:
             break
@@ -271,12 +340,12 @@ def measured_steps(a: argparse.Namespace, clock: Any, say: Any) -> int:
     rates = a.root / "rates"
     (rates / f"{a.name}.partial").write_text(str(seconds))
     (rates / f"{a.name}.partial").rename(rates / f"{a.name}.txt")
-    waited, others = time.time(), [name for name in a.models if name != "base"]
+    waited = time.time()
     chosen = rates / "steps"
     while not chosen.exists():
         found = [float(path.read_text()) for path in rates.glob("*.txt")]
         late = time.time() - waited > 45
-        if len(found) == len(others) or late:
+        if len(found) == len(PLANS[a.plan]) or late:
             # beside each other all the time, models are slower than some pilots were
             steps = max(20, min(MOST_STEPS, int(0.82 * (a.train_until - clock()) / max(found))))
             own = rates / f"steps-{a.name}"
@@ -319,10 +388,10 @@ def transcripts(a: argparse.Namespace, name: str, keep: float | None) -> None:
     from l0drop.study.speech.transcripts import transcribed
     from l0drop.study.systems import System
 
-    clips = read_spoken(a.root / "speech" / f"{name}.tsv")[: a.limit]
-    generation = generation_of(recipe_of(a, REFERENCE, 10)) | ({} if keep is None else {"keep": keep})
-    if name == "long":
-        generation.pop("max_new_tokens", None)  # a full window with timestamps may need more
+    listed = LISTS[name]
+    clips = read_spoken(a.root / "speech" / listed.file)[: a.limit]
+    generation = listed.settings(generation_of(recipe_of(a, REFERENCE, 10)))
+    generation |= {} if keep is None else {"keep": keep}
     found = transcribed(System(system_path(a, a.name)), clips, generation, batch_size=BATCH)
     folder = a.root / "results" / a.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -403,7 +472,7 @@ def opened(gated: Path, whisper: Path, folder: Path) -> None:
 
 
 def judge(a: argparse.Namespace) -> None:
-    """Evaluation folders, one per list: every model against the continued one."""
+    """Evaluation folders, one per list: every model of all plans against the continued one."""
     from l0drop.data.spoken import read_spoken
     from l0drop.data.text import file_stamp
     from l0drop.runs.evaluation import FileStamp
@@ -416,25 +485,25 @@ def judge(a: argparse.Namespace) -> None:
         values = json.loads(file.read_text())
         return Transcribed(**{**values, "time": EndToEnd(**values["time"])})
 
-    for name in LISTS:
+    trained = dict.fromkeys(model for plan in PLANS.values() for model in plan)
+    for name, listed in LISTS.items():
         results = a.root / "results"
-        names = [model for model in ("base", *MODELS) if (results / model / f"{name}.json").exists()]
+        names = [model for model in ("base", *trained) if (results / model / f"{name}.json").exists()]
         if REFERENCE not in names or len(names) < 2:
             print(f"{name}: too few transcripts")
             continue
-        listed = a.root / "speech" / f"{name}.tsv"
+        file = a.root / "speech" / listed.file
         outputs = {model: read(results / model / f"{name}.json") for model in names}
-        clips = read_spoken(listed)[: len(outputs[REFERENCE].texts)]
+        clips = read_spoken(file)[: len(outputs[REFERENCE].texts)]
         others = [model for model in names if model != REFERENCE]
-        margin = 0.5 if name == "long" else 0.3
         evaluation, counts = evaluate.evaluate_transcripts(
             [System(system_path(a, model)) for model in others],
             [outputs[model] for model in others],
             System(system_path(a, REFERENCE)),
             outputs[REFERENCE],
             clips,
-            SpeechJudging(margin=margin),
-            FileStamp(**file_stamp(listed)),
+            SpeechJudging(margin=listed.margin),
+            FileStamp(**file_stamp(file)),
         )
         folder = a.root / "evaluation" / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -449,6 +518,16 @@ def judge(a: argparse.Namespace) -> None:
             tail = f" tail {record.tail.rising} up {record.tail.falling} down" if record.tail else ""
             rates = " ".join(f"{speaker}:{one.wer:.1f}" for speaker, one in record.speakers.items())
             print(f"{name:7} {model:16} dropped {dropped:10} WER {record.scores['wer'].value:.2f}{tail} | {rates}")
+        for kind, rates_of_seeds in by_seed(evaluation).items():
+            print(f"{name:7} {kind:16} {len(rates_of_seeds)} seeds: WER", *(f"{rate:.2f}" for rate in rates_of_seeds))
+
+
+def by_seed(evaluation: Any) -> dict[str, list[float]]:
+    """The error rates of models that were trained with several seeds."""
+    found: dict[str, list[float]] = {}
+    for one in (evaluation.baseline, *evaluation.systems):
+        found.setdefault(Path(one.name).name.partition(SEED)[0], []).append(one.scores["wer"].value)
+    return {kind: rates for kind, rates in found.items() if len(rates) > 1}
 
 
 def collect(a: argparse.Namespace) -> None:
@@ -495,7 +574,8 @@ def publish(a: argparse.Namespace) -> None:
                 system["recipe"] = {
                     "l0drop": None if recipe.l0drop is None else recipe.l0drop.model_dump(mode="json"),
                     "train": recipe.train.model_dump(mode="json"),
-                    "join": recipe.data.join,
+                    "seed": recipe.seed,
+                    **{key: getattr(recipe.data, key) for key in ("join", "timestamps", "cut")},
                 }
             if name == "pooled":
                 clips = read_spoken(a.root / "speech" / "pooled.tsv")
@@ -526,7 +606,7 @@ def runaways(root: Path, name: str, evaluation: dict[str, Any]) -> set[int]:
     from l0drop.data.speech_metrics import clip_errors
     from l0drop.data.spoken import read_spoken
 
-    references = [clip.text for clip in read_spoken(root / "speech" / f"{name}.tsv")]
+    references = [clip.text for clip in read_spoken(root / "speech" / LISTS[name].file)]
     found: set[int] = set()
     for system in (*evaluation["systems"], evaluation["baseline"]):
         file = root / "results" / _key(Path(system["name"]).name) / f"{name}.json"

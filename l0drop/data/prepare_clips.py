@@ -4,23 +4,25 @@ import json
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from l0drop.data.audio import RATE, Audio, log_mel
-from l0drop.data.clips import ClipCorpus, TopTokens
+from l0drop.data.clip_targets import TopTokens
+from l0drop.data.clips import ClipCorpus
 from l0drop.data.corpus import FORMAT, MANIFEST, Summary, file_digest, manifest_digest
 from l0drop.data.prepare import check_replaceable, without_paths
 from l0drop.data.speech_targets import SpeechTargets
 from l0drop.data.text import CorpusError, Pair
 from l0drop.data.whole import locked, whole_folder
+from l0drop.models.whisper import FRAMES_PER_ROW
 
 LAYOUT = {
     "features": "float16",
@@ -35,6 +37,7 @@ LAYOUT = {
 READERS = min(8, os.cpu_count() or 1)
 """Threads that read audio and compute features."""
 TEACHER_LAYOUT = {"teacher.values": "float16", "teacher.ids": "int32"}
+TIMED_LAYOUT = {"timed.ids": "uint32", "timed.offsets": "int64"}
 
 
 class ListedAudio(Protocol):
@@ -47,6 +50,9 @@ class ListedAudio(Protocol):
 
     def read(self, pair: Pair, most_seconds: float) -> Audio: ...
 
+    def timed(self, pair: Pair) -> str:
+        """The text with times of a line that was read; blank if they are not known."""
+
     def inputs(self) -> list[dict[str, Any]]: ...
 
 
@@ -57,8 +63,15 @@ class ClipTeacher(Protocol):
     def identity(self) -> dict[str, Any]:
         """The model and `top`, the number of tokens to store."""
 
-    def __call__(self, features: Tensor, tokens: list[int], given: int) -> TopTokens:
-        """Log-probabilities of the most likely tokens after each token, from the last of `given` ones on."""
+    def __call__(self, features: Tensor, targets: Sequence["Given"]) -> list[TopTokens]:
+        """For each target, log-probabilities of the most likely tokens after each token, from the last given one on."""
+
+
+class Given(NamedTuple):
+    """A clip's tokens without EOS; they begin with a prompt of `prompt` tokens."""
+
+    tokens: list[int]
+    prompt: int
 
 
 def prepare_clips(
@@ -68,6 +81,7 @@ def prepare_clips(
     out_dir: Path | str,
     *,
     max_target: int,
+    timed: bool = False,
     teacher: ClipTeacher | None = None,
     progress: Callable[[int], None] | None = None,
     instead: Path | None = None,
@@ -76,8 +90,9 @@ def prepare_clips(
 
     If the folder `instead` holds such a corpus, it is opened and nothing is written. Lines without a file or without a
     text are skipped and counted; a file that cannot be read, or exceeds one window, raises CorpusError with its line.
-    Texts of more than `max_target` tokens, EOS included, are cut. `teacher`: its distributions are
-    stored. `progress` receives the number of lines read so far.
+    Texts of more than `max_target` tokens, EOS included, are cut. `timed`: texts with times are stored too, but for
+    those that exceed `max_target`. `teacher`: its distributions are stored. `progress` receives the number of lines
+    read so far.
     """
     out_dir = Path(out_dir)
     request: dict[str, Any] = {
@@ -88,6 +103,8 @@ def prepare_clips(
     }
     if teacher is not None:
         request["teacher"] = teacher.identity
+    if timed:
+        request["timestamps"] = True
     if instead is not None and _is_made_from(instead, request):
         return ClipCorpus.open(instead)
     if not _is_made_from(out_dir, request):
@@ -165,13 +182,14 @@ def _write(
     teacher: ClipTeacher | None,
     progress: Callable[[int], None] | None,
 ) -> None:
-    summary, mels = Summary(), request["features"]["mels"]
+    summary, mels, timed = Summary(), request["features"]["mels"], "timestamps" in request
     seconds = round(extractor.n_samples) / RATE
-    layout = LAYOUT if teacher is None else LAYOUT | TEACHER_LAYOUT
+    layout = _layout(timed, teacher is not None)
     with ExitStack() as files:
         columns = _Columns(folder, files, layout)
-        for name in ("frames", "target", "text"):
-            columns.append(f"{name}.offsets", [0])
+        for name in layout:
+            if name.endswith(".offsets"):
+                columns.append(name, [0])
         for pair, heard in _read_ahead(audio, seconds, extractor):
             summary.lines += 1
             if heard is None:
@@ -189,18 +207,27 @@ def _write(
                 columns.append("target.offsets", [columns.lengths["target.ids"]])
                 columns.append("text.bytes", np.frombuffer((pair.target or "").encode(), np.uint8))
                 columns.append("text.offsets", [columns.lengths["text.bytes"]])
+                decoded = {"teacher": Given([*targets.prompt, *ids[:max_tokens]], len(targets.prompt))}
+                if timed:
+                    timed_ids = _timed_ids(audio, pair, targets, seen, max_tokens)
+                    columns.append("timed.ids", timed_ids)
+                    columns.append("timed.offsets", [columns.lengths["timed.ids"]])
+                    if timed_ids:
+                        decoded["timed.teacher"] = Given([*targets.timed_prompt, *timed_ids], len(targets.timed_prompt))
                 if teacher is not None:
-                    found = teacher(features, [*targets.prompt, *ids[:max_tokens]], len(targets.prompt))
-                    columns.append("teacher.values", found.values.ravel())
-                    columns.append("teacher.ids", found.ids.ravel())
+                    for name, found in zip(decoded, teacher(features, list(decoded.values())), strict=True):
+                        columns.append(f"{name}.values", found.values.ravel())
+                        columns.append(f"{name}.ids", found.ids.ravel())
                 summary.pairs += 1
                 summary.truncated_target += len(ids) > max_tokens
-                summary.source_tokens += math.ceil(covered / 2)
+                summary.source_tokens += math.ceil(covered / FRAMES_PER_ROW)
                 summary.target_tokens += min(len(ids), max_tokens) + 1
             if progress:
                 progress(summary.lines)
     if not summary.pairs:
         raise CorpusError(f"{audio.file}: none of the {summary.lines} lines has both a file and a text")
+    if timed and not columns.lengths["timed.ids"]:
+        raise CorpusError(f"{audio.file}: none of its texts has times; set data.timestamps: 0")
     written = {
         name: {"dtype": dtype, "length": columns.lengths[name], "sha256": file_digest(folder / name)}
         for name, dtype in layout.items()
@@ -210,6 +237,23 @@ def _write(
     }  # fmt: skip
     manifest["sha256"] = manifest_digest(json.loads(json.dumps(manifest)))
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _layout(timed: bool, taught: bool) -> dict[str, str]:
+    """The columns of a corpus and their types."""
+    layout = LAYOUT | (TIMED_LAYOUT if timed else {})
+    for prefix in ("", "timed.") if timed else ("",):
+        layout |= {f"{prefix}{name}": dtype for name, dtype in TEACHER_LAYOUT.items()} if taught else {}
+    return layout
+
+
+def _timed_ids(audio: ListedAudio, pair: Pair, targets: SpeechTargets, frames: int, max_tokens: int) -> list[int]:
+    """The tokens of a line's text with times; none if it has no times, or more than `max_tokens`."""
+    try:
+        ids = targets.encode_timed(audio.timed(pair), frames // FRAMES_PER_ROW)
+    except ValueError as error:
+        raise CorpusError(f"{audio.file}, line {pair.line}: text with times: {error}") from error
+    return ids if len(ids) <= max_tokens else []
 
 
 def _is_made_from(folder: Path, request: dict[str, Any]) -> bool:

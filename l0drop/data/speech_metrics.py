@@ -13,6 +13,8 @@ from l0drop.extras import needed_for
 Unit = Literal["word", "character"]
 RUNAWAY = 2.0
 """A transcript with more than this many times the words of its reference, and more than ten of them, is a runaway."""
+PASSAGE = 10
+"""A passage of at least this number of words in a row that a transcript lacks is skipped."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class ClipErrors:
     """Words or characters of the reference."""
     written: int
     """Words or characters of the transcript."""
+    skipped: int = 0
+    """Words of the reference in skipped passages; 0 in counts of characters."""
 
     @property
     def errors(self) -> int:
@@ -63,8 +67,15 @@ def clip_errors(hyps: Sequence[str], refs: Sequence[str], unit: Unit = "word") -
             found.append(ClipErrors(0, 0, written, 0, written))
             continue
         result = align(ref, hyp)
-        found.append(ClipErrors(result.substitutions, result.deletions, result.insertions, length, written))
+        errors = result.substitutions, result.deletions, result.insertions
+        found.append(ClipErrors(*errors, length, written, _skipped(result) if unit == "word" else 0))
     return found
+
+
+def _skipped(result: Any) -> int:
+    """The number of reference words in passages that are missing as a whole."""
+    missing = (part.ref_end_idx - part.ref_start_idx for part in result.alignments[0] if part.type == "delete")
+    return sum(words for words in missing if words >= PASSAGE)
 
 
 def _rate(name: str, hyps: Sequence[str], refs: Sequence[str], unit: Unit) -> Score:

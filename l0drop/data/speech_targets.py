@@ -1,22 +1,40 @@
-"""Transcripts as Whisper's target tokens: its prompt, the text, EOS."""
+"""Transcripts as Whisper's target tokens: its prompt, the text with or without times, EOS.
 
+A text with times is written as Whisper's tokens are: <|0.00|> the first part<|4.20|><|4.60|> the next one<|8.00|>.
+"""
+
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from l0drop.data.tokenizer import fingerprint
+from l0drop.models.whisper import ROW_SECONDS
 
 NO_SPACES = ("zh", "ja", "th", "lo", "my", "yue")
 """Languages whose transcripts Whisper does not begin with a space."""
+TIME = re.compile(r"<\|(\d+\.\d\d)\|>")
+
+
+def timed_text(segments: Iterable[tuple[float, float, str]]) -> str:
+    """Segments, each with its start and end in seconds, as a text with times; blank ones are left out."""
+    return "".join(
+        f"{_written(start)} {' '.join(text.split())}{_written(end)}" for start, end, text in segments if text.strip()
+    )
+
+
+def _written(seconds: float) -> str:
+    return f"<|{round(seconds / ROW_SECONDS) * ROW_SECONDS:.2f}|>"
 
 
 @dataclass(frozen=True, eq=False)
 class SpeechTargets:
-    """The target tokens of a Whisper for one language, without timestamps.
+    """The target tokens of a Whisper for one language.
 
-    prompt: the tokens that every output begins with: start, language and task of a multilingual model, no timestamps.
-    They are given to the decoder, and have no loss.
+    prompt: the tokens that every output without times begins with: start, language and task of a multilingual model, no
+    timestamps. They are given to the decoder, and have no loss. An output with times has all but the last of them.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -50,6 +68,15 @@ class SpeechTargets:
         return cls(tokenizer, (start, languages[f"<|{language}|>"], tasks["transcribe"], untimed), eos, language)
 
     @property
+    def timed_prompt(self) -> tuple[int, ...]:
+        return self.prompt[:-1]
+
+    @property
+    def first_time(self) -> int:
+        """The token of the time 0, which follows the one for no timestamps."""
+        return self.prompt[-1] + 1
+
+    @property
     def generation(self) -> dict[str, Any]:
         """The settings with which Whisper's generate gives such targets."""
         settings: dict[str, Any] = {"return_timestamps": False}
@@ -69,3 +96,35 @@ class SpeechTargets:
             [int(token) for token in ids]
             for ids in self.tokenizer(spaced, add_special_tokens=False, return_attention_mask=False)["input_ids"]
         ]
+
+    def encode_timed(self, text: str, rows: int) -> list[int]:
+        """The tokens of a text with times, without prompt and EOS; none for a blank one.
+
+        rows: the number of encoder rows, of 20 ms, that the audio covers. ValueError says what is wrong with the text.
+        """
+        if not text.strip():
+            return []
+        before, *parts = TIME.split(text.strip())
+        times, texts = [_row(part, rows) for part in parts[::2]], parts[1::2]
+        if before.strip() or len(times) % 2 or any(part.strip() for part in texts[1::2]):
+            raise ValueError("expected every part of the text between two times: <|0.00|> text<|4.20|>")
+        if not all(part.strip() for part in texts[::2]):
+            raise ValueError("there are two times without a text in between")
+        if sorted(times) != times:
+            raise ValueError("its times do not rise")
+        spoken = self.encode(texts[::2])
+        return [
+            token
+            for start, ids, end in zip(times[::2], spoken, times[1::2], strict=True)
+            for token in (self.first_time + start, *ids, self.first_time + end)
+        ]
+
+
+def _row(time: str, rows: int) -> int:
+    """The number of a time's token, counted from that of 0 seconds."""
+    row = round(float(time) / ROW_SECONDS)
+    if abs(row * ROW_SECONDS - float(time)) > 1e-6:
+        raise ValueError(f"the time {time} is no multiple of {ROW_SECONDS} seconds")
+    if row > rows:
+        raise ValueError(f"the time {time} is after the end of the audio, which has {rows * ROW_SECONDS:.2f} seconds")
+    return row

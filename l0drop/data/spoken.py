@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from l0drop import recipe as r
-from l0drop.data.audio_list import open_audio
-from l0drop.data.text import CorpusError, JsonlFile, TsvFile, read_lines
+from l0drop.data.audio_list import further_text, open_audio
+from l0drop.data.text import CorpusError, read_lines
 
 ClipRow = tuple[int, str, str, str]
 """Line, file, speaker, text."""
@@ -51,11 +51,7 @@ def recipe_clips(data: r.Data, split: str) -> list[SpokenClip]:
 
 def _speakers(corpus: r.Corpus) -> dict[int, str]:
     """The speaker of each line of a list; empty if the recipe names no column for them."""
-    text: TsvFile | JsonlFile | None = None
-    if isinstance(corpus, r.TsvCorpus) and corpus.speaker_column is not None:
-        text = TsvFile(corpus.tsv, corpus.source_column, corpus.speaker_column)
-    elif isinstance(corpus, r.JsonlCorpus) and corpus.speaker_field is not None:
-        text = JsonlFile(corpus.jsonl, corpus.source_field, corpus.speaker_field)
+    text = further_text(corpus, "speaker")
     return {} if text is None else {pair.line: (pair.target or "").strip() for pair in text}
 
 

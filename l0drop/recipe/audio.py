@@ -17,7 +17,10 @@ TEXT_KEYS = (
     *("train.batch_tokens", "train.fast", "train.compile", "train.capture", "train.length_multiple"),
     *("evaluate.tokenize", "evaluate.batch_tokens", "l0drop.always_keep"),
 )
-AUDIO_KEYS = ("data.join", "data.join_steps", "train.batch_clips", "l0drop.cut_padding")
+AUDIO_KEYS = (
+    *("data.join", "data.join_steps", "data.timestamps", "data.cut", "train.batch_clips", "l0drop.cut_padding"),
+)
+AUDIO_COLUMNS = ("speaker_column", "speaker_field", "timed_column", "timed_field")
 
 
 def faults(recipe: Any) -> Faults:
@@ -30,10 +33,26 @@ def faults(recipe: Any) -> Faults:
         yield path, "is for text; remove it, or change task: transcription"
     if recipe.train.batch_clips is None:
         yield "train.batch_clips", "is missing: the number of clips of a step (task: transcription)"
+    yield from _times(recipe)
     if recipe.evaluate.metric not in METRICS:
         yield "evaluate.metric", f"should be wer or cer for audio, not {recipe.evaluate.metric}"
     if recipe.l0drop is not None and recipe.l0drop.gate not in ("learned", "open", "norm", "group"):
         yield "l0drop.gate", f"{recipe.l0drop.gate} is a rule for text; use learned or open"
+
+
+def _times(recipe: Any) -> Faults:
+    """Times are known to a teacher, or written in the list; the texts of a list have none."""
+    train = recipe.data.train
+    if not isinstance(train, (TsvCorpus, JsonlCorpus)):
+        return
+    key = "timed_column" if isinstance(train, TsvCorpus) else "timed_field"
+    written, by_teacher = getattr(train, key) is not None, recipe.train.targets == "teacher"
+    if recipe.data.timestamps and not (written or by_teacher):
+        yield "data.timestamps", f"needs times: set train.targets: teacher, or name data.train.{key}; texts have none"
+    if written and by_teacher:
+        yield f"data.train.{key}", "has no effect, because train.targets is teacher; remove it"
+    elif written and not recipe.data.timestamps:
+        yield f"data.train.{key}", "has no effect, because data.timestamps is 0; remove it"
 
 
 def text_faults(recipe: Any) -> Faults:
@@ -43,7 +62,7 @@ def text_faults(recipe: Any) -> Faults:
     if getattr(getattr(recipe.train, "teacher", None), "top", None) is not None:
         yield "train.teacher.top", "is for audio; remove it, or set task: transcription"
     for name in ("train", "valid", "test"):
-        for key in ("speaker_column", "speaker_field"):
+        for key in AUDIO_COLUMNS:
             if getattr(getattr(recipe.data, name, None), key, None) is not None:
                 yield f"data.{name}.{key}", "is for audio; remove it, or set task: transcription"
     if recipe.evaluate.metric in METRICS:

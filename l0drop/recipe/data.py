@@ -46,6 +46,10 @@ class TsvCorpus(Section):
     speaker_column: Index | None = None
     """For audio: the column that names the speaker, so that `l0drop evaluate` can tell speakers apart. Default: no
     such column."""
+    timed_column: Index | None = None
+    """For audio: the column with the text and its times, for `data.timestamps`. It is written as Whisper's outputs are:
+    <|0.00|> the first part<|4.20|><|4.60|> the next one<|8.00|>. Blank where they are not known. Default: no such
+    column."""
 
     @property
     def has_targets(self) -> bool:
@@ -76,6 +80,9 @@ class JsonlCorpus(Section):
     speaker_field: Text | None = None
     """For audio: the field that names the speaker, so that `l0drop evaluate` can tell speakers apart. Default: no such
     field."""
+    timed_field: Text | None = None
+    """For audio: the field with the text and its times, for `data.timestamps`, as in `timed_column` of a TSV file.
+    Default: no such field."""
 
     @property
     def has_targets(self) -> bool:
@@ -193,6 +200,13 @@ class Data(Section):
     join_steps: Flag = False
     """For audio: join all clips of a step, or none of them, so that short clips are not padded to the length of joined
     ones. `join` is then the share of such steps."""
+    timestamps: Annotated[Number, Field(ge=0, le=1)] = 0.0
+    """For audio: the share of examples whose target has Whisper's timestamps, which long recordings need. With
+    `train.targets: teacher`, the teacher transcribes each training clip once more, with timestamps."""
+    cut: Annotated[Number, Field(ge=0, le=1)] = 0.0
+    """For audio: the share of joined examples with timestamps that go on until the end of the window, where their last
+    clip is cut. The target then ends with the beginning of the first incomplete segment, as in windows of a long
+    recording. Needs `join` and `timestamps`."""
     max_source: Annotated[Count, Field(ge=2)] = 256
     """The maximum length of a source in subwords, EOS included; longer ones are cut."""
     max_target: Annotated[Count, Field(ge=2)] = 256
@@ -237,6 +251,11 @@ class Data(Section):
     def _held_out_lines_are_needed(self) -> Faults:
         if self.held_out is not None and self.valid is not None:
             yield "held_out", "has no effect, because valid is given; remove one of them"
+
+    @rule
+    def _clips_are_cut_where_times_say_so(self) -> Faults:
+        if self.cut and not (self.join and self.timestamps):
+            yield "cut", "needs join and timestamps: only joined clips with timestamps are cut"
 
     @rule
     def _documents_are_not_torn_apart(self) -> Faults:

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from l0drop.data.speech_metrics import PASSAGE
 from l0drop.runs.analysis import Bin, Rate
 from l0drop.runs.evaluation import Missing
-from l0drop.runs.speech import SpeechAnalysis, SpeechEvaluation, SpeechSystem
+from l0drop.runs.speech import SpeechAnalysis, SpeechEvaluation, SpeechSystem, SpeechTail
 from l0drop.runs.table import Table
 
 BASELINE = "baseline"
@@ -36,6 +37,8 @@ def errors_table(evaluation: SpeechEvaluation) -> Table:
     ]
     if evaluation.silent:
         parts.append(f"{evaluation.silent} clips without sound have a blank transcript.")
+    if evaluation.long:
+        parts.append(f"{evaluation.long} recordings have more than one window; they are decoded with timestamps.")
     if evaluation.seconds_trimmed is not None:
         parts.append(
             f"Quiet beginnings and ends, {evaluation.seconds_trimmed / 60:.1f} minutes of audio, were cut off in front "
@@ -76,20 +79,32 @@ def speech_tail_table(evaluation: SpeechEvaluation) -> Table | None:
         return None
     named = names(evaluation)
     rows = [
-        [name, f"{tail.rising} / {tail.falling}", str(tail.empty["system"]), str(tail.runaways["system"]),
-         _lost(tail.numbers), _lost(tail.names)]
+        [name, f"{tail.rising} / {tail.falling}", *_odd(tail, "system"), _lost(tail.numbers), _lost(tail.names)]
         for name, tail in zip(named, tails, strict=False)
         if tail is not None
     ]  # fmt: skip
-    rows.append([named[-1], "", str(first.empty[BASELINE]), str(first.runaways[BASELINE]), "", ""])
+    rows.append([named[-1], "", *_odd(first, BASELINE), "", ""])
     threshold = f"{first.threshold:.0f}"
-    head = ["model", f"clips up / down over {threshold} points", "empty", "runaway", "numbers lost", "names lost"]
+    head = [
+        "model",
+        f"clips up / down over {threshold} points",
+        "empty / runaway",
+        "words skipped",
+        "numbers lost",
+        "names lost",
+    ]
     note = (
         f"Up / down: clips whose word error rate rises or falls by more than {threshold} points against {named[-1]}. "
-        "Runaway: more than twice as long as the reference. Lost: in the transcript of "
+        f"Runaway: more than twice as long as the reference. Skipped: in passages of at least {PASSAGE} words in a row "
+        "that the transcript lacks. Lost: in the transcript of "
         f"{named[-1]} and in the reference, but not in this model's. Names: capitalised words inside a sentence."
     )
-    return Table(head, rows, note)
+    return Table(head, rows, note).without_empty_columns()
+
+
+def _odd(tail: SpeechTail, side: str) -> tuple[str, str]:
+    """Empty and runaway transcripts, and words in skipped passages; blank where an older file does not say."""
+    return f"{tail.empty[side]} / {tail.runaways[side]}", "" if tail.skipped is None else f"{tail.skipped[side]:,}"
 
 
 def dial_table(evaluation: SpeechEvaluation) -> Table | None:

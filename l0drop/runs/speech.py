@@ -115,7 +115,8 @@ class SpeechTail:
 
     rising, falling: the clips whose word error rate rises or falls by more than `threshold` points. empty, runaways:
     clips by side. numbers, names: expected from the baseline's transcripts; lost: in the baseline's transcript and in
-    the reference, but not in the system's; gained: the reverse.
+    the reference, but not in the system's; gained: the reverse. skipped: words of the references, by side, in passages
+    that the transcripts lack; None in older files.
     """
 
     threshold: float
@@ -126,6 +127,7 @@ class SpeechTail:
     runaways: dict[str, int]
     numbers: Missing
     names: Missing
+    skipped: dict[str, int] | None = optional()
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,8 @@ class SpeechSystem:
 class SpeechEvaluation(JsonFile):
     """`evaluation/metrics.json` of transcripts.
 
-    silent: clips without sound, whose transcripts are blank. curve: the first system at several settings of the dial.
+    silent: clips without sound, whose transcripts are blank. long: recordings of more than one window, which are always
+    decoded with timestamps; None if there are none. curve: the first system at several settings of the dial.
     """
 
     COMMAND = "l0drop evaluate"
@@ -168,6 +171,7 @@ class SpeechEvaluation(JsonFile):
     systems: list[SpeechSystem]
     baseline: SpeechSystem | None = optional()
     seconds_trimmed: float | None = optional()
+    long: int | None = optional()
     curve: list[DialRow] = optional(factory=list)
     what: str = SPEECH_EVALUATION
     made_by: Provenance | None = flat()

@@ -7,8 +7,8 @@ import numpy as np
 
 from l0drop.data import speech_metrics
 from l0drop.data.batches import TokenBatches, collate
-from l0drop.data.clip_batches import ClipBatches
-from l0drop.data.clips import ClipCorpus, joined
+from l0drop.data.clip_batches import ClipBatches, ClipExample, TimedExamples
+from l0drop.data.clips import ClipCorpus
 from l0drop.data.corpus import TokenizedCorpus
 from l0drop.data.metrics import Scorer, scorer
 from l0drop.data.tokenizer import TokenizerPair
@@ -23,19 +23,19 @@ RunCorpus = TokenizedCorpus | ClipCorpus
 def collated(
     corpus: RunCorpus, examples: Iterable[Any], pad_id: int, length: int | None = None, *, packed: bool = False
 ) -> dict[str, Any]:
-    """Examples of a step as tensors: indices of sentences, or of clips, several of which may be joined to one.
+    """Examples of a step as tensors: indices of sentences, or clips, several of which may be joined to one.
 
     packed: leave the padding of clips to `unpacked_windows`.
     """
     if isinstance(corpus, ClipCorpus):
-        return corpus.collate([joined([corpus[part] for part in parts]) for parts in examples], packed=packed)
+        return corpus.collate([corpus.joined(parts, timed=timed) for parts, timed in examples], packed=packed)
     return collate([corpus[int(i)] for i in examples], pad_id, length=length)
 
 
 def evaluation_batches(corpus: RunCorpus, count: int, budget: int, *, with_targets: bool = False) -> list[list[Any]]:
     """The first examples of a corpus in batches of similar length, for `collated`; `budget`: padded tokens of text."""
     if isinstance(corpus, ClipCorpus):
-        return [[(int(i),) for i in batch] for batch in clip_batches(corpus.frames[:count])]
+        return [[ClipExample((int(i),)) for i in batch] for batch in clip_batches(corpus.frames[:count])]
     lengths = corpus.source_lengths[:count]
     if with_targets and corpus.target_lengths is not None:
         lengths = np.maximum(lengths, corpus.target_lengths[:count])
@@ -58,6 +58,7 @@ def training_batches(
             join_steps=recipe.data.join_steps,
             window=corpus.window,
             max_tokens=recipe.data.max_target - 1,
+            timed=_timed_examples(recipe, corpus),
             processes=processes,
             rank=rank,
             accumulation=train.accumulation,
@@ -72,6 +73,12 @@ def training_batches(
         accumulation=train.accumulation,
         multiple=multiple,
     )
+
+
+def _timed_examples(recipe: Recipe, corpus: ClipCorpus) -> TimedExamples | None:
+    if not recipe.data.timestamps:
+        return None
+    return TimedExamples(recipe.data.timestamps, recipe.data.cut, corpus.timed_lengths, corpus.timed_tokens)
 
 
 def decoded(

@@ -1,8 +1,8 @@
 """From a recipe for audio to its feature extractor and clips, with a teacher's transcripts if it asks for them."""
 
 import functools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from transformers import GenerationConfig, WhisperFeatureExtractor
 
 from l0drop.data.audio import RATE, Audio
 from l0drop.data.audio_list import AudioList, open_audio
-from l0drop.data.clips import ClipCorpus, TopTokens
-from l0drop.data.prepare_clips import prepare_clips
-from l0drop.data.speech_targets import SpeechTargets
+from l0drop.data.clip_targets import TopTokens
+from l0drop.data.clips import ClipCorpus
+from l0drop.data.prepare_clips import Given, prepare_clips
+from l0drop.data.speech_targets import SpeechTargets, timed_text
 from l0drop.data.text import Pair
 from l0drop.data.tokenizer import TokenizerPair, fingerprint
 from l0drop.data.whole import locked, whole_folder
@@ -64,17 +65,19 @@ def build_clips(recipe: Recipe, folder: Path, tokenizers: TokenizerPair, bars: B
     for split in recipe.data.splits:
         audio: AudioList | TeacherTranscripts = open_audio(recipe.data, split)
         by_teacher = has_teacher_outputs(recipe, split)
+        timed = split == "train" and recipe.data.timestamps > 0
         teacher = distributions(recipe, load, split)
         with bars.phase(f"{split}: clips {'transcribed' if by_teacher else 'read'}") as update:
             if by_teacher:
                 assert isinstance(audio, AudioList)
-                audio = _taught(recipe, audio, tokenizers, extractor, targets, load, update)
+                audio = _taught(recipe, audio, tokenizers, extractor, targets, load, update, timed)
             corpora[split] = prepare_clips(
                 audio,
                 targets,
                 extractor,
                 folder / "data" / split,
                 max_target=recipe.data.max_target,
+                timed=timed,
                 teacher=teacher,
                 progress=None if by_teacher else update,
                 instead=Path(recipe.model.init) / "data" / split if recipe.model.init is not None else None,
@@ -90,6 +93,7 @@ def _taught(
     targets: SpeechTargets,
     load: Callable[[], SpeechModel],
     update: Callable[[int], None],
+    timed: bool,
 ) -> "TeacherTranscripts":
     teacher, name = recipe.train.teacher, teacher_name(recipe)
     assert teacher is not None
@@ -104,6 +108,7 @@ def _taught(
             **targets.generation,
         },
         seconds=round(extractor.n_samples) / RATE,
+        with_times=timed,
         transcribed=update,
     )
 
@@ -134,16 +139,20 @@ class TeacherDistributions:
     identity: dict[str, Any]
 
     @torch.no_grad()
-    def __call__(self, features: Tensor, tokens: list[int], given: int) -> TopTokens:
+    def __call__(self, features: Tensor, targets: Sequence[Given]) -> list[TopTokens]:
         model = self.load().model
         if self.top > model.config.vocab_size:
             raise ValueError(
                 f"train.teacher.top: {self.top} is more than the teacher's {model.config.vocab_size} tokens"
             )
-        inputs = torch.tensor([tokens], device=model.device)
-        logits = model(input_features=features[None].to(model.device, model.dtype), decoder_input_ids=inputs).logits
-        values, ids = logits[0, given - 1 :].float().log_softmax(-1).topk(self.top)
-        return TopTokens(values.cpu().numpy(), ids.cpu().numpy())
+        encoded = model.get_encoder()(features[None].to(model.device, model.dtype))
+        found = []
+        for target in targets:
+            inputs = torch.tensor([target.tokens], device=model.device)
+            logits = model(encoder_outputs=encoded, decoder_input_ids=inputs).logits
+            values, ids = logits[0, target.prompt - 1 :].float().log_softmax(-1).topk(self.top)
+            found.append(TopTokens(values.cpu().numpy(), ids.cpu().numpy()))
+        return found
 
 
 @dataclass(frozen=True)
@@ -156,8 +165,12 @@ class TeacherTranscripts:
     generation: dict[str, Any]
     seconds: float
     """The longest clip."""
+    with_times: bool = False
+    """Whether the teacher transcribes every clip once more, with times."""
     transcribed: Callable[[int], None] = lambda clips: None
     """Called with the number of clips transcribed so far."""
+    times: dict[int, str] = field(default_factory=dict)
+    """The texts with times of the lines read so far."""
 
     @property
     def file(self) -> Path:
@@ -165,6 +178,10 @@ class TeacherTranscripts:
 
     def read(self, pair: Pair, most_seconds: float) -> Audio:
         return self.audio.read(pair, most_seconds)
+
+    def timed(self, pair: Pair) -> str:
+        """The teacher's transcript with times of a line that was read."""
+        return self.times.get(pair.line, "")
 
     def inputs(self) -> list[dict[str, Any]]:
         return [*self.audio.inputs(), {"teacher": self.identity, **self.generation}]
@@ -178,8 +195,14 @@ class TeacherTranscripts:
             heard = [i for i, pair in enumerate(window) if pair.source.strip()]
             clips = [self.read(window[i], self.seconds) for i in heard]
             for batch in model.batches(clips):
-                for index, result in zip(batch, model.decode([clips[i] for i in batch], settings), strict=True):
+                audio = [clips[i] for i in batch]
+                for index, result in zip(batch, model.decode(audio, settings), strict=True):
                     texts[heard[index]] = result.text
+                if self.with_times:
+                    timed = model.decode(audio, {**settings, "return_timestamps": True})
+                    for index, result in zip(batch, timed, strict=True):
+                        segments = ((part.start, part.end, part.text) for part in result.segments)
+                        self.times[window[heard[index]].line] = timed_text(segments)
                 done += len(batch)
                 self.transcribed(done)
             for pair, text in zip(window, texts, strict=True):

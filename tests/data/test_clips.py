@@ -1,8 +1,9 @@
 """Prepared clips: features without padding, target tokens, joined clips, and lists with faults."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ import torch
 
 from l0drop.data.audio import log_mel
 from l0drop.data.audio_list import AudioList
-from l0drop.data.clips import ClipCorpus, joined, unpacked_windows
+from l0drop.data.clip_targets import TopTokens
+from l0drop.data.clips import ClipCorpus, unpacked_windows
 from l0drop.data.corpus import TokenizedCorpus
-from l0drop.data.prepare_clips import prepare_clips
+from l0drop.data.prepare_clips import Given, prepare_clips
 from l0drop.data.speech_targets import SpeechTargets
 from l0drop.data.text import CorpusError, TsvFile
 from tests.models import whispers
@@ -27,13 +29,16 @@ def targets(multilingual: bool = False) -> SpeechTargets:
     return SpeechTargets.of(whispers.tokenizer(), settings, "en", "tiny")
 
 
-def listed(folder: Path, sounds: dict[str, np.ndarray], texts: tuple[str, ...] = TEXTS) -> AudioList:
+def listed(
+    folder: Path, sounds: dict[str, np.ndarray], texts: tuple[str, ...] = TEXTS, times: tuple[str, ...] | None = None
+) -> AudioList:
     folder.mkdir(parents=True, exist_ok=True)
     for name, samples in sounds.items():
         soundfile.write(folder / name, samples, 16_000, subtype="FLOAT")
-    lines = (f"{name}\t{text}\n" for name, text in zip(sounds, texts, strict=False))
+    lines = (f"{name}\t{text}\t{timed}\n" for name, text, timed in zip(sounds, texts, times or texts, strict=False))
     (folder / "list.tsv").write_text("".join(lines))
-    return AudioList(folder / "list.tsv", TsvFile(folder / "list.tsv"))
+    file = folder / "list.tsv"
+    return AudioList(file, TsvFile(file), None if times is None else TsvFile(file, 0, 2))
 
 
 def tones() -> dict[str, np.ndarray]:
@@ -75,7 +80,7 @@ def test_joined_features_are_those_of_the_joined_audio(tmp_path: Path) -> None:
     sounds = {"quiet.wav": 0.01 * whispers.tone(0.2, 1), "loud.wav": whispers.tone(0.15, 2)}
     corpus = prepared(tmp_path, listed(tmp_path, sounds))
     quiet, loud = corpus[0], corpus[1]
-    both = joined([quiet, loud])
+    both = corpus.joined([0, 1])
     seam = len(quiet.features)
     samples = np.zeros(seam * 160 + len(sounds["loud.wav"]), np.float32)
     samples[: len(sounds["quiet.wav"])] = sounds["quiet.wav"]
@@ -86,7 +91,7 @@ def test_joined_features_are_those_of_the_joined_audio(tmp_path: Path) -> None:
     alone = np.abs(quiet.window(whispers.FRAMES)[:, : seam - 3] - expected[:, : seam - 3]).max()
     assert alone > 0.01, "the louder clip raises the limit"
     assert both.covered == seam + loud.covered
-    assert both.ids.tolist() == [*quiet.ids, *loud.ids]
+    assert both.target.ids.tolist() == [*quiet.target.ids, *loud.target.ids]
 
 
 def test_the_prompt_is_given_and_has_no_labels(tmp_path: Path) -> None:
@@ -116,7 +121,7 @@ def test_long_texts_are_cut_and_blank_ones_skipped(tmp_path: Path) -> None:
     corpus = prepared(tmp_path, listed(tmp_path, tones(), ("b1 c2 d3", "", *TEXTS[2:])), max_target=3)
     assert (corpus.summary.lines, corpus.summary.pairs, corpus.summary.one_sided) == (7, 6, 1)
     assert corpus.summary.truncated_target == 3
-    assert corpus[0].ids.tolist() == [1, 2]
+    assert corpus[0].target.ids.tolist() == [1, 2]
     assert corpus.text(0) == "b1 c2 d3"
 
 
@@ -163,10 +168,108 @@ def test_text_and_audio_are_not_mixed_up(tmp_path: Path) -> None:
 
 def test_packed_clips_give_the_same_windows(tmp_path: Path) -> None:
     corpus = prepared(tmp_path / "out", listed(tmp_path, tones()))
-    clips = [corpus[0], joined([corpus[1], corpus[2]])]
+    clips = [corpus[0], corpus.joined([1, 2])]
     plain, packed = corpus.collate(clips), corpus.collate(clips, packed=True)
     found = unpacked_windows(packed, corpus.window, "cpu")
     assert torch.equal(found["input_features"], plain["input_features"])
     assert found.keys() == plain.keys()
     single = torch.from_numpy(np.stack([clip.window(corpus.window) for clip in clips]))
     assert torch.equal(single, plain["input_features"])
+
+
+TIMES = (
+    "<|0.00|> b1<|0.20|><|0.24|> c2<|0.48|>",
+    "<|0.02|> d3<|0.40|>",
+    "<|0.00|> e4 f5<|0.20|><|0.20|> g6<|0.46|>",
+    "",
+    "<|0.00|> h7 b1<|0.10|>",
+    "<|0.00|> c2<|0.04|>",
+    "<|0.00|> d3 d3<|0.02|>",
+)
+FIRST = whispers.NO_TIMESTAMPS + 1
+
+
+def test_texts_with_times_are_targets_of_their_own(tmp_path: Path) -> None:
+    corpus = prepared(tmp_path, listed(tmp_path, tones(), times=TIMES), timed=True)
+    plain = prepared(tmp_path / "plain", listed(tmp_path, tones()))
+    assert corpus.timed_lengths.tolist() == [6, 3, 7, 0, 4, 3, 4]
+    assert plain.timed_lengths.tolist() == [0] * 7
+    assert corpus.made_from != plain.made_from
+    for index in range(7):
+        assert corpus[index].target.ids.tolist() == plain[index].target.ids.tolist(), "without times"
+    assert corpus.clip(0, timed=True).target.ids.tolist() == [FIRST, 1, FIRST + 10, FIRST + 12, 2, FIRST + 24]
+    with pytest.raises(ValueError, match="clip 3 has no times"):
+        corpus.clip(3, timed=True)
+
+
+def test_times_have_labels_and_the_prompt_asks_for_them(tmp_path: Path) -> None:
+    corpus = prepared(tmp_path, listed(tmp_path, tones(), times=TIMES), timed=True)
+    batch = corpus.collate([corpus.clip(4, timed=True), corpus[4]])
+    start, untimed, end = whispers.START, whispers.NO_TIMESTAMPS, whispers.EOS
+    assert batch["decoder_input_ids"].tolist() == [[start, FIRST, 7, 1, FIRST + 5], [start, untimed, 7, 1, end]]
+    assert batch["labels"].tolist() == [[FIRST, 7, 1, FIRST + 5, end], [-100, 7, 1, end, -100]]
+
+
+def test_a_window_is_cut_within_its_last_clip(tmp_path: Path) -> None:
+    corpus = prepared(tmp_path, listed(tmp_path, tones(), times=TIMES), timed=True)
+    parts = [4, 2]
+    clip, start = corpus.joined(parts, timed=True), len(corpus[4].features)
+    assert len(clip.features) == clip.covered == corpus.window == whispers.FRAMES
+    assert np.array_equal(clip.features[start:], corpus[2].features[: corpus.window - start])
+    row = -(-start // 2)
+    cut = [FIRST, 7, 1, FIRST + 5, FIRST + row, 4, 5, FIRST + row + 10, FIRST + row + 10]
+    assert row + 10 < whispers.ROWS
+    assert clip.target.ids.tolist() == cut
+    (inputs,) = corpus.collate([clip])["decoder_input_ids"].tolist()
+    assert inputs == [whispers.START, *cut]
+
+
+def test_a_clip_begins_at_the_next_time_that_a_token_has(tmp_path: Path) -> None:
+    corpus = prepared(tmp_path, listed(tmp_path, tones(), times=TIMES), timed=True)
+    assert len(corpus[5].features) == 7
+    found = corpus.joined([5, 4], timed=True).target.ids.tolist()
+    assert found == [FIRST, 2, FIRST + 2, FIRST + 4, 7, 1, FIRST + 4 + 5]
+
+
+def test_tokens_are_counted_as_they_are_joined(tmp_path: Path) -> None:
+    corpus = prepared(tmp_path, listed(tmp_path, tones(), times=TIMES), timed=True)
+    clips = [index for index in range(7) if corpus.timed_lengths[index]]
+    several = [[one, other] for one in clips for other in clips] + [[6, 5, other] for other in clips]
+    for parts in [[one] for one in clips] + several:
+        assert corpus.timed_tokens(parts) == len(corpus.joined(parts, timed=True).target.ids), parts
+
+
+class Echo:
+    """A teacher that expects the very tokens that it is given, and EOS."""
+
+    identity: ClassVar = {"model": "echo", "top": 2}
+
+    def __call__(self, features: torch.Tensor, targets: Sequence[Given]) -> list[TopTokens]:
+        return [self.rows([*target.tokens[target.prompt :], whispers.EOS]) for target in targets]
+
+    @staticmethod
+    def rows(tokens: list[int]) -> TopTokens:
+        return TopTokens(np.tile([0.0, -9.0], (len(tokens), 1)), np.array([[token, 1] for token in tokens]))
+
+
+def test_a_teacher_hears_both_texts_of_a_clip(tmp_path: Path) -> None:
+    corpus = prepared(tmp_path, listed(tmp_path, tones(), times=TIMES), timed=True, teacher=Echo())
+    assert not corpus.timed_lengths[3], "so that rows and clips are counted apart"
+    for index in range(7):
+        for timed in (False, True) if corpus.timed_lengths[index] else (False,):
+            target = corpus.clip(index, timed=timed).target
+            assert target.teacher is not None
+            assert target.teacher.ids[:, 0].tolist() == [*target.ids, whispers.EOS], (index, timed)
+    clips = [corpus.joined([4, 2], timed=True), corpus[3], corpus.joined([5, 6, 4], timed=True)]
+    batch = corpus.collate(clips)
+    assert batch["teacher_ids"][:, 0].tolist() == batch["labels"][batch["labels"] != -100].tolist()
+
+
+def test_times_that_do_not_fit_are_named_or_left_out(tmp_path: Path) -> None:
+    late = ("<|0.00|> b1<|0.48|>", "<|0.02|> d3<|0.40|>", "<|0.00|> e4<|0.48|>", "<|0.00|> b1<|0.40|>")
+    with pytest.raises(CorpusError, match=r"list\.tsv, line 4: text with times: the time 0\.40 is after the end"):
+        prepared(tmp_path / "late", listed(tmp_path, tones(), times=late), timed=True)
+    short = prepared(tmp_path / "short", listed(tmp_path, tones(), times=TIMES), timed=True, max_target=4)
+    assert short.timed_lengths.tolist() == [0, 3, 0, 0, 0, 3, 0], "more than three tokens"
+    with pytest.raises(CorpusError, match=r"none of its texts has times; set data\.timestamps: 0"):
+        prepared(tmp_path / "none", listed(tmp_path, tones(), times=("",) * 7), timed=True)

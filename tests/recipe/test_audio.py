@@ -55,6 +55,10 @@ def test_a_recipe_for_audio_survives_being_written() -> None:
         ("l0drop.gate", "pos", "pos is a rule for text"),
         ("data.join", 1.5, "should be less than or equal to 1"),
         ("train.teacher.top", 0, "should be greater than or equal to 1"),
+        ("data.timestamps", 0.5, "needs times: set train.targets: teacher, or name data.train.timed_column"),
+        ("data.timestamps", -0.1, "should be greater than or equal to 0"),
+        ("data.cut", 0.5, "needs join and timestamps"),
+        ("data.train.timed_column", 2, "has no effect, because data.timestamps is 0"),
         ("data.train.target_column", None, "is missing; only train.targets: teacher works without targets"),
     ],
 )
@@ -66,6 +70,8 @@ def test_what_audio_refuses(path: str, value: Any, problem: str) -> None:
     ("path", "value"),
     [
         ("data.join", 0.5),
+        ("data.timestamps", 0.5),
+        ("data.train.timed_column", 2),
         ("train.batch_clips", 8),
         ("train.teacher.top", 8),
         ("evaluate.metric", "cer"),
@@ -101,3 +107,11 @@ def test_an_encoder_with_random_weights_is_trained() -> None:
 def test_stored_distributions_need_a_weight() -> None:
     base = {**SPEECH, "train": {**SPEECH["train"], "targets": "teacher", "teacher": {"weight": 0}}}
     assert faults("train.teacher.top", 8, base)["train.teacher.top"].startswith("has no effect")
+
+
+def test_a_list_with_times_needs_no_teacher() -> None:
+    data = {**SPEECH["data"], "train": {"tsv": "a.tsv", "timed_column": 2}, "timestamps": 0.5}
+    assert parse_recipe({**SPEECH, "data": data}, "r.yaml").data.timestamps == 0.5
+    taught = {**SPEECH, "data": data, "train": {**SPEECH["train"], "targets": "teacher", "teacher": {}}}
+    with pytest.raises(RecipeError, match=r"data\.train\.timed_column: has no effect, because train\.targets"):
+        parse_recipe(taught, "r.yaml")

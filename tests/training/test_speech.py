@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import soundfile
 import torch
 import yaml
 from rich.console import Console
 from safetensors.torch import load_file
+from transformers import WhisperForConditionalGeneration
 
 from l0drop import load
-from l0drop.data.clips import ClipCorpus, joined
+from l0drop.data.clips import ClipCorpus
 from l0drop.data.text import CorpusError
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import parse_recipe
@@ -81,6 +83,8 @@ def test_audio_alone_with_a_teacher(folder: Path, tmp_path: Path) -> None:
 
 
 STORED = {"targets": "teacher", "teacher": {"weight": 1.0, "top": 8}}
+SHORT = {"targets": "teacher", "teacher": {"weight": 1.0, "top": 8, "max_new_tokens": 6}}
+WITH_TIMES = {"join": 0.5, "timestamps": 0.6, "cut": 0.7}
 
 
 def test_stored_distributions_are_the_teachers(folder: Path, tmp_path: Path) -> None:
@@ -95,6 +99,46 @@ def test_stored_distributions_are_the_teachers(folder: Path, tmp_path: Path) -> 
         assert other["cross_entropy"] == pytest.approx(one["cross_entropy"], abs=5e-3)
 
 
+def test_stored_distributions_know_times(folder: Path, tmp_path: Path) -> None:
+    vocabulary = whispers.build(multilingual=False).config.vocab_size
+    running = {"targets": "teacher", "teacher": {"weight": 1.0, "max_new_tokens": 8}, "steps": 3}
+    stored = {**running, "teacher": {**running["teacher"], "top": vocabulary}}  # type: ignore[dict-item]
+    data = {"timestamps": 0.6}
+    _, by_running = run(tiny_speech.recipe(folder, data=data, train=running), tmp_path / "running")
+    _, by_storing = run(tiny_speech.recipe(folder, data=data, train=stored), tmp_path / "stored")
+    _, untimed = run(tiny_speech.recipe(folder, train=running), tmp_path / "untimed")
+    for one, other, third in zip(logged(by_running), logged(by_storing), logged(untimed), strict=True):
+        assert other["divergence"] == pytest.approx(one["divergence"], abs=5e-3)
+        assert other["cross_entropy"] == pytest.approx(one["cross_entropy"], abs=5e-3)
+        assert third["cross_entropy"] != pytest.approx(one["cross_entropy"], abs=5e-3)
+
+
+def test_the_teacher_writes_the_times_of_generate(folder: Path, tmp_path: Path) -> None:
+    taught = {"targets": "teacher", "teacher": {"max_new_tokens": 12}}
+    recipe = parse_recipe(tiny_speech.recipe(folder, data={"timestamps": 0.5}, train=taught), "test")
+    _, _, corpora = prepare(recipe, tmp_path, QUIET)
+    train, valid = corpora["train"], corpora["valid"]
+    assert isinstance(train, ClipCorpus)
+    assert isinstance(valid, ClipCorpus)
+    assert not valid.timed_lengths.any()
+    teacher = WhisperForConditionalGeneration.from_pretrained(folder / "whisper").eval()
+    first, texts = train.first_time, 0
+    for index in range(len(train)):
+        inputs = torch.from_numpy(train[index].window(train.window))[None]
+        found = teacher.generate(inputs, return_timestamps=True, return_segments=True, max_new_tokens=12)
+        ids = train.clip(index, timed=True).target.ids.tolist() if train.timed_lengths[index] else []
+        texts += bool(ids)
+        expected = []
+        samples = len(soundfile.read(folder / "train" / f"{index}.wav")[0])
+        for part in found["segments"][0]:
+            words = [token for token in part["tokens"].tolist() if token < whispers.EOS]
+            start, end = float(part["start"]), min(float(part["end"]), samples / 16_000)
+            if words and start < samples / 16_000:
+                expected += [first + round(start / 0.02), *words, first + round(end / 0.02)]
+        assert ids == expected, index
+    assert texts > len(train) // 2
+
+
 def test_training_on_stored_distributions_runs_no_teacher(folder: Path, tmp_path: Path) -> None:
     recipe = parse_recipe(tiny_speech.recipe(folder, train=STORED), "test")
     _, tokenizers, corpora = prepare(recipe, tmp_path, QUIET)
@@ -102,15 +146,16 @@ def test_training_on_stored_distributions_runs_no_teacher(folder: Path, tmp_path
     train = corpora["train"]
     assert isinstance(train, ClipCorpus)
     assert {"teacher.values", "teacher.ids"} <= set(train.manifest["columns"])
-    first, second = (train[int(index)] for index in train.frames.argsort()[:2])  # they fit into one window
+    shortest = train.frames.argsort()[:2].tolist()  # they fit into one window
+    first, second = (train[index].target for index in shortest)
     assert first.teacher is not None
     assert second.teacher is not None
     assert first.teacher.values.shape == (len(first.ids) + 1, 8)
-    both = joined([first, second]).teacher
+    both = train.joined(shortest).target.teacher
     assert both is not None
     assert len(both.values) == len(first.ids) + len(second.ids) + 1, "one EOS"
     assert both.ids[len(first.ids) :].tolist() == second.teacher.ids.tolist()
-    batch = train.collate([joined([first, second]), first])
+    batch = train.collate([train.joined(shortest), train[shortest[0]]])
     assert len(batch["teacher_ids"]) == int((batch["labels"] != -100).sum())
     assert "teacher.ids" not in corpora["valid"].manifest["columns"]
 
@@ -141,12 +186,12 @@ def test_a_fixed_encoder(folder: Path, tmp_path: Path, gated: bool) -> None:
     assert not gated or float(after["gate.weight"].abs().max()) > 0
 
 
-@pytest.mark.parametrize("taught", [TAUGHT, STORED])
+@pytest.mark.parametrize(("taught", "data"), [(TAUGHT, {"join": 0.5}), (SHORT, WITH_TIMES)])
 def test_a_resumed_run_is_an_uninterrupted_one(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taught: dict[str, Any]
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taught: dict[str, Any], data: dict[str, Any]
 ) -> None:
     l0drop = {"target_sparsity": 0.4, "start": 1.0, "gating": "mask", "layerwise": [1], "cut_padding": 0.04}
-    values = tiny_speech.recipe(folder, l0drop=l0drop, data={"join": 0.5}, train={**taught, "accumulation": 2})
+    values = tiny_speech.recipe(folder, l0drop=l0drop, data=data, train={**taught, "accumulation": 2})
     _, whole = run(values, tmp_path / "whole")
     stopped_at(4, lambda: run(values, tmp_path / "parts"), monkeypatch)
     _, parts = run(values, tmp_path / "parts")
@@ -160,7 +205,7 @@ def test_a_resumed_run_is_an_uninterrupted_one(
 
 @pytest.mark.slow
 def test_one_process_and_two_take_the_same_steps(folder: Path, tmp_path: Path) -> None:
-    values = tiny_speech.recipe(folder, data={"join": 0.5}, train={**STORED, "steps": 4, "save_every": 4})
+    values = tiny_speech.recipe(folder, data=WITH_TIMES, train={**SHORT, "steps": 4, "save_every": 4})
     _, one = run(values, tmp_path / "one")
     file = tmp_path / "recipe.yaml"
     file.write_text(yaml.safe_dump(values))

@@ -186,6 +186,7 @@ def evaluate_transcripts(
         clips=len(clips),
         seconds=timed.seconds,
         silent=timed.silent,
+        long=timed.long or None,
         judging=judging,
         systems=records,
         baseline=None if baseline is None or other is None else _record(baseline, other, speakers, "baseline.txt"),

@@ -43,6 +43,7 @@ def speech_tail(
         empty={side: sum(not clip.written and clip.length > 0 for clip in found) for side, found in sides.items()},
         runaways={side: sum(clip.is_runaway for clip in found) for side, found in sides.items()},
         numbers=_lost(digits, digits, outputs, baseline, references),
+        skipped={side: sum(clip.skipped for clip in found) for side, found in sides.items()},
         names=_lost(_names, _lower_words, outputs, baseline, references),
     )
 

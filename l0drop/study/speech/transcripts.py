@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from l0drop.data.audio import Audio, AudioError, trimmed
+from l0drop.data.audio import RATE, Audio, AudioError, trimmed
 from l0drop.data.spoken import SpokenClip
 from l0drop.data.text import CorpusError, one_line, read_lines
 from l0drop.decoding.folder import fingerprint
@@ -23,7 +23,7 @@ AT_ONCE = 64
 class Transcribed:
     """One text per clip. sparsity: of covered rows, sparsity_of_all: of all rows; None without gates or a model.
 
-    seconds: of audio, after trimming. silent: clips without sound.
+    seconds: of audio, after trimming. silent: clips without sound. long: recordings of more than one window.
     """
 
     texts: list[str]
@@ -33,6 +33,7 @@ class Transcribed:
     decoding: Settings | None = None
     seconds: float = 0.0
     silent: int = 0
+    long: int = 0
     seconds_trimmed: float = 0.0
 
 
@@ -80,7 +81,7 @@ def _decoded(
 ) -> Transcribed:
     settings = model.settings(generation)
     texts = [""] * len(clips)
-    covered = kept = rows = rows_kept = silent = 0
+    covered = kept = rows = rows_kept = silent = long = 0
     seconds = before = cpu = wall = 0.0
     warm = False
     for start in range(0, len(clips), AT_ONCE):
@@ -90,11 +91,13 @@ def _decoded(
             audio = [trimmed(one, trim) for one in audio]
         seconds += sum(one.seconds for one in audio)
         silent += sum(one.is_silent for one in audio)
+        long += sum(model.is_long(one) for one in audio)
         batches = model.batches(audio, batch_size)
         advance(len(audio) - sum(map(len, batches)))
         for batch in batches:
-            if not warm:  # the first call packs weights and fills caches
-                model.decode([audio[batch[-1]]], settings)
+            if not warm:  # the first call packs weights and fills caches; a second of a long recording is enough
+                shortest = audio[batch[-1]]
+                model.decode([Audio(shortest.name, shortest.samples[:RATE])], settings)
                 warm = True
             cpu_before, wall_before = time.process_time(), time.perf_counter()
             found = model.decode([audio[index] for index in batch], settings)
@@ -121,5 +124,6 @@ def _decoded(
         },
         seconds=seconds,
         silent=silent,
+        long=long,
         seconds_trimmed=before - seconds,
     )

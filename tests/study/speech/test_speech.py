@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import soundfile
 
-from l0drop import sparsify
+from l0drop import load, sparsify
 from l0drop.data.audio import RATE, Audio, trimmed
 from l0drop.data.speech_metrics import clip_errors, wer
 from l0drop.data.spoken import SpokenClip, read_spoken
 from l0drop.data.text import CorpusError
+from l0drop.report.speech_tables import errors_table, speech_tail_table
 from l0drop.runs.speech import SpeechAnalysis, SpeechEvaluation, SpeechJudging, TimedWord
 from l0drop.study.significance import resampled
 from l0drop.study.speech.analysis import RowStudy, SpeechAnalysisJob
@@ -66,6 +67,18 @@ def test_tail_risk_counts_lost_numbers_and_names() -> None:
     assert (tail.worst[0].line, tail.worst[0].difference) == (3, 100.0)
     assert tail.empty == {"system": 1, "baseline": 0}
     assert (tail.numbers.lost, tail.names.lost) == (1, 1), "9 and Smith"
+
+
+def test_passages_that_a_transcript_lacks_are_skipped() -> None:
+    spoken = [f"wo{one}{other}" for one in "rstu" for other in "abcdefghij"]
+    gone = " ".join(spoken[:5] + spoken[16:20] + spoken[29:])
+    found, other = clip_errors([gone, ""], [" ".join(spoken), "yes it is"])
+    assert (found.deletions, found.skipped) == (20, 11), "11 words in a row, then 9"
+    assert (other.deletions, other.skipped) == (3, 0), "a short text is not a passage"
+    assert clip_errors([gone], [" ".join(spoken)], "character")[0].skipped == 0
+    clips = [SpokenClip("a.wav", Path("a.wav"), "a", " ".join(spoken), 1)]
+    tail = speech_tail(clips, [gone], [" ".join(spoken)], [found], clip_errors([clips[0].text], [clips[0].text]))
+    assert tail.skipped == {"system": 11, "baseline": 0}
 
 
 def test_trimming_cuts_quiet_ends_only() -> None:
@@ -148,6 +161,39 @@ def test_an_evaluation_and_its_files(folder: Path, tmp_path: Path) -> None:
     _, again = SpeechJob([target / "transcripts-1.txt"], folder / "list.tsv", output=tmp_path / "again").run()
     assert len(texts) == 6
     assert again.systems[0].scores == system.scores
+
+
+def test_long_recordings_are_scored_window_by_window(folder: Path, tmp_path: Path) -> None:
+    """In a list with short clips; rows of overlapping windows count once, and timestamps are asked for."""
+    seconds = (1.3, 0.3, 0.9)
+    lines = []
+    for number, length in enumerate(seconds):
+        soundfile.write(tmp_path / f"{number}.wav", whispers.tone(length, number), RATE)
+        lines.append(f"{number}.wav\tspeaker {number % 2}\t{'a0 b1 c2 d3 ' * 8}\n")
+    (tmp_path / "list.tsv").write_text("".join(lines))
+    settings = {"max_new_tokens": 8}
+    job = SpeechJob(
+        [folder / "sparse"], tmp_path / "list.tsv", folder / "dense", SpeechJudging(resamples=50), settings,
+        output=tmp_path / "out",
+    )  # fmt: skip
+    target, found = job.run()
+    assert SpeechEvaluation.read(target / "metrics.json") == found
+    assert found.long == 2
+    (system,) = found.systems
+    model = load(folder / "sparse")
+    expected = model.transcribe([tmp_path / f"{number}.wav" for number in range(3)], **settings)
+    assert [one.windows > 1 for one in expected] == [True, False, True]
+    assert (target / "transcripts-1.txt").read_text().splitlines() == [one.text for one in expected]
+    kept, covered = sum(len(one.kept) for one in expected), sum(one.covered for one in expected)
+    assert covered == sum(-(-round(100 * length) // 2) for length in seconds)
+    assert system.sparsity == pytest.approx(1 - kept / covered)
+    assert system.tail is not None
+    assert system.tail.skipped is not None
+    assert system.tail.skipped["system"] > 0
+    assert "2 recordings have more than one window" in errors_table(found).note
+    table = speech_tail_table(found)
+    assert table is not None
+    assert table.rows[0][table.head.index("words skipped")] == str(system.tail.skipped["system"])
 
 
 def test_an_analysis_counts_every_row_once(folder: Path, tmp_path: Path) -> None:
