@@ -16,7 +16,7 @@ import yaml
 
 from l0drop import L0DropConfig, sparsify
 from l0drop.app.cli import app
-from l0drop.core import gates
+from l0drop.core import gates, shorteners
 from l0drop.recipe import Recipe, parse_recipe
 from l0drop.recipe.checks import Section
 from tests.decoding import folders
@@ -59,8 +59,9 @@ def demo_runs(baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block that registers a gate runs in two tests, and a name can be registered once."""
-    monkeypatch.setattr(gates, "_registry", dict(gates._registry))
+    """A block that registers a gate or a shortener runs in two tests, and a name can be registered once."""
+    for registry in (gates._registry, shorteners._registry):
+        monkeypatch.setattr(registry, "classes", dict(registry.classes))
 
 
 @pytest.mark.parametrize("document", [document for document in DOCUMENTS if python_blocks(document)])
