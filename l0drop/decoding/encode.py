@@ -229,9 +229,7 @@ class Encoder:
             return Encoded(full(encodings, everything, mask_BN, "mask"), None, mask_BN)
         l0drop = self.model.config.l0drop
         if self.shortener is not None:
-            raise ValueError(
-                f"gates: the memory of this model comes from its shortener, {self.shortener}"
-            )
+            raise ValueError(f"gates: the memory of this model comes from its shortener, {self.shortener}")
         if l0drop.cut_padding is not None:
             raise ValueError("gates: a model with cut_padding decides by itself which rows there are")
         if l0drop.layerwise:

@@ -44,7 +44,7 @@ from l0drop.models.layerwise import GatedLayers, LayerRun
 from l0drop.models.loading import GATE_NAMES, check_weights
 from l0drop.models.outputs import L0DropEncoderOutput, L0DropOutput
 from l0drop.models.patterns import OpenGate
-from l0drop.models.received import attention_received
+from l0drop.models.received import attention_received, noting_last_input
 from l0drop.models.stamp import check_base, check_stamp, write_stamp
 from l0drop.models.whisper import at_source, cut_early, first_rows
 
@@ -121,7 +121,7 @@ class L0DropModel(Controls, PreTrainedModel):
         """Raise ValueError if the shortener needs an attention that this model cannot give it."""
         if not shortener.needs_attention:
             return
-        if self.family.last_weights is None:
+        if self.family.last_attention is None:
             raise ValueError(
                 f"shortener: {type(shortener).__name__} needs the attention between all positions, but "
                 f"{self.family.base.__name__} attends within windows"
@@ -174,20 +174,25 @@ class L0DropModel(Controls, PreTrainedModel):
         cut_early(encoder)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        replaced = self.__dict__.get("_modules", {}).get(name)
-        if isinstance(value, Recorded) and isinstance(replaced, Recorded):
+        is_built = "gate" in self.__dict__.get("_modules", {})
+        if is_built and isinstance(value, Recorded):
             self._check_replacement(name, value)
             value.to(self.device).train(self.training)  # as the gate or shortener that it replaces
         super().__setattr__(name, value)
 
     def _check_replacement(self, name: str, value: Recorded) -> None:
-        if isinstance(value, Shortener) and name == "shortener":
-            self._check_attention_for(value)
-        elif self.shortener is not None:
+        """Raise ValueError for a gate in a model with a shortener, or the other way round."""
+        if isinstance(value, Gate) and self.shortener is not None:
             raise ValueError(
                 f"{name}: this model's memory comes from its shortener, {type(self.shortener).__name__}, without "
                 "gates; replace model.shortener, or sparsify the base model without one"
             )
+        if isinstance(value, Shortener) and self.shortener is None:
+            raise ValueError(
+                f"{name}: this model has gates; name the shortener in L0DropConfig when you sparsify the base model"
+            )
+        if isinstance(value, Shortener):
+            self._check_attention_for(value)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -311,16 +316,15 @@ class L0DropModel(Controls, PreTrainedModel):
     def _encode_and_shorten(
         self, shortener: Shortener, encoder: Any, attention_mask: Tensor | None, arguments: dict[str, Any]
     ) -> L0DropEncoderOutput:
+        """Run the encoder, then the shortener, with the last layer's attention if it needs that."""
         if not shortener.needs_attention:
-            outputs = encoder(**arguments)
-            return self._shorten(shortener, outputs, attention_mask)
-        outputs = encoder(**{**arguments, "output_hidden_states": True})
-        assert self.family.last_weights is not None
-        before_last_BND = outputs.hidden_states[-2]
-        if not arguments.get("output_hidden_states", encoder.config.output_hidden_states):
-            outputs.hidden_states = None
-        mask_BN, _ = self.source_rows(attention_mask, before_last_BND)
-        received_BN = attention_received(self.family.last_weights, encoder, before_last_BND, mask_BN)
+            return self._shorten(shortener, encoder(**arguments), attention_mask)
+        last = self.family.last_attention
+        assert last is not None, "checked when the shortener was set"
+        view, layer = noting_last_input(last, encoder)
+        outputs = view(**arguments)
+        mask_BN, _ = self.source_rows(attention_mask, layer.noted)
+        received_BN = attention_received(last, encoder, layer.noted, mask_BN)
         return self._shorten(shortener, outputs, attention_mask, attention=received_BN)
 
     def _shorten(

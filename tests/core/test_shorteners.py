@@ -2,6 +2,7 @@
 
 import copy
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -60,7 +61,7 @@ def wanted(keep: float, real: int) -> int:
 def mean_groups(x: list[Tensor], n: int) -> list[int]:
     """The sizes of `n` groups of neighbours that are spread evenly."""
     bounds = [math.ceil(k * len(x) / n) for k in range(n + 1)]
-    return [after - before for before, after in zip(bounds, bounds[1:], strict=False)]
+    return [after - before for before, after in pairwise(bounds)]
 
 
 def merged_groups(x: list[Tensor], n: int) -> list[int]:
@@ -68,7 +69,7 @@ def merged_groups(x: list[Tensor], n: int) -> list[int]:
     groups = [[row] for row in x]
     while len(groups) > n:
         means = [torch.stack(group).mean(0) for group in groups]
-        similar = [torch.cosine_similarity(a, b, dim=0).item() for a, b in zip(means, means[1:], strict=False)]
+        similar = [torch.cosine_similarity(a, b, dim=0).item() for a, b in pairwise(means)]
         best = similar.index(max(similar))
         groups[best : best + 2] = [groups[best] + groups[best + 1]]
     return [len(group) for group in groups]
@@ -300,8 +301,8 @@ def test_attention_must_be_given():
 
 def test_a_sentence_without_tokens():
     for name in NAMES:
+        mask = torch.tensor([[True, True], [False, False]])
         with pytest.raises(ValueError, match="attention_mask: sentence 1 of the batch has no real token"):
-            mask = torch.tensor([[True, True], [False, False]])
             shortened(name, 0.5, torch.randn(2, 2, WIDTH), mask, torch.rand(2, 2))
 
 
