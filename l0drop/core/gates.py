@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from l0drop.core import hard_concrete
-from l0drop.core.registry import Recorded, Registry
+from l0drop.core.registry import Buildable, Registry
 from l0drop.core.values import WrongKindError
 
 NOISE = "noise"
@@ -66,7 +66,7 @@ class Gates(NamedTuple):
             raise ValueError("Gates.values: padding must have gate 0; multiply them by mask in the gate's forward")
 
 
-class Gate(Recorded):
+class Gate(Buildable):
     """Base class of gates: subclass it and override `forward`.
 
     A saved model rebuilds its gate from the constructor's arguments. They are recorded automatically and must be plain

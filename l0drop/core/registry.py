@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from torch import nn
 
 
-class Recorded(nn.Module):
+class Buildable(nn.Module):
     """A module that records its constructor's arguments, which must be plain JSON values.
 
     arguments_field: the name of the user's setting that holds them, for messages.
@@ -53,7 +53,7 @@ class UnregisteredError(ValueError):
     remedy = "import"
 
 
-Kind = TypeVar("Kind", bound=Recorded)
+Kind = TypeVar("Kind", bound=Buildable)
 
 
 class Registry(Generic[Kind]):

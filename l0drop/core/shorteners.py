@@ -27,11 +27,11 @@ from l0drop.core import hard_concrete
 from l0drop.core.dial import largest, rows_to_keep
 from l0drop.core.gates import Gates
 from l0drop.core.memory import Memory, compress, pool
-from l0drop.core.registry import Recorded, Registry
+from l0drop.core.registry import Buildable, Registry
 from l0drop.core.values import number
 
 
-class Shortener(Recorded):
+class Shortener(Buildable):
     """Base class of shorteners: subclass it and override `forward`.
 
     A saved model rebuilds its shortener from the constructor's arguments. They are recorded automatically and must be

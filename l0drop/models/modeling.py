@@ -32,7 +32,7 @@ from l0drop.core.dial import Dial, Dials, Draw
 from l0drop.core.gates import NOISE, Gate, Gates, gate_class, gate_name
 from l0drop.core.memory import Memory, dense_memory, keep_one, short_memory
 from l0drop.core.penalty import penalised, penalty
-from l0drop.core.registry import Recorded
+from l0drop.core.registry import Buildable
 from l0drop.core.shorteners import Shortener, shortener_class, shortener_name
 from l0drop.models.adopt import adopt_parameters
 from l0drop.models.attention import check_adds_bias, needs_bias_like_states
@@ -175,12 +175,12 @@ class L0DropModel(Controls, PreTrainedModel):
 
     def __setattr__(self, name: str, value: Any) -> None:
         is_built = "gate" in self.__dict__.get("_modules", {})
-        if is_built and isinstance(value, Recorded):
+        if is_built and isinstance(value, Buildable):
             self._check_replacement(name, value)
             value.to(self.device).train(self.training)  # as the gate or shortener that it replaces
         super().__setattr__(name, value)
 
-    def _check_replacement(self, name: str, value: Recorded) -> None:
+    def _check_replacement(self, name: str, value: Buildable) -> None:
         """Raise ValueError for a gate in a model with a shortener, or the other way round."""
         if isinstance(value, Gate) and self.shortener is not None:
             raise ValueError(
@@ -197,7 +197,7 @@ class L0DropModel(Controls, PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Initialize gates, shorteners and their submodules as their constructors do, not like the base's layers."""
-        for part in (m for m in self.modules() if isinstance(m, Recorded)):
+        for part in (m for m in self.modules() if isinstance(m, Buildable)):
             for name, inner in part.named_modules():
                 if inner is not module:
                     continue
@@ -635,7 +635,7 @@ class L0DropModel(Controls, PreTrainedModel):
         return bias
 
 
-def _plain(part: Recorded, name: str) -> dict[str, Any]:
+def _plain(part: Buildable, name: str) -> dict[str, Any]:
     """The arguments of a registered gate or shortener, for the config."""
     try:
         json.dumps(part.arguments)

@@ -127,13 +127,13 @@ class L0Drop(Section):
     cut_padding: NotNegative | None = None
     """For audio: remove the rows behind the end of a clip, and this number of seconds, before the first encoder layer.
     Default: Whisper reads the silence up to 30 seconds."""
+    ramp: Ramp | None = None
+    """Let λ rise to `lambda_` over some steps, for training from scratch. Default: λ is constant."""
     shortener: Text | None = None
     """The name of a registered shortener that builds the memory instead of gates, such as `mean_pool`; the keys above
     are for gates. Default: gates."""
     shortener_args: dict[str, JsonValue] = Field(default_factory=dict)
     """Arguments of the shortener, such as `{keep: 0.5}`."""
-    ramp: Ramp | None = None
-    """Let λ rise to `lambda_` over some steps, for training from scratch. Default: λ is constant."""
 
     @property
     def has_learned_gate(self) -> bool:
