@@ -12,6 +12,10 @@ from the run of their seed, sequence-level from the first seed's outputs on the 
 are given, the first is used for all gated systems. The others apply to the first target only, and their systems are
 named after them. The variants of --also, which change the recipe, apply to the first target only too.
 
+--rivals also trains memories without gates at these sparsities, distilled like the gated models: means of neighbours,
+merged neighbours, and the encodings of largest norm or with most attention. To compare them with gates of the same
+sparsity: --gatings zero --targets 0.47 0.7 --rivals 0.47 0.7 --distil-dense
+
 --systems selects single systems by name without the seed, and the runs that they need. --gather collects the finished
 runs and trains nothing. --tables FILE prints the tables of a results.json and exits.
 """
@@ -26,8 +30,9 @@ from l0drop.runs.study import StudyResults
 from l0drop.runs.table import Table
 from l0drop.study.dial import dial_curve
 from l0drop.study.distillation import folder_name
-from l0drop.study.study import Options, Study, SystemRecipe, at_target, continued
+from l0drop.study.study import Options, Study, SystemRecipe, at_target, continued, with_shortener
 from l0drop.study.sweep import UNGATED
+from result_tables.labels import SHORTENERS
 from result_tables.quality import elastic_table, seeds_table, single_table
 from study_command import carry_out, options_of, parser_of
 
@@ -43,6 +48,7 @@ class Multi30k(Study):
 
     other_ways: of distillation. dense: also distil continued baselines. long: also train for this number of steps.
     also: overrides of `zero`, by the name of the variant. elastic: the number of seeds of the elastic model.
+    rivals: the sparsities of memories without gates.
     """
 
     what = "Multi30k English-German, test 2016 (flickr), cased BLEU"
@@ -60,10 +66,12 @@ class Multi30k(Study):
         long: int | None = None,
         also: Mapping[str, Sequence[str]] | None = None,
         elastic: int = 1,
+        rivals: Sequence[float] = (),
     ) -> None:
         super().__init__(options)
         self.gatings, self.targets, self.other_ways = gatings, targets, other_ways
         self.dense, self.long, self.also, self.elastic = dense, long, also or {}, elastic
+        self.rivals = rivals
 
     def systems(self) -> list[SystemRecipe]:
         first = self.targets[0]
@@ -71,6 +79,8 @@ class Multi30k(Study):
         systems = [continued("on-long", longer)] if self.long else []
         for target in self.targets:
             systems += [at_target(f"{gating}-{target:g}", target, f"l0drop.gating={gating}") for gating in self.gatings]
+        for sparsity in self.rivals:
+            systems += [with_shortener(f"{how}-{sparsity:g}", how, sparsity) for how in SHORTENERS]
         systems += [at_target(f"{name}-{folder_name(way)}", first, distil=way) for way in self.other_ways]
         systems += [at_target(f"{name}-{variant}", first, *values) for variant, values in self.also.items()]
         if self.dense:
@@ -112,6 +122,10 @@ def main() -> None:
         help="also train `zero` with these changes",
     )  # fmt: skip
     parser.add_argument("--elastic", type=int, default=1, help="number of seeds that also train an elastic model")
+    parser.add_argument(
+        "--rivals", nargs="+", type=share_dropped, default=(), metavar="SPARSITY",
+        help="also train memories without gates at these sparsities",
+    )  # fmt: skip
 
     def study(arguments: argparse.Namespace) -> Multi30k:
         chosen, *others = arguments.distil
@@ -126,9 +140,21 @@ def main() -> None:
             long=arguments.long,
             also=dict(arguments.also),
             elastic=arguments.elastic,
+            rivals=arguments.rivals,
         )
 
     carry_out(Multi30k, parser, study)
+
+
+def share_dropped(text: str) -> float:
+    """A sparsity, above 0 and below 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected a share between 0 and 1, such as 0.47")
+    return value
 
 
 def variant(text: str) -> tuple[str, list[str]]:

@@ -16,7 +16,7 @@ import yaml
 
 from l0drop import L0DropConfig, sparsify
 from l0drop.app.cli import app
-from l0drop.core import gates
+from l0drop.core import gates, shorteners
 from l0drop.recipe import Recipe, parse_recipe
 from l0drop.recipe.checks import Section
 from tests.decoding import folders
@@ -59,8 +59,9 @@ def demo_runs(baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block that registers a gate runs in two tests, and a name can be registered once."""
-    monkeypatch.setattr(gates, "_registry", dict(gates._registry))
+    """A block that registers a gate or a shortener runs in two tests, and a name can be registered once."""
+    for registry in (gates._registry, shorteners._registry):
+        monkeypatch.setattr(registry, "classes", dict(registry.classes))
 
 
 @pytest.mark.parametrize("document", [document for document in DOCUMENTS if python_blocks(document)])
@@ -87,6 +88,17 @@ def test_the_readme_shows_the_kept_words(demo_runs: None, capsys: pytest.Capture
     assert result.text in printed
     assert 0 < len(result.kept) < result.source_tokens, "something is dropped"
     assert f"{len(result.kept)} of {result.source_tokens}" in printed
+
+
+def test_the_custom_shortener_begins_rows_where_encodings_turn() -> None:
+    block = python_block("docs/gates.md", "@register_shortener").split("name =")[0]
+    namespace: dict[str, Any] = {"__name__": "documented_shortener"}
+    exec(block, namespace)
+    x = torch.tensor([[[1.0, 0], [2, 0], [0, 1], [0, 3], [5, 0]]] * 2)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 1, 1, 1, 0]]).bool()
+    memory = namespace["Turns"](0.5)(x, mask)
+    assert memory.index.tolist() == [[0, 2, 4], [1, 2, -1]]
+    assert memory.states[0].tolist() == [[1.5, 0], [0, 2], [5, 0]]
 
 
 def test_the_custom_gate_drops_every_second_token(tmp_path: Path) -> None:
@@ -211,7 +223,7 @@ RECIPE_KEYS = sorted({(document, key) for document in DOCUMENTS for key in recip
 
 @pytest.mark.parametrize(("document", "key"), RECIPE_KEYS)
 def test_a_recipe_key_exists(document: str, key: str) -> None:
-    assert is_recipe_key(key) or key.startswith("l0drop.gate_args."), f"{document}: {key}"
+    assert is_recipe_key(key) or key.startswith(("l0drop.gate_args.", "l0drop.shortener_args.")), f"{document}: {key}"
 
 
 def test_recipe_keys_are_found_and_checked() -> None:

@@ -92,13 +92,9 @@ class Dial:
             return gates._replace(values=_keep_always(values_BN, always_BN))
         if self.max_memory is not None:
             return gates._replace(values=self._at_most(gates, mask_BN, gating, always_BN))
-        rank_BN = _rank(gates.log_alpha, mask_BN, always_BN)
-        keep = torch.as_tensor(self.keep, dtype=torch.float64, device=mask_BN.device)
-        if keep.dim() and keep.shape != mask_BN.shape[:1]:
-            raise ValueError(
-                f"`keep`: expected one share, or one for each of {len(mask_BN)} sentences, got {keep.numel()}"
-            )
-        wanted_B = (keep * mask_BN.sum(1)).round().clamp_min(1)
+        assert self.keep is not None
+        rank_BN = rank(gates.log_alpha, mask_BN, always_BN)
+        wanted_B = rows_to_keep(self.keep, mask_BN)
         reachable_BN = _reachable(gates.log_alpha, mask_BN)
         chosen_BN = (rank_BN < wanted_B[:, None]) & reachable_BN
         reopened_BN = torch.where(gates.values == 0, 1.0, gates.values)
@@ -120,7 +116,7 @@ class Dial:
                 f"`max_memory`: with gating {gating} one row represents the dropped tokens, and one is kept: at least 2"
             )
         open_BN = gates.values != 0
-        rank_BN = _rank(gates.log_alpha, open_BN, always_BN)
+        rank_BN = rank(gates.log_alpha, open_BN, always_BN)
         return _keep_always(torch.where(rank_BN < rows, gates.values, 0.0), always_BN)
 
 
@@ -191,14 +187,27 @@ def dial_of(
     return Dials(tuple(Dial(**common, **dict(zip(lists, row, strict=True))) for row in rows))  # type: ignore[arg-type]
 
 
+def rows_to_keep(keep: float | Tensor, mask_BN: Tensor) -> Tensor:
+    """[B], n = max(1, round(keep · real tokens)); `keep` is one share, or one for each sentence."""
+    share = torch.as_tensor(keep, dtype=torch.float64, device=mask_BN.device)
+    if share.dim() and share.shape != mask_BN.shape[:1]:
+        raise ValueError(f"`keep`: expected one share, or one for each of {len(mask_BN)} sentences, got {share.numel()}")
+    return (share * mask_BN.sum(1)).round().clamp_min(1).long()
+
+
+def largest(score_BN: Tensor, keep: float, mask_BN: Tensor) -> Tensor:
+    """[B, N], True on the share of real positions with the largest scores, ties by position; see `rows_to_keep`."""
+    return mask_BN & (rank(score_BN, mask_BN) < rows_to_keep(keep, mask_BN)[:, None])
+
+
 def _reachable(log_alpha_BN: Tensor, mask_BN: Tensor) -> Tensor:
     # log α = -inf marks a row that an earlier layer removed: there is no encoding to keep
     return mask_BN & (log_alpha_BN != -torch.inf)
 
 
-def _rank(log_alpha_BN: Tensor, among_BN: Tensor, always_BN: Tensor | None) -> Tensor:
-    """0 for the position of largest log α, 1 for the next, ties by position; `always_BN` comes first."""
-    score_BN = log_alpha_BN.masked_fill(~among_BN, -torch.inf)
+def rank(score_BN: Tensor, among_BN: Tensor, always_BN: Tensor | None = None) -> Tensor:
+    """0 for the position of largest score, 1 for the next, ties by position; `always_BN` comes first."""
+    score_BN = score_BN.masked_fill(~among_BN, -torch.inf)
     if always_BN is not None:
         score_BN = score_BN.masked_fill(always_BN & among_BN, torch.inf)
     order_BN = score_BN.argsort(dim=1, descending=True, stable=True)
@@ -220,7 +229,7 @@ def _border(
     if always_BN is not None:
         wanted_B = wanted_B - (always_BN & among_BN).sum(1)
         among_BN = among_BN & ~always_BN
-    rank_BN = _rank(log_alpha_BN, among_BN, None)
+    rank_BN = rank(log_alpha_BN, among_BN)
     next_to_border_BN = (rank_BN == wanted_B[:, None]) | (rank_BN == wanted_B[:, None] - 1)
     border_B1 = log_alpha_BN.masked_fill(~(next_to_border_BN & among_BN), 0).sum(1, keepdim=True) / 2
     return border_B1, (wanted_B >= 1) & (wanted_B < among_BN.sum(1))

@@ -3,7 +3,6 @@
 Shapes: B sentences, N source positions, D model width. Masks are True on real tokens.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from l0drop.core import hard_concrete
+from l0drop.core.registry import Buildable, Registry
 from l0drop.core.values import WrongKindError
 
 NOISE = "noise"
@@ -66,52 +66,19 @@ class Gates(NamedTuple):
             raise ValueError("Gates.values: padding must have gate 0; multiply them by mask in the gate's forward")
 
 
-class Gate(nn.Module):
+class Gate(Buildable):
     """Base class of gates: subclass it and override `forward`.
 
     A saved model rebuilds its gate from the constructor's arguments. They are recorded automatically and must be plain
-    JSON values.
+    JSON values. A constructor that names `width`, `beta`, `epsilon`, `start` or `normalize` gets the model's values.
 
     encodings: [B, N, D], differentiable.
     mask: [B, N], True on real tokens.
     hints: per-token tensors [B, N] by name, such as tags or frequency ranks. `needs` lists the required ones.
     """
 
-    arguments: dict[str, Any]
+    arguments_field = "gate_args"
     needs: ClassVar[tuple[str, ...]] = ()
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> "Gate":
-        gate = super().__new__(cls)
-        try:
-            bound = inspect.signature(cls.__init__).bind(gate, *args, **kwargs)
-        except TypeError:
-            return gate  # __init__ raises a better error; a copy gets its arguments with the other attributes
-        bound.apply_defaults()
-        arguments: dict[str, Any] = {}
-        for name, value in list(bound.arguments.items())[1:]:
-            variadic = bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
-            arguments.update(value if variadic else {name: value})
-        gate.__dict__["arguments"] = arguments
-        return gate
-
-    def __init__(self) -> None:
-        super().__init__()  # nn.Module takes any arguments; a gate without its own constructor takes none
-
-    @classmethod
-    def build(cls, arguments: Mapping[str, Any], *, width: int, **defaults: Any) -> "Gate":
-        """The gate for a model of this width.
-
-        `defaults` are the model's settings for the learned gate (beta, epsilon, start, normalize). The constructor gets
-        `width` and those of them that it has parameters for.
-        """
-        signature = inspect.signature(cls.__init__)
-        offered = {"width": width, **defaults}
-        given = {**{k: v for k, v in offered.items() if k in signature.parameters}, **arguments}
-        try:
-            signature.bind(None, **given)
-        except TypeError as error:
-            raise ValueError(f"gate_args: {cls.__name__} does not take {dict(arguments)}: {error}") from None
-        return cls(**given)
 
     def forward(
         self,
@@ -229,7 +196,7 @@ class LearnedGate(Gate):
         self.moved.fill_(log_alpha + hard_concrete.threshold(self.epsilon))
 
 
-_registry: dict[str, type[Gate]] = {"learned": LearnedGate}
+_registry = Registry[Gate]("gate", {"learned": LearnedGate})
 
 GateClass = TypeVar("GateClass", bound=type[Gate])
 
@@ -238,41 +205,17 @@ def register_gate(name: str) -> Callable[[GateClass], GateClass]:
     """Class decorator: the name under which a saved model finds its gate, once the defining module is imported."""
 
     def register(gate_class: GateClass) -> GateClass:
-        known = _registry.get(name)
-        if known is not None and _path(known) != _path(gate_class):
-            raise ValueError(f"gate: the name {name!r} is taken by {_path(known)}")
-        _registry[name] = gate_class
+        _registry.add(name, gate_class)
         return gate_class
 
     return register
 
 
-def _path(gate_class: type[Gate]) -> str:
-    return f"{gate_class.__module__}.{gate_class.__qualname__}"
-
-
-class UnknownGateError(ValueError):
-    """No gate is registered under this name. `remedy` tells an interface, in a word, what the user can do."""
-
-    remedy = "import"
-
-
 def gate_class(name: str) -> type[Gate]:
     """The registered gate of that name."""
-    if name not in _registry:
-        raise UnknownGateError(
-            f"gate: no gate is registered as {name!r} (known: {', '.join(sorted(_registry))}); "
-            "import the module that defines it, with @register_gate, before loading the model"
-        )
-    return _registry[name]
+    return _registry.class_of(name)
 
 
 def gate_name(gate: Gate) -> str:
     """The name a gate's class is registered under."""
-    for name, known in _registry.items():
-        if _path(known) == _path(type(gate)):  # not identity: running a notebook cell again makes a new class
-            return name
-    raise ValueError(
-        f"gate: {type(gate).__name__} is not registered, so a saved model could not find it again; "
-        'decorate the class with @register_gate("name")'
-    )
+    return _registry.name_of(gate)

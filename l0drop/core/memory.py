@@ -12,6 +12,8 @@ the same on both.
 
 With `mask` and `weight` a sentence whose gates are all closed keeps one position, with gate 1; see `keep_one`.
 
+`pool` builds a short memory without gates: each row is the mean of a group of encodings, with bias log size.
+
 Shapes: B sentences, N source positions, K memory rows, D model width. Masks are True on real tokens.
 """
 
@@ -21,6 +23,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from l0drop.core import hard_concrete
 from l0drop.core.gates import Gates, unreadable
 from l0drop.core.values import WrongKindError
 
@@ -34,8 +37,10 @@ class Memory:
 
     states: [B, K, D], in source order.
     bias: [B, 1, 1, K], added to the attention scores; -inf on padding; float32, or float64 with float64 states.
-    index: [B, K], the source position of each row; -1 for the shared row and padding.
-    count: [B], the number of dropped real tokens; with `zero` and `mean`, the shared row represents them.
+    index: [B, K], the source position of each row; -1 for the shared row and padding. A row that is the mean of several
+        encodings has the position of the first.
+    count: [B], the number of real tokens without a row of their own: those that are dropped, which with `zero` and
+        `mean` the shared row represents, and those that belong to another token's row.
     """
 
     states: Tensor
@@ -49,6 +54,43 @@ class Memory:
         seen_BK = self.bias[:, 0, 0] > -torch.inf
         number_K = torch.arange(1, seen_BK.shape[1] + 1, device=seen_BK.device)
         return (seen_BK * number_K).amax(1)
+
+    def with_rows(self, mask_BN: Tensor) -> Tensor:
+        """[B, N], True on the source positions of rows, for tokens [B, N]."""
+        here_BN = torch.zeros(len(mask_BN), mask_BN.shape[1] + 1, dtype=torch.bool, device=mask_BN.device)
+        return here_BN.scatter(1, self.index + 1, True)[:, 1:]  # -1 goes to a column that is cut off
+
+    def check(self, encodings: Tensor, mask_BN: Tensor) -> None:
+        """Raise ValueError unless this is what a shortener may make of these encodings.
+
+        Every row that the decoder sees has a source position, of a real token and in source order, and `count` is the
+        number of the other real tokens.
+        """
+        (B, K), D = self.index.shape, encodings.shape[2]
+        shapes = {"states": (B, K, D), "bias": (B, 1, 1, K), "index": (len(encodings), K), "count": (B,)}
+        for name, shape in shapes.items():
+            if getattr(self, name).shape != shape:
+                raise ValueError(f"Memory.{name}: expected shape {shape}, got {tuple(getattr(self, name).shape)}")
+        if unreadable(mask_BN):
+            return  # checked by the eager run of the same shortener
+        seen_BK, index_BK = self.bias[:, 0, 0] > -torch.inf, self.index
+        is_real_BK = (index_BK >= 0) & (index_BK < mask_BN.shape[1])
+        is_real_BK = is_real_BK & mask_BN.gather(1, torch.where(is_real_BK, index_BK, 0))
+        before_BK = torch.nn.functional.pad(index_BK.cummax(1).values, (1, 0), value=-1)[:, :-1]
+        found = (
+            torch.where(seen_BK, is_real_BK & (index_BK > before_BK), index_BK == -1).all(),
+            (seen_BK.sum(1) + self.count == mask_BN.sum(1)).all(),
+            seen_BK.any(1).all(),
+        )
+        in_order, complete, some = torch.stack(found).tolist()
+        if not some:
+            raise ValueError("Memory.bias: a sentence has no row; attention over nothing is undefined")
+        if not in_order:
+            raise ValueError(
+                "Memory.index: expected the position of a real token for each row, in source order, and -1 on padding"
+            )
+        if not complete:
+            raise ValueError("Memory.count: expected the number of real tokens less the number of rows")
 
 
 def has_shared_row(gating: str) -> bool:
@@ -105,6 +147,42 @@ def dense_memory(encodings: Tensor, values_BN: Tensor, mask_BN: Tensor, gating: 
     return Memory(states_BND, bias_BN[:, None, None], index_BN, mask_BN.sum(1) - kept_BN.sum(1))
 
 
+def pool(encodings: Tensor, rows: Tensor, mask: Tensor) -> Memory:
+    """The memory whose rows are means of groups of encodings, with bias log size. Differentiable in the encodings.
+
+    Attention over it is attention over the full memory in which every encoding is replaced by the mean of its group.
+
+    rows: [B, N], the row that each real token belongs to, numbered 0, 1, 2, ... by their first tokens.
+    """
+    _check_kinds(encodings, mask)
+    mask_BN = mask.bool()
+    check_mask(mask_BN)
+    if rows.shape != mask_BN.shape or rows.is_floating_point():
+        raise ValueError(
+            f"rows: expected whole numbers of shape {tuple(mask_BN.shape)}, got {rows.dtype} of shape "
+            f"{tuple(rows.shape)}"
+        )
+    row_BN = rows.masked_fill(~mask_BN, -1)
+    (B, N), most = mask_BN.shape, int(row_BN.max()) + 1
+    highest_BN = row_BN.cummax(1).values
+    new_BN = highest_BN - torch.nn.functional.pad(highest_BN, (1, 0), value=-1)[:, :-1]
+    if not bool(((new_BN <= 1) & ((row_BN >= 0) == mask_BN)).all()):
+        raise ValueError(
+            "rows: expected the row of each real token, numbered from 0 in the order of their first tokens"
+        )
+    target_BN = row_BN.masked_fill(~mask_BN, most)  # padding goes to a row that is cut off
+    # where, not a product: padding may hold anything, NaN included
+    x_BND = torch.where(mask_BN[..., None], hard_concrete.wide(encodings), 0)
+    sum_BKD = x_BND.new_zeros(B, most + 1, x_BND.shape[2]).scatter_add(1, target_BN[..., None].expand_as(x_BND), x_BND)
+    size_BK = x_BND.new_zeros(B, most + 1).scatter_add(1, target_BN, x_BND.new_ones(B, N))[:, :most]
+    states_BKD = sum_BKD[:, :most] / size_BK.clamp_min(1)[..., None]
+    position_BN = torch.arange(N, device=row_BN.device).expand(B, N)
+    first_BK = row_BN.new_full((B, most + 1), N).scatter_reduce(1, target_BN, position_BN, "amin")[:, :most]
+    index_BK = first_BK.masked_fill(size_BK == 0, -1)
+    count_B = mask_BN.sum(1) - (size_BK > 0).sum(1)
+    return Memory(states_BKD.to(encodings.dtype), size_BK.log()[:, None, None], index_BK, count_B)
+
+
 def keep_one(gates: Gates, mask_BN: Tensor, gating: Gating) -> Gates:
     """With `mask` and `weight`, give a sentence whose gates are all closed one position with gate 1.
 
@@ -134,16 +212,22 @@ def check_mask(mask_BN: Tensor) -> None:
         )
 
 
-def _checked(encodings: Tensor, gates: Gates, mask: Tensor, gating: str) -> Tensor:
-    if gating not in GATINGS:
-        raise ValueError(f"gating: expected one of {', '.join(GATINGS)}, got {gating!r}")
-    for name, value, kind in (("encodings", encodings, Tensor), ("gates", gates, Gates), ("mask", mask, Tensor)):
-        if not isinstance(value, kind):
-            raise WrongKindError(f"{name}: expected {kind.__name__}, got {type(value).__name__}")
+def _check_kinds(encodings: Tensor, mask: Tensor) -> None:
+    for name, value in (("encodings", encodings), ("mask", mask)):
+        if not isinstance(value, Tensor):
+            raise WrongKindError(f"{name}: expected Tensor, got {type(value).__name__}")
     if not mask.numel():
         raise ValueError(f"mask: expected at least one sentence and position, got shape {tuple(mask.shape)}")
     if mask.shape != encodings.shape[:2]:
         raise ValueError(f"mask: expected shape {tuple(encodings.shape[:2])}, got {tuple(mask.shape)}")
+
+
+def _checked(encodings: Tensor, gates: Gates, mask: Tensor, gating: str) -> Tensor:
+    if gating not in GATINGS:
+        raise ValueError(f"gating: expected one of {', '.join(GATINGS)}, got {gating!r}")
+    if not isinstance(gates, Gates):
+        raise WrongKindError(f"gates: expected Gates, got {type(gates).__name__}")
+    _check_kinds(encodings, mask)
     mask_BN = mask.bool()
     gates.check(mask_BN)
     check_mask(mask_BN)

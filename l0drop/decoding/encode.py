@@ -97,8 +97,14 @@ class Encoder:
 
     @property
     def is_gated(self) -> bool:
-        """Whether the model has gates, and they are enabled."""
+        """Whether the model shortens its memory with gates, or with another shortener, and they are enabled."""
         return isinstance(self.model, L0DropModel) and self.model.config.l0drop.enabled
+
+    @property
+    def shortener(self) -> str | None:
+        """The class of the shortener that builds the memory instead of gates; None with gates, and without either."""
+        own = self.model.shortener if self.is_gated else None
+        return None if own is None else type(own).__name__
 
     @torch.no_grad()
     def encode(
@@ -222,6 +228,8 @@ class Encoder:
             everything = Gates(mask_BN.to(encodings.dtype))
             return Encoded(full(encodings, everything, mask_BN, "mask"), None, mask_BN)
         l0drop = self.model.config.l0drop
+        if self.shortener is not None:
+            raise ValueError(f"gates: the memory of this model comes from its shortener, {self.shortener}")
         if l0drop.cut_padding is not None:
             raise ValueError("gates: a model with cut_padding decides by itself which rows there are")
         if l0drop.layerwise:

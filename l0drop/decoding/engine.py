@@ -49,7 +49,8 @@ class Generation:
     """The engine's outputs, in the layout of Hugging Face's `generate`.
 
     sequences: [B · returned, T], starting with the start token, padded after EOS. scores: [B · returned], with length
-    penalty. gates: at full length [B, N], None for a model without gates. kept: [B, N] bool.
+    penalty. gates: at full length [B, N], None for a model without gates. kept: [B, N] bool. With a shortener both mark
+    the tokens that a row of the memory begins with: a row that is a mean stands for tokens up to the next mark too.
 
     Of audio, sequences have new tokens alone, without EOS, as Whisper's `generate` returns them; gates and kept rows
     are those of each clip's first window. windows: all windows. segments: for each clip, its parts with their times.

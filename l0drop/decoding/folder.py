@@ -12,8 +12,8 @@ from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HFValidat
 from safetensors import SafetensorError
 from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
 
-from l0drop.core.gates import UnknownGateError
 from l0drop.core.out_of_memory import is_out_of_memory
+from l0drop.core.registry import UnregisteredError
 from l0drop.data.tokenizer import TokenizerPair, load_tokenizers, read_tokenizer
 from l0drop.decoding.settings import SCORING, check_stored_settings
 from l0drop.extras import needed_for
@@ -92,7 +92,7 @@ def load_model(name: str, folder: Path | None, dtype: torch.dtype | str) -> PreT
         if folder is not None:
             raise ValueError(f"{name}: the model cannot be read ({first_line(error)})") from error
         raise ValueError(f"{name}: loading it from the Hugging Face hub failed ({first_line(error)})") from error
-    except UnknownGateError:
+    except UnregisteredError:
         raise
     except Exception as error:  # whatever a broken file causes in the libraries
         if str(error).startswith("Unrecognized configuration class"):

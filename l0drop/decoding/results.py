@@ -29,7 +29,8 @@ class Alternative:
 class Result:
     """The output for one text; a blank text has a blank output, without score and tokens.
 
-    text, score: the best output and its score with length penalty. kept: the source tokens in the memory.
+    text, score: the best output and its score with length penalty. kept: the source tokens in the memory; with a
+    shortener that joins tokens into one row, the first token of each row.
     source_tokens, output_tokens: their numbers. cut: the number of source tokens cut off because the text was too long
     for the model. alternatives: the next best outputs, best first.
     """

@@ -109,7 +109,8 @@ class TextModel:
         if l0drop is None:
             facts.append("gating=None")
         else:
-            facts.append(f"gating={l0drop.gating!r}" if l0drop.enabled else f"gating={l0drop.gating!r} (disabled)")
+            how = f"gating={l0drop.gating!r}" if l0drop.shortener is None else f"shortener={l0drop.shortener!r}"
+            facts.append(how if l0drop.enabled else f"{how} (disabled)")
             facts.append(f"gate={l0drop.gate!r}" if l0drop.gate != "learned" else "")
             aims = (f"{name}={value}" for name in ("target_sparsity", "lambda_") if (value := getattr(l0drop, name)))
             facts += aims
@@ -189,6 +190,11 @@ class TextModel:
         """The best output for one text, with gates and cross-attention. A long text is cut with a warning."""
         if isinstance(text, (list, tuple)):
             raise TypeError("text: explain takes one text, not a list; call it for each text")
+        if self.engine.shortener is not None:
+            raise ValueError(
+                f"explain: shows the gate of each token, and the memory of {self.name} comes from its shortener, "
+                f"{self.engine.shortener}, without gates"
+            )
         settings = {**self.settings(target_lang, generation), "num_return_sequences": 1}
         (source,) = self.encode(
             [text], source_lang=source_lang, prefix=prefix, max_source=max_source, names=lambda _: "text"

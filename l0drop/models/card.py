@@ -20,10 +20,7 @@ tags:
 
 # {title}
 
-This is a `{base}`{origin} with a gate between encoder and decoder. The gate drops encoder outputs that the decoder does
-not need, so the decoder attends to a shorter memory. The method is L0Drop, from
-[On Sparsifying Encoder Outputs in Sequence-to-Sequence Models](https://arxiv.org/abs/2004.11854) (Zhang, Titov and
-Sennrich).
+This is a `{base}`{origin} {what}
 
 | | |
 |---|---|
@@ -43,6 +40,14 @@ model = {auto}.from_pretrained(folder)
 
 {use}
 """
+_GATE = """\
+with a gate between encoder and decoder. The gate drops encoder outputs that the decoder does
+not need, so the decoder attends to a shorter memory. The method is L0Drop, from
+[On Sparsifying Encoder Outputs in Sequence-to-Sequence Models](https://arxiv.org/abs/2004.11854) (Zhang, Titov and
+Sennrich)."""
+_SHORTENER = """\
+with a shortener between encoder and decoder. It joins or drops encoder outputs, so the
+decoder attends to a shorter memory."""
 _TEXT = """\
 If the tokenizer is saved in the same folder, this goes from text to text:
 
@@ -75,7 +80,8 @@ def write_card(model: Any, folder: str | os.PathLike[str]) -> None:
 def model_card(model: Any) -> str:
     """A description of the model, how to load it, and the paper: Markdown with a header for the Hugging Face hub."""
     rows = {**_gate_rows(model), **_sparsity_rows(model)}
-    module = type(model.gate).__module__
+    part, kind = (model.gate, "gate") if model.shortener is None else (model.shortener, "shortener")
+    module = type(part).__module__
     return _CARD.format(
         model_type=model.config.model_type,
         title=type(model).__name__,
@@ -83,15 +89,19 @@ def model_card(model: Any) -> str:
         auto=model.family.auto.__name__,
         use=_SPEECH if model.family.reads_audio else _TEXT,
         origin=_origin(model),
+        what=_GATE if model.shortener is None else _SHORTENER,
         rows="\n".join(f"| {name} | {value} |" for name, value in rows.items()),
         imports=""
         if module.startswith(_BUILT_IN)
-        else f" Before loading,\nimport the module that registers its gate `{model.config.l0drop.gate}`.",
+        else f" Before loading,\nimport the module that registers its {kind} `{getattr(model.config.l0drop, kind)}`.",
     )
 
 
 def _gate_rows(model: Any) -> dict[str, str]:
     l0drop: L0DropConfig = model.config.l0drop
+    if l0drop.shortener is not None:
+        arguments = ", ".join(f"{name} {value}" for name, value in l0drop.shortener_args.items())
+        return {"shortener": f"`{l0drop.shortener}` ({arguments})" if arguments else f"`{l0drop.shortener}`"}
     rows = {"gating": f"`{l0drop.gating}`", "gate": f"`{l0drop.gate}`"}
     if l0drop.layerwise:
         rows["gates inside the encoder, behind layers"] = ", ".join(map(str, model.inner_layers))

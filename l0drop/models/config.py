@@ -11,6 +11,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from l0drop.core.gates import gate_class
 from l0drop.core.memory import GATINGS, Gating
 from l0drop.core.penalty import Reduction
+from l0drop.core.shorteners import shortener_class
 from l0drop.models import patterns as patterns  # registers the rules, so that a saved model finds its gate
 
 FORMAT = 1
@@ -20,6 +21,12 @@ _FLOATS = ("lambda_", "target_sparsity", "beta", "epsilon", "start", "cut_paddin
 
 DEFAULT_LAMBDA = 0.3
 """The default λ, if there is no target sparsity: the paper's value for fine-tuning."""
+
+OF_GATES = (
+    *("gating", "lambda_", "target_sparsity", "penalty", "beta", "epsilon", "start", "gate", "gate_args"),
+    *("always_keep", "layerwise", "cut_padding"),
+)
+"""The fields that a model with a shortener has no use for."""
 
 
 @dataclass
@@ -40,7 +47,9 @@ class L0DropConfig:
     cut_padding: for Whisper: remove the rows behind the end of the audio, and this number of seconds, before the first
         encoder layer, in training and decoding. They are no part of the source then, like padding tokens of text.
         Default: Whisper reads the silence up to the end of its window.
-    enabled: False runs the current weights without gates.
+    shortener, shortener_args: the name of a registered shortener and its arguments. It builds the memory in place of
+        gates, in training and decoding, so the fields above keep their defaults. Default: gates.
+    enabled: False runs the current weights without gates, or without the shortener.
     """
 
     gating: Gating = "zero"
@@ -55,6 +64,8 @@ class L0DropConfig:
     always_keep: Sequence[int] = ()
     layerwise: bool | Sequence[int] = False
     cut_padding: float | None = None
+    shortener: str | None = None
+    shortener_args: dict[str, Any] = field(default_factory=dict)
     enabled: bool = True
 
     def __post_init__(self) -> None:
@@ -63,7 +74,7 @@ class L0DropConfig:
 
     def fixed(self) -> "L0DropConfig":
         """A copy whose gating can no longer be changed, for a model."""
-        copy = dataclasses.replace(self, gate_args=dict(self.gate_args))
+        copy = dataclasses.replace(self, gate_args=dict(self.gate_args), shortener_args=dict(self.shortener_args))
         object.__setattr__(copy, "_fixed", True)
         return copy
 
@@ -77,7 +88,8 @@ class L0DropConfig:
 
     def builds_same_gates(self, other: "L0DropConfig") -> bool:
         """Whether models with these configs have gates of the same kind and number."""
-        return all(getattr(self, name) == getattr(other, name) for name in ("gate", "gate_args", "layerwise"))
+        names = ("gate", "gate_args", "layerwise", "shortener", "shortener_args")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
 
     def __setattr__(self, name: str, value: Any) -> None:
         known = {f.name for f in dataclasses.fields(self)} | {"_checked"}
@@ -143,6 +155,19 @@ class L0DropConfig:
         cut = self.cut_padding
         require("cut_padding", cut is None or (is_number(cut) and cut >= 0), "seconds that are not negative, or None")
         require("enabled", isinstance(self.enabled, bool), "True or False")
+        require(
+            "shortener", self.shortener is None or isinstance(self.shortener, str), "the name of a registered shortener"
+        )
+        require("shortener_args", isinstance(self.shortener_args, dict), "a mapping of the shortener's arguments")
+        if self.shortener_args and self.shortener is None:
+            raise ValueError(f"shortener_args: name the shortener that takes {self.shortener_args}, with shortener=")
+        default = L0DropConfig() if self.shortener is not None else self
+        for name in OF_GATES:
+            if getattr(self, name) != getattr(default, name):
+                raise ValueError(
+                    f"{name}: is a setting of gates, and shortener={self.shortener!r} builds the memory without them; "
+                    f"remove one of the two (got {getattr(self, name)!r})"
+                )
         if self.layerwise and self.gating not in ("zero", "mask"):
             raise ValueError(
                 f"layerwise: gates between layers act on single rows, so gating must be zero or mask, not {self.gating}"
@@ -176,6 +201,8 @@ class L0DropConfig:
             raise ValueError(f"l0drop: unknown field {', '.join(sorted(unknown))} in the model's config")
         config = cls(**values)
         gate_class(config.gate)
+        if config.shortener is not None:
+            shortener_class(config.shortener)
         return config
 
 

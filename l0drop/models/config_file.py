@@ -14,7 +14,7 @@ from transformers import AutoConfig
 from transformers.activations import ACT2FN
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from l0drop.core.gates import UnknownGateError
+from l0drop.core.registry import UnregisteredError
 from l0drop.models.stamp import check_base, stored_shapes
 
 MAX_LAYERS = 1_000
@@ -55,8 +55,8 @@ def check_config(folder: Path) -> None:
             raise ValueError(f"{file}: {fault}; restore the file")
     try:
         AutoConfig.from_pretrained(folder)
-    except UnknownGateError as error:
-        raise UnknownGateError(f"{file}: l0drop.{error}") from error
+    except UnregisteredError as error:
+        raise UnregisteredError(f"{file}: l0drop.{error}") from error
     except Exception as error:  # the libraries' checks of fields have many classes
         raise ValueError(f"{file}: cannot be used ({reason(error)}); restore the file") from error
 

@@ -24,6 +24,7 @@ from l0drop.core.penalty import (
     SteeredLambda,
     calibrate,
 )
+from l0drop.core.shorteners import Shortener
 from l0drop.core.values import number, share
 from l0drop.models.config import DEFAULT_LAMBDA
 from l0drop.models.outputs import Explanation
@@ -40,6 +41,7 @@ class Controls(nn.Module):
     config: Any
     family: Any
     gate: Gate
+    shortener: Shortener | None
     inner_gates: nn.ModuleList
     schedule: LambdaSchedule
     get_encoder: Any
@@ -57,7 +59,9 @@ class Controls(nn.Module):
         steering: arguments of `SteeredLambda`, such as `ramp`.
         """
         l0drop = self.config.l0drop
-        value = DEFAULT_LAMBDA if l0drop.lambda_ is None else l0drop.lambda_
+        value = l0drop.lambda_
+        if value is None:
+            value = DEFAULT_LAMBDA if self.shortener is None else 0.0
         if l0drop.target_sparsity is not None:
             self.schedule = SteeredLambda(l0drop.target_sparsity, **steering)
         elif rise is not None:
@@ -116,6 +120,7 @@ class Controls(nn.Module):
         if self.training and shift is not None:
             raise ValueError("shift: moves the test-time gate; in training, use keep")
         dial = dial_of(keep, max_memory, shift, dense)
+        self._require_gate(f"dial({dial})")
         if self.training and isinstance(dial, Dials):
             raise ValueError("dial: a list of settings works in decoding only; in training, use a tensor keep")
         return DialContext(self, dial)
@@ -140,6 +145,7 @@ class Controls(nn.Module):
 
         Pass the same numbers in all processes, or their λ drift apart.
         """
+        self._require_gate("steer")
         measured = None if sparsity is None else share("sparsity", sparsity)
         held_out = None if validation is None else share("validation", validation)
         if measured is None:
@@ -169,6 +175,14 @@ class Controls(nn.Module):
         if not self.config.l0drop.enabled:
             raise ValueError("enabled: the model runs ungated; set model.config.l0drop.enabled = True first")
 
+    def _require_gate(self, method: str) -> None:
+        """Raise ValueError for a model with a shortener, for a method that is about gates."""
+        if self.shortener is not None:
+            raise ValueError(
+                f"{method}: acts on gates, and this model's memory comes from its shortener, "
+                f"{type(self.shortener).__name__}, whose arguments say how many rows it keeps (shortener_args)"
+            )
+
     def parameter_groups(self, lr: float, gate_scale: float = 30) -> list[dict[str, Any]]:
         """Optimizer groups: gates learn at `gate_scale` times `lr`, because an open gate's L0 gradient is tiny."""
         gates = [p for module in (self.gate, self.inner_gates) for p in module.parameters() if p.requires_grad]
@@ -192,6 +206,7 @@ class Controls(nn.Module):
         covers.
         """
         self._require_enabled()
+        self._require_gate("explain")
         if self.family.reads_audio:
             self.check_coverage(attention_mask)
         else:
@@ -250,6 +265,7 @@ class Controls(nn.Module):
         If gates between layers have removed more rows than the target allows, which the last gate cannot bring back,
         their thresholds are lowered as well, all by the same amount (`Calibration.inner_moved`).
         """
+        self._require_gate("calibrate")
         wanted = self.config.l0drop.target_sparsity if target is None else share("target", target)
         if wanted is None:
             raise ValueError("target: the model has no target_sparsity; say which sparsity to calibrate to")

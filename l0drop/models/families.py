@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.led.modeling_led import LEDEncoderBaseModelOutput
 
+from l0drop.models.received import POST_NORM, PRE_NORM, RELATIVE_POSITIONS, LastAttention
 from l0drop.models.whisper import WhisperParts
 
 
@@ -26,6 +27,7 @@ class Family:
     bias_argument: the argument of its forward that takes the memory's bias.
     auto: the Auto class that loads its models.
     parts: a class between `L0DropModel` and the base class that adapts the base to the bias.
+    last_attention: its encoder's last self-attention; None if that attends within windows.
     """
 
     base: type[hf.PreTrainedModel]
@@ -38,6 +40,7 @@ class Family:
     bias_argument: str = "attention_mask"
     auto: type[Any] = hf.AutoModelForSeq2SeqLM
     parts: type[Any] | None = None
+    last_attention: LastAttention | None = None
 
     @property
     def reads_audio(self) -> bool:
@@ -55,13 +58,13 @@ class Family:
 
 
 FAMILIES = (
-    Family(hf.MarianMTModel, layerwise=True),
-    Family(hf.BartForConditionalGeneration, layerwise=True),
-    Family(hf.MBartForConditionalGeneration),
-    Family(hf.M2M100ForConditionalGeneration),
-    Family(hf.PegasusForConditionalGeneration),
-    Family(hf.T5ForConditionalGeneration, normalize=True),
-    Family(hf.MT5ForConditionalGeneration, normalize=True),
+    Family(hf.MarianMTModel, layerwise=True, last_attention=POST_NORM),
+    Family(hf.BartForConditionalGeneration, layerwise=True, last_attention=POST_NORM),
+    Family(hf.MBartForConditionalGeneration, last_attention=PRE_NORM),
+    Family(hf.M2M100ForConditionalGeneration, last_attention=PRE_NORM),
+    Family(hf.PegasusForConditionalGeneration, last_attention=PRE_NORM),
+    Family(hf.T5ForConditionalGeneration, normalize=True, last_attention=RELATIVE_POSITIONS),
+    Family(hf.MT5ForConditionalGeneration, normalize=True, last_attention=RELATIVE_POSITIONS),
     Family(
         hf.LEDForConditionalGeneration,
         full_bias=True,

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 NAMED = 4
 """The number of weights that an error names."""
 
-GATE_NAMES = ("gate.", "inner_gates.")
+GATE_NAMES = ("gate.", "inner_gates.", "shortener.")
 
 _HARMLESS = re.compile(r"(encoder|decoder)\.(version|embed_positions\._float_tensor)$")
 """Leftovers of fairseq in published checkpoints."""

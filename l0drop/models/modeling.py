@@ -1,10 +1,12 @@
-"""Hugging Face encoder-decoders with a gate between encoder and decoder.
+"""Hugging Face encoder-decoders with a gate, or another shortener, between encoder and decoder.
 
 `sparsify(model)` returns an `L0Drop<Base>` model: a subclass of the base model's class that overrides `get_encoder` and
 `forward`. It inherits state-dict keys, tied weights, generation, saving, the Auto classes and the use in a Trainer.
 
     encoder ─ encodings ─ gate ─ Gates ─┬─ training, dense: full length, gated ─▶ decoder
                                         └─ eval: compressed once ─▶ decoder
+
+    encoder ─ encodings ─ shortener ─ Memory ─▶ decoder      (if the config names one: in training and eval, no gates)
 
 The short memory is passed on as `encoder_outputs`, with its bias as a field, so `generate` expands both for its beams.
 The decoder takes the bias as an additive attention mask.
@@ -28,8 +30,10 @@ from transformers.modeling_outputs import BaseModelOutput
 from l0drop.core import hard_concrete
 from l0drop.core.dial import Dial, Dials, Draw
 from l0drop.core.gates import NOISE, Gate, Gates, gate_class, gate_name
-from l0drop.core.memory import dense_memory, keep_one, short_memory
+from l0drop.core.memory import Memory, dense_memory, keep_one, short_memory
 from l0drop.core.penalty import penalised, penalty
+from l0drop.core.registry import Buildable
+from l0drop.core.shorteners import Shortener, shortener_class, shortener_name
 from l0drop.models.adopt import adopt_parameters
 from l0drop.models.attention import check_adds_bias, needs_bias_like_states
 from l0drop.models.card import write_card
@@ -39,6 +43,8 @@ from l0drop.models.families import FAMILIES, Family
 from l0drop.models.layerwise import GatedLayers, LayerRun
 from l0drop.models.loading import GATE_NAMES, check_weights
 from l0drop.models.outputs import L0DropEncoderOutput, L0DropOutput
+from l0drop.models.patterns import OpenGate
+from l0drop.models.received import attention_received, noting_last_input
 from l0drop.models.stamp import check_base, check_stamp, write_stamp
 from l0drop.models.whisper import at_source, cut_early, first_rows
 
@@ -79,14 +85,16 @@ class L0DropModel(Controls, PreTrainedModel):
     family: Family
     base_class: type[PreTrainedModel]
     gate: Gate
+    shortener: Shortener | None
     _features_for_training: Any  # of the parts of a family that reads audio
     audio_rows: Any
     accepts_loss_kwargs = False  # the base losses ignore num_items_in_batch, so the Trainer must divide
-    _keep_in_fp32_modules_strict = {"gate", "inner_gates"}  # noqa: RUF012
+    _keep_in_fp32_modules_strict = {"gate", "inner_gates", "shortener"}  # noqa: RUF012
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         l0drop: L0DropConfig = config.l0drop
+        self.shortener = None if l0drop.shortener is None else self._build_shortener(l0drop.shortener)
         self.gate = self._build_gate()
         self.inner_gates = nn.ModuleList()
         self.inner_layers: tuple[int, ...] = ()
@@ -101,9 +109,33 @@ class L0DropModel(Controls, PreTrainedModel):
 
     # --- building and saving the gate -----------------------------------------------------------------------------
 
+    def _build_shortener(self, name: str) -> Shortener:
+        if self.family.reads_audio:
+            raise ValueError(f"shortener: is for models of text, not for {self.family.base.__name__}; use gates")
+        with torch.device("cpu"):
+            shortener = shortener_class(name).build(self.config.l0drop.shortener_args, **self._gate_defaults())
+        self._check_attention_for(shortener)
+        return shortener
+
+    def _check_attention_for(self, shortener: Shortener) -> None:
+        """Raise ValueError if the shortener needs an attention that this model cannot give it."""
+        if not shortener.needs_attention:
+            return
+        if self.family.last_attention is None:
+            raise ValueError(
+                f"shortener: {type(shortener).__name__} needs the attention between all positions, but "
+                f"{self.family.base.__name__} attends within windows"
+            )
+        if getattr(self.config, "encoder_layerdrop", 0):
+            raise ValueError(
+                f"shortener: {type(shortener).__name__} reads the last layer's attention; set encoder_layerdrop to 0"
+            )
+
     def _build_gate(self, layer: int | None = None) -> Gate:
-        """The gate behind the encoder, or an inner one that follows `layer`."""
+        """The gate behind the encoder, or an inner one that follows `layer`; one without effect beside a shortener."""
         l0drop: L0DropConfig = self.config.l0drop
+        if self.shortener is not None:
+            return OpenGate()
         defaults = self._gate_defaults()
         if layer is not None:  # embeddings, before the first layer, have no fixed size either
             defaults["normalize"] = self.family.pre_norm or layer == 0
@@ -142,19 +174,35 @@ class L0DropModel(Controls, PreTrainedModel):
         cut_early(encoder)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, Gate) and isinstance(self.__dict__.get("_modules", {}).get(name), Gate):
-            value.to(self.device).train(self.training)  # as the gate that it replaces
+        is_built = "gate" in self.__dict__.get("_modules", {})
+        if is_built and isinstance(value, Buildable):
+            self._check_replacement(name, value)
+            value.to(self.device).train(self.training)  # as the gate or shortener that it replaces
         super().__setattr__(name, value)
+
+    def _check_replacement(self, name: str, value: Buildable) -> None:
+        """Raise ValueError for a gate in a model with a shortener, or the other way round."""
+        if isinstance(value, Gate) and self.shortener is not None:
+            raise ValueError(
+                f"{name}: this model's memory comes from its shortener, {type(self.shortener).__name__}, without "
+                "gates; replace model.shortener, or sparsify the base model without one"
+            )
+        if isinstance(value, Shortener) and self.shortener is None:
+            raise ValueError(
+                f"{name}: this model has gates; name the shortener in L0DropConfig when you sparsify the base model"
+            )
+        if isinstance(value, Shortener):
+            self._check_attention_for(value)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialize gates and their submodules as their constructors do, not like the base model's layers."""
-        for gate in (m for m in self.modules() if isinstance(m, Gate)):
-            for name, inner in gate.named_modules():
+        """Initialize gates, shorteners and their submodules as their constructors do, not like the base's layers."""
+        for part in (m for m in self.modules() if isinstance(m, Buildable)):
+            for name, inner in part.named_modules():
                 if inner is not module:
                     continue
                 with torch.device("cpu"):
-                    fresh = type(gate).build(gate.arguments, **self._gate_defaults()).get_submodule(name)
+                    fresh = type(part).build(part.arguments, **self._gate_defaults()).get_submodule(name)
                 for own, new in (
                     (module.parameters(recurse=False), fresh.parameters(recurse=False)),
                     (module.buffers(recurse=False), fresh.buffers(recurse=False)),
@@ -168,15 +216,16 @@ class L0DropModel(Controls, PreTrainedModel):
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Hugging Face's own, which also writes a model card (README.md) if the folder has none."""
         l0drop: L0DropConfig = self.config.l0drop
-        name, arguments = gate_name(self.gate), self.gate.arguments
-        if name == "learned":  # store only arguments that differ from the config
-            defaults = self._gate_defaults()
-            arguments = {k: v for k, v in arguments.items() if v != defaults[k] and k != "width"}
-        try:
-            json.dumps(arguments)
-        except TypeError as error:
-            raise ValueError(f"gate_args: the arguments of {name!r} must be plain JSON values: {error}") from None
-        l0drop.gate, l0drop.gate_args = name, arguments
+        if self.shortener is not None:
+            name = shortener_name(self.shortener)
+            l0drop.shortener, l0drop.shortener_args = name, _plain(self.shortener, name)
+        else:
+            name = gate_name(self.gate)
+            arguments = _plain(self.gate, name)
+            if name == "learned":  # store only arguments that differ from the config
+                defaults = self._gate_defaults()
+                arguments = {k: v for k, v in arguments.items() if v != defaults[k] and k != "width"}
+            l0drop.gate, l0drop.gate_args = name, arguments
         super().save_pretrained(save_directory, *args, **kwargs)
         if args[0] if args else kwargs.get("is_main_process", True):
             write_stamp(Path(save_directory), l0drop)
@@ -226,11 +275,13 @@ class L0DropModel(Controls, PreTrainedModel):
         noise_key: Tensor | None,
         **kwargs: Any,
     ) -> L0DropEncoderOutput:
-        """Run the encoder, with the gates between its layers if there are any, then the gate."""
+        """Run the encoder, with the gates between its layers if there are any, then the gate or the shortener."""
         check_adds_bias(self._attention_implementation)
         kwargs.update(attention_mask=attention_mask, return_dict=True)
         if input_ids is not None:
             kwargs["input_ids"] = input_ids
+        if self.shortener is not None:
+            return self._encode_and_shorten(self.shortener, encoder, attention_mask, kwargs)
         run, dial = None, self.current_dial
         cut = self.config.l0drop.cut_padding is not None
         if self.config.l0drop.layerwise or cut:
@@ -261,6 +312,45 @@ class L0DropModel(Controls, PreTrainedModel):
             source = run.mask_BN, counted_BN[:, : run.mask_BN.shape[1]] & run.mask_BN
         inner = run if self.config.l0drop.layerwise else None
         return self._gate(outputs, input_ids, attention_mask, hints, noise_key, dial, inner, source)
+
+    def _encode_and_shorten(
+        self, shortener: Shortener, encoder: Any, attention_mask: Tensor | None, arguments: dict[str, Any]
+    ) -> L0DropEncoderOutput:
+        """Run the encoder, then the shortener, with the last layer's attention if it needs that."""
+        if not shortener.needs_attention:
+            return self._shorten(shortener, encoder(**arguments), attention_mask)
+        last = self.family.last_attention
+        assert last is not None, "checked when the shortener was set"
+        view, layer = noting_last_input(last, encoder)
+        outputs = view(**arguments)
+        mask_BN, _ = self.source_rows(attention_mask, layer.noted)
+        received_BN = attention_received(last, encoder, layer.noted, mask_BN)
+        return self._shorten(shortener, outputs, attention_mask, attention=received_BN)
+
+    def _shorten(
+        self, shortener: Shortener, outputs: Any, attention_mask: Tensor | None, **given: Tensor
+    ) -> L0DropEncoderOutput:
+        """The memory for the decoder, from encodings, without gates."""
+        encodings = outputs.last_hidden_state
+        mask_BN, _ = self.source_rows(attention_mask, encodings)
+        memory = shortener(encodings, mask_BN, **given)
+        if not isinstance(memory, Memory):
+            raise ValueError(
+                f"shortener: {type(shortener).__name__}.forward must return a Memory, got {type(memory).__name__}"
+            )
+        memory.check(encodings, mask_BN)
+        return L0DropEncoderOutput(
+            last_hidden_state=memory.states,  # type: ignore[arg-type]
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            global_attentions=getattr(outputs, "global_attentions", None),
+            memory_bias=memory.bias,
+            memory_index=memory.index,
+            gates=Gates(memory.with_rows(mask_BN).to(memory.bias.dtype)),
+            penalty=memory.bias.new_zeros(len(memory.count)),
+            dropped=memory.count,
+            real=mask_BN.sum(1),
+        )
 
     def _is_short(self, dial: Dial | Dials) -> bool:
         return not self.training and not dial.dense
@@ -509,15 +599,24 @@ class L0DropModel(Controls, PreTrainedModel):
 
     @property
     def _penalises(self) -> bool:
+        if self.shortener is not None:
+            return False
         return self.lambda_ != 0 or self.config.l0drop.target_sparsity is not None
 
     def _gate_given(self, encoder_outputs: Any, input_ids: Any, mask: Any, hints: Any, noise_key: Any) -> Any:
-        """Gate the outputs of a plain encoder."""
+        """Gate or shorten the outputs of a plain encoder."""
         if self.config.l0drop.layerwise or self.config.l0drop.cut_padding is not None:
             name = "layerwise gates" if self.config.l0drop.layerwise else "cut_padding"
             raise ValueError(f"encoder_outputs: with {name} they must come from this model's get_encoder()")
         if not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = self.family.encoder_output(*encoder_outputs[:3])
+        if self.shortener is not None and self.shortener.needs_attention:
+            raise ValueError(
+                f"encoder_outputs: {type(self.shortener).__name__} needs the encoder's attention, so they must come "
+                "from this model's get_encoder()"
+            )
+        if self.shortener is not None:
+            return self._shorten(self.shortener, encoder_outputs, mask)
         return self._gate(encoder_outputs, input_ids, mask, hints, noise_key, self.current_dial, None)
 
     def _attention_bias(
@@ -534,6 +633,17 @@ class L0DropModel(Controls, PreTrainedModel):
             length = next(target.shape[1] for target in targets if target is not None)
             bias = bias.expand(-1, -1, length, -1)
         return bias
+
+
+def _plain(part: Buildable, name: str) -> dict[str, Any]:
+    """The arguments of a registered gate or shortener, for the config."""
+    try:
+        json.dumps(part.arguments)
+    except TypeError as error:
+        raise ValueError(
+            f"{part.arguments_field}: the arguments of {name!r} must be plain JSON values: {error}"
+        ) from None
+    return dict(part.arguments)
 
 
 def _padded(gates: Gates, rows: int) -> Gates:

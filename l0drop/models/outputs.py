@@ -15,6 +15,7 @@ class L0DropEncoderOutput(BaseModelOutput):
     last_hidden_state: its rows.
     memory_bias: the bias to add to the attention scores.
     memory_index: the source position of each row; -1 for the shared row and padding.
+    gates: at full length; with a shortener 1 at the positions in memory_index, 0 elsewhere.
     penalty, dropped, real: [B], each sentence's penalty, number of closed test-time gates, and number of real tokens
         (for Whisper: of rows that audio covers).
         Per sentence, because `generate` repeats every tensor in here for its beams.
@@ -37,8 +38,8 @@ class L0DropOutput(Seq2SeqLMOutput):
     loss: in training, cross-entropy + λ · penalty; otherwise the cross-entropy alone.
     cross_entropy: of the labels, without the penalty.
     penalty: the L0 penalty, averaged over the batch's sentences.
-    sparsity: the share of real tokens whose test-time gate is closed.
-    gates: the gates at full length.
+    sparsity: the share of real tokens whose test-time gate is closed; with a shortener, without a row of their own.
+    gates: the gates at full length; with a shortener 1 where a row of the memory begins, 0 elsewhere.
     layer_gates: with layerwise gates, the gates of every layer.
     """
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from l0drop.core import hard_concrete
+from l0drop.core.dial import largest
 from l0drop.core.gates import Gate, Gates, register_gate
 from l0drop.core.groups import GROUPS, LABELS, group_of
 
@@ -125,10 +126,7 @@ class _ByScore(Gate):
 
     def forward(self, encodings: Tensor, mask: Tensor, input_ids: Tensor | None = None, hints: Hints = None) -> Gates:
         score_BN = self.score(encodings, mask, input_ids)
-        order_BN = score_BN.masked_fill(~mask, -torch.inf).argsort(dim=1, descending=True, stable=True)
-        rank_BN = order_BN.argsort(dim=1)
-        kept_B = ((1 - self.rate) * mask.sum(1).double()).round().clamp_min(1)
-        return Gates(_values(mask & (rank_BN < kept_B[:, None]), encodings), log_alpha=score_BN)
+        return Gates(_values(largest(score_BN, 1 - self.rate, mask), encodings), log_alpha=score_BN)
 
     def score(self, encodings: Tensor, mask: Tensor, input_ids: Tensor | None) -> Tensor:
         """[B, N]; tokens with the largest scores stay."""

@@ -62,7 +62,8 @@ def _with_signature(forward: Any, base: type[PreTrainedModel]) -> Any:
 def sparsify(model: PreTrainedModel, config: L0DropConfig | None = None) -> L0DropModel:
     """An `L0Drop<Base>` model that shares the base model's Parameter objects: training one trains both.
 
-    It starts open: in eval mode it gives the base model's outputs. Copy the base model first if you need a teacher.
+    It starts open: in eval mode it gives the base model's outputs, unless a rule or a shortener drops rows from the
+    start. Copy the base model first if you need a teacher.
 
         model = sparsify(AutoModelForSeq2SeqLM.from_pretrained(name), L0DropConfig(target_sparsity=0.4))
     """
@@ -79,8 +80,9 @@ def sparsify(model: PreTrainedModel, config: L0DropConfig | None = None) -> L0Dr
         )
     model_class = sparse_class(type(model))
     sparse = adopt_parameters(model, model_class, wrap_config(model.config, config or L0DropConfig()))
-    for gates in (sparse.gate, sparse.inner_gates):
-        gates.to(model.device).train(model.training)
+    for part in (sparse.gate, sparse.inner_gates, sparse.shortener):
+        if part is not None:
+            part.to(model.device).train(model.training)
     if model.is_gradient_checkpointing:
         sparse.gradient_checkpointing_enable()
     return sparse

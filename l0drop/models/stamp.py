@@ -15,7 +15,10 @@ from typing import Any
 from l0drop.models.config import L0DropConfig
 
 KEY = "l0drop"
-FIELDS = ("gating", "gate", "gate_args", "beta", "epsilon", "always_keep", "layerwise", "cut_padding")
+FIELDS = (
+    *("gating", "gate", "gate_args", "beta", "epsilon", "always_keep", "layerwise", "cut_padding"),
+    *("shortener", "shortener_args"),
+)
 BASE = "config"
 """The stamp's copy of the base model's fields of config.json."""
 LONGEST_HEADER = 100_000_000

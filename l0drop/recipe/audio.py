@@ -38,6 +38,8 @@ def faults(recipe: Any) -> Faults:
         yield "evaluate.metric", f"should be wer or cer for audio, not {recipe.evaluate.metric}"
     if recipe.l0drop is not None and recipe.l0drop.gate not in ("learned", "open", "norm", "group"):
         yield "l0drop.gate", f"{recipe.l0drop.gate} is a rule for text; use learned or open"
+    if recipe.l0drop is not None and recipe.l0drop.shortener is not None:
+        yield "l0drop.shortener", f"{recipe.l0drop.shortener} is for text; use a gate"
 
 
 def _times(recipe: Any) -> Faults:

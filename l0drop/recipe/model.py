@@ -129,6 +129,25 @@ class L0Drop(Section):
     Default: Whisper reads the silence up to 30 seconds."""
     ramp: Ramp | None = None
     """Let λ rise to `lambda_` over some steps, for training from scratch. Default: λ is constant."""
+    shortener: Text | None = None
+    """The name of a registered shortener that builds the memory instead of gates, such as `mean_pool`; the keys above
+    are for gates. Default: gates."""
+    shortener_args: dict[str, JsonValue] = Field(default_factory=dict)
+    """Arguments of the shortener, such as `{keep: 0.5}`."""
+
+    @property
+    def has_learned_gate(self) -> bool:
+        """Whether the gates are the learned ones, and not a rule's; a shortener has none."""
+        return self.gate == "learned" and self.shortener is None
+
+    @rule
+    def _a_shortener_has_no_gates(self) -> Faults:
+        if self.shortener is None and self.shortener_args:
+            yield "shortener_args", "name the shortener that takes them (shortener)"
+        for name, field in type(self).model_fields.items() if self.shortener is not None else ():
+            is_of_gates = name not in ("shortener", "shortener_args")
+            if is_of_gates and getattr(self, name) != field.get_default(call_default_factory=True):
+                yield name, f"is a setting of gates, which the shortener {self.shortener} replaces; remove one of them"
 
     @rule
     def _lambda_or_target(self) -> Faults:
@@ -137,7 +156,7 @@ class L0Drop(Section):
 
     @rule
     def _a_learned_gate_needs_a_penalty(self) -> Faults:
-        if self.gate == "learned" and self.lambda_ is None and self.target_sparsity is None:
+        if self.has_learned_gate and self.lambda_ is None and self.target_sparsity is None:
             yield "lambda_", "the learned gate needs lambda_ or target_sparsity"
 
     @rule

@@ -89,12 +89,12 @@ class Recipe(Section):
 
     @rule
     def _elastic_needs_a_learned_gate(self) -> Faults:
-        if self.train.elastic and (self.l0drop is None or self.l0drop.gate != "learned"):
+        if self.train.elastic and (self.l0drop is None or not self.l0drop.has_learned_gate):
             yield "train.elastic", "needs l0drop with the learned gate, which ranks the encodings"
 
     @rule
     def _freezing_leaves_a_gate(self) -> Faults:
-        if self.train.freeze == "all_but_gate" and (self.l0drop is None or self.l0drop.gate != "learned"):
+        if self.train.freeze == "all_but_gate" and (self.l0drop is None or not self.l0drop.has_learned_gate):
             yield "train.freeze", "all_but_gate needs l0drop with the learned gate; there is nothing else to train"
 
     @rule

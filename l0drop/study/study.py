@@ -5,6 +5,7 @@ folder, named SYSTEM-sSEED, so an interrupted study resumes. `base` is the basel
 all others are compared with it and distilled from it.
 """
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from l0drop.runs.study import StudyResults
 from l0drop.runs.table import Table
 from l0drop.study.distillation import NO_TEACHER, Distillation
 from l0drop.study.seeds import ON, Then, builds_on, gather, text_in, train_all
-from l0drop.study.sweep import UNGATED
+from l0drop.study.sweep import UNGATED, UNLEARNED
 
 BASE = "base"
 """The baseline, from which other systems start."""
@@ -57,6 +58,12 @@ def at_target(
 ) -> SystemRecipe:
     """A system with learned gates that are steered to this sparsity."""
     return SystemRecipe(name, (f"l0drop.target_sparsity={sparsity}", *overrides), seeds, distil=distil)
+
+
+def with_shortener(name: str, shortener: str, sparsity: float) -> SystemRecipe:
+    """A system whose memory comes from a shortener instead of gates, at this sparsity."""
+    section = {"shortener": shortener, "shortener_args": {"keep": round(1 - sparsity, 6)}}
+    return SystemRecipe(name, (f"l0drop={json.dumps(section)}", *UNLEARNED))
 
 
 @dataclass(frozen=True)

@@ -96,11 +96,11 @@ def _check_task(model: PreTrainedModel, recipe: Recipe, name: str) -> None:
 
 
 def _freeze(model: Any, freeze: str) -> None:
-    """Keep the parameters fixed that the recipe says; gates are always trained."""
+    """Keep the parameters fixed that the recipe says; gates and shorteners are always trained."""
     if freeze == "nothing":
         return
-    inner = (*model.gate.parameters(), *model.inner_gates.parameters()) if isinstance(model, L0DropModel) else ()
-    gates = {id(parameter) for parameter in inner}
+    parts = (model.gate, model.inner_gates, model.shortener) if isinstance(model, L0DropModel) else ()
+    gates = {id(parameter) for part in parts if part is not None for parameter in part.parameters()}
     if freeze == "embeddings":
         for embeddings in (model.get_input_embeddings(), model.get_output_embeddings()):
             embeddings.requires_grad_(False)

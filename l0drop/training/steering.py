@@ -9,7 +9,7 @@ from l0drop.models.modeling import L0DropModel
 
 
 class Steering(TrainerCallback):
-    """Moves λ after every optimizer step.
+    """Moves λ after every optimizer step; a model with a shortener has none.
 
     every: the number of steps between measurements of the validation sparsity; None without a target.
     alone: whether there is one process. It has seen all batches of a step; otherwise the model asks the others.
@@ -27,6 +27,9 @@ class Steering(TrainerCallback):
         self.real += real
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.model.shortener is not None:
+            self.model.training_counts = None  # there is no λ to move, but the next step counts its own tokens
+            return
         is_due = self.every is not None and state.global_step % self.every == 0
         validation = self.validation_sparsity() if is_due else None
         seen = self.dropped / self.real if self.alone and self.real else None

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 from l0drop.study.sweep import RULES
 
+SHORTENERS = ("mean_pool", "merge", "top_norm", "top_attention")
+"""The ways to shorten a memory without gates that studies compare with."""
 START, CONTINUED, SAME_WAY = "base", "on", "on-taught"
 """Keys of the dense models: the start of fine-tuning, the continued baseline, and the continued baseline distilled the
 same way as the sparse models."""
@@ -48,9 +50,13 @@ STUDIES = {
 
 
 def label(system: str, labels: Mapping[str, str] = SYSTEMS) -> str:
-    """GATING-TARGET-HOW reads as "sparse `GATING`, target TARGET, HOW"; other names are in `labels`."""
+    """GATING-TARGET-HOW reads as "sparse `GATING`, target TARGET, HOW"; other names are in `labels`.
+
+    In place of a gating stands a shortener, if the system has no gates.
+    """
     if system in labels:
         return labels[system]
     gating, _, rest = system.partition("-")
     target, _, how = rest.partition("-")
-    return ", ".join(filter(None, (f"sparse `{gating}`", target and f"target {target}", how)))
+    kind = "shortener" if gating in SHORTENERS else "sparse"
+    return ", ".join(filter(None, (f"{kind} `{gating}`", target and f"target {target}", how)))

@@ -53,6 +53,7 @@ def test_a_recipe_for_audio_survives_being_written() -> None:
         ("train.batch_clips", None, "is missing: the number of clips of a step"),
         ("data.valid", {"source": "a", "target": "b"}, "audio is listed in a tsv or jsonl file"),
         ("l0drop.gate", "pos", "pos is a rule for text"),
+        ("l0drop.shortener", "merge", "merge is for text"),
         ("data.join", 1.5, "should be less than or equal to 1"),
         ("train.teacher.top", 0, "should be greater than or equal to 1"),
         ("data.timestamps", 0.5, "needs times: set train.targets: teacher, or name data.train.timed_column"),

@@ -308,6 +308,20 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     (SPARSE, {"l0drop": {"gate": "pos", "target_sparsity": 0.5}}, "l0drop.target_sparsity", "pos"),
     (SPARSE, {"l0drop.layerwise": True, "l0drop.gating": "weight"}, "l0drop.layerwise", "weight"),
     (SPARSE, {"l0drop": {"gate": "pos", "layerwise": True}}, "l0drop.layerwise", "pos"),
+    (SPARSE, {"l0drop.shortener": "merge"}, "l0drop.lambda_", "is a setting of gates, which the shortener merge"),
+    *(
+        (SPARSE, {"l0drop": {"shortener": "merge", name: value}}, f"l0drop.{name}", "is a setting of gates")
+        for name, value in {
+            "gating": "mask",
+            "target_sparsity": 0.5,
+            "start": 1.0,
+            "gate": "pos",
+            "layerwise": True,
+            "always_keep": ["</s>"],
+            "penalty": "sum",
+        }.items()
+    ),
+    (SPARSE, {"l0drop.shortener_args": {"keep": 0.5}}, "l0drop.shortener_args", "name the shortener"),
     (SCRATCH, {"data.train": {"source": "a"}}, "data.train.target", "teacher"),
     (SCRATCH, {"data.valid": {"jsonl": "a", "source_field": "b"}}, "data.valid.target_field", "teacher"),
     (SCRATCH, {"data.test": {"tsv": "a", "target_column": None}}, "data.test.target_column", "teacher"),
@@ -324,6 +338,8 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     (SCRATCH, {"train.steer_over": 0.5}, "train.steer_over", "leave no steps"),
     (SCRATCH, {"train.elastic": True}, "train.elastic", "learned gate"),
     (SPARSE, {"train.elastic": True, "l0drop": {"gate": "pos"}}, "train.elastic", "learned gate"),
+    (SPARSE, {"train.elastic": True, "l0drop": {"shortener": "merge"}}, "train.elastic", "learned gate"),
+    (SPARSE, {"train.freeze": "all_but_gate", "l0drop": {"shortener": "merge"}}, "train.freeze", "learned gate"),
     (SPARSE, {"train.elastic_range": [0.5, 0.5]}, "train.elastic_range", "smallest"),
     (SPARSE, {"train.freeze": "all_but_gate", "l0drop": None}, "train.freeze", "learned gate"),
     (SCRATCH, {"train.freeze": "all_but_gate", "l0drop.lambda_": 1}, "train.freeze", "random"),
@@ -356,6 +372,7 @@ class TestRulesBetweenFields:
             (SPARSE, {"l0drop": {"target_sparsity": 0.5}}),
             (SPARSE, {"l0drop.ramp": {"end": 9}}),
             (SPARSE, {"l0drop": {"gate": "pos"}}),
+            (SPARSE, {"l0drop": {"shortener": "merge", "shortener_args": {"keep": 0.5}}}),
             (SPARSE, {"l0drop": {"gate": "my gate", "lambda_": 0.1}}),
             (SPARSE, {"train.elastic": True, "train.freeze": "all_but_gate"}),
             (SPARSE, {"train.teacher": {}}),

@@ -13,6 +13,7 @@ from l0drop.runs.study import StudyResults
 from l0drop.study import study as studies
 from l0drop.study.study import Options
 from l0drop.training.assemble import load_dense
+from result_tables.labels import label
 from study_command import in_text
 from tests.runs.partial import filled
 from tests.training import tiny
@@ -235,10 +236,29 @@ def test_the_declared_systems_of_multi30k(data):
     assert made["on-taught-s1"].train.teacher.model == "runs/on-s1"
 
 
+def test_memories_without_gates_are_trained_like_the_gated_models(data):
+    options = Options(data, Path("runs"), seeds=2, fine_tune=["train.steps=9", "train.freeze=all_but_gate"])
+    made = planned(multi30k.Multi30k(options, gatings=["zero"], targets=[0.47, 0.7], elastic=0, rivals=[0.47, 0.7]))
+    ways = ("mean_pool", "merge", "top_norm", "top_attention")
+    rivals = [f"{way}-{sparsity}" for sparsity in (0.47, 0.7) for way in ways]
+    assert list(counted(made)) == ["base", "on", "zero-0.47", "zero-0.7", *rivals]
+    for name in rivals:
+        way, _, sparsity = name.rpartition("-")
+        recipe, gated = made[f"{name}-s2"], made[f"zero-{sparsity}-s2"]
+        section = recipe.l0drop
+        assert (section.shortener, section.shortener_args) == (way, {"keep": pytest.approx(1 - float(sparsity))})
+        assert recipe.train == gated.train.model_copy(update={"freeze": "nothing"}), "the same steps and teacher"
+        assert (recipe.data, recipe.model, recipe.seed) == (gated.data, gated.model, gated.seed)
+    assert made["merge-0.47-s1"].data.train.target == "runs/train.translated"
+    assert label("merge-0.47") == "shortener `merge`, target 0.47"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--also", "slow"], "slow: expected a name and its changes"),
+        (["--rivals", "47"], "47: expected a share between 0 and 1"),
+        (["--rivals", "half"], "half: expected a share between 0 and 1"),
         (["--distil", "no", "both", "--distil-dense"], "--distil-dense: needs a way to distil"),
         (["--systems", "zero-0.31"], "--systems: zero-0.31: unknown in these parts, which have base, on, zero-"),
     ],

@@ -88,6 +88,11 @@ def serve(
         reference = found.by_name.get(shadow_model)
         if not isinstance(reference, Served):
             raise ValueError(f"--shadow-model: {shadow_model} is not one of the text models that are served")
+    elif shadow and (without := [served.name for served in found if served.model.engine.shortener is not None]):
+        raise ValueError(
+            f"--shadow: {without[0]} has a shortener instead of gates, so it has no dense decoding to compare with; "
+            "name a dense model with --shadow-model"
+        )
     access = Access(secrets, allow_host or (LOCAL if host in LOCAL else ()), cors or ())
     service = Service(found, limits, shadow, reference, log_texts)
     app = application(service, access, _detector(detector))

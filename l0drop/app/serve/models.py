@@ -119,12 +119,13 @@ class Served:
         """For clients that choose a model."""
         config = self.model.model.config
         l0drop = getattr(config, "l0drop", None)
+        has_gates = self.model.is_gated and self.model.engine.shortener is None
         return {
             "task": self.task,
             "model_type": config.model_type,
             "gated": self.model.is_gated,
-            "gating": l0drop.gating if self.model.is_gated and l0drop is not None else None,
-            "dial": [*sorted(self.dials), "dense"] if self.model.is_gated else [],
+            "gating": l0drop.gating if has_gates and l0drop is not None else None,
+            "dial": [*sorted(self.dials), "dense"] if has_gates else [],
             "pair": list(self.pair) if self.pair else None,
             "languages": self.codes,
             "max_source_tokens": self.model.max_source,
@@ -239,7 +240,10 @@ def check_dial(served: Served | ServedSpeech, dial: Mapping[str, Any]) -> None:
         Dial(**dial)
     except (TypeError, ValueError) as error:
         raise refused(error) from None
+    shortener = served.model.engine.shortener
     for name in dial:
+        if shortener is not None:
+            raise Problem(400, f"{name}: acts on gates, and the memory of {served.name} comes from {shortener} instead")
         if name in DIAL and not served.model.is_gated:
             raise Problem(400, f"{name}: {served.name} has no gates, so nothing can be dropped")
         if name in DIAL and name not in served.dials:

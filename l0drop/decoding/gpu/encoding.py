@@ -82,12 +82,14 @@ def can_capture(model: Any, encoder: nn.Module) -> bool:
     """Whether a graph of this model's encoder computes what the encoder does."""
     family, l0drop = family_of(type(model)), getattr(model.config, "l0drop", None)
     config: Any = encoder.config
+    shortener = model.shortener if isinstance(model, L0DropModel) else None
     return (
         not family.full_bias
         and not family.reads_audio
         and model.dtype in (torch.float32, torch.float16, torch.bfloat16)
         and config._attn_implementation in ("sdpa", "eager")
         and not (l0drop is not None and l0drop.layerwise)
+        and not (shortener is not None and shortener.needs_attention)  # of the encoder's own layers
         and not torch.is_autocast_enabled(model.device.type)
         and not any(map(_is_changed, encoder.modules()))
     )

@@ -130,6 +130,11 @@ def _roles(
     if isinstance(model, EntmaxModel):
         raise ValueError(f"{name}: has sparse attention and is only compared with others; give it as `entmax`")
     models, names, missing = {}, {}, {}
+    if isinstance(model, L0DropModel) and model.shortener is not None:
+        raise ValueError(
+            f"{name}: its memory comes from a shortener, {type(model.shortener).__name__}; analyses are of gates, so "
+            "analyse a run with a gate"
+        )
     if isinstance(model, L0DropModel):
         models["sparse"], names["sparse"] = model, name
         found, why = find_baseline(name, recipe, baseline)

@@ -186,6 +186,11 @@ def test_other_gates_replay_the_encoder_alone(config, on_gpu):
     assert on_gpu == [("encodings", 6, 24)]
 
 
+def test_a_shortener_replays_the_encoder_alone(on_gpu):
+    both(sparsify(zoo.build("m2m100").double(), L0DropConfig(shortener="merge")), on_gpu)
+    assert on_gpu == [("encodings", 6, 24)]
+
+
 def test_a_gate_that_says_so_is_part_of_the_graph(on_gpu):
     model = sparse("m2m100", gate="every-third")
     both(model, on_gpu)
@@ -338,6 +343,8 @@ def test_encoders_with_code_of_others_are_not_captured():
     assert not can(zoo.build("led"))
     assert not can(whispers.build())
     assert not can(sparse("bart", layerwise=True).float())
+    assert can(sparsify(zoo.build("bart"), L0DropConfig(shortener="mean_pool")))
+    assert not can(sparsify(zoo.build("bart"), L0DropConfig(shortener="top_attention"))), "it reads the last layer"
 
 
 # --- out of memory -----------------------------------------------------------------------------------------------
