@@ -191,7 +191,9 @@ def rows_to_keep(keep: float | Tensor, mask_BN: Tensor) -> Tensor:
     """[B], n = max(1, round(keep · real tokens)); `keep` is one share, or one for each sentence."""
     share = torch.as_tensor(keep, dtype=torch.float64, device=mask_BN.device)
     if share.dim() and share.shape != mask_BN.shape[:1]:
-        raise ValueError(f"`keep`: expected one share, or one for each of {len(mask_BN)} sentences, got {share.numel()}")
+        raise ValueError(
+            f"`keep`: expected one share, or one for each of {len(mask_BN)} sentences, got {share.numel()}"
+        )
     return (share * mask_BN.sum(1)).round().clamp_min(1).long()
 
 
