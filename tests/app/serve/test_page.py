@@ -38,6 +38,7 @@ def test_the_policy_allows_only_the_page_itself(service: Running) -> None:
     assert not re.findall(r"(?:src|href)=\"(?!data:,)", answer.text), "no external resource"
     assert not re.findall(r"\son\w+=|\sstyle=", answer.text), "the policy would block it"
     assert "innerHTML" not in answer.text
+    assert not re.findall("animation|transition|keyframes|scroll-behavior", answer.text), "nothing moves"
 
 
 @pytest.fixture(scope="module")
@@ -306,6 +307,9 @@ def test_text_from_right_to_left(browser: Any, service: Running) -> None:
         mixed, source,
     )  # fmt: skip
     assert borders == [["dotted", "none"], ["none", "dotted"]]
+    words = page.all("#source .whole")
+    assert [word.text for word in words] == mixed.split()[:3]
+    assert words[0].location["x"] < words[1].location["x"] < words[2].location["x"], "its first word is English"
     lefts = browser.execute_script(
         "return [...document.querySelectorAll('#output .word')].map(w => w.getBoundingClientRect().left)"
     )
