@@ -1,5 +1,6 @@
 """The page in a real browser: Debian's chromium and chromium-driver."""
 
+import base64
 import json
 import os
 import re
@@ -24,7 +25,8 @@ from tests.decoding import folders
 from tests.models import whispers
 
 TEXT = "the dog sees a cat . <script>alert(1)</script>"
-PHONE, DESKTOP = (390, 844), (1280, 1000)
+SMALL, PHONE, DESKTOP = (320, 640), (390, 844), (1280, 1000)
+HEBREW = "\u05d4\u05db\u05dc\u05d1 \u05e8\u05d5\u05d0\u05d4 \u05d7\u05ea\u05d5\u05dc"
 
 
 def test_the_policy_allows_only_the_page_itself(service: Running) -> None:
@@ -36,6 +38,7 @@ def test_the_policy_allows_only_the_page_itself(service: Running) -> None:
     assert not re.findall(r"(?:src|href)=\"(?!data:,)", answer.text), "no external resource"
     assert not re.findall(r"\son\w+=|\sstyle=", answer.text), "the policy would block it"
     assert "innerHTML" not in answer.text
+    assert not re.findall("animation|transition|keyframes|scroll-behavior", answer.text), "nothing moves"
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +67,7 @@ class Page:
         self.browser, self.url = browser, url
         browser.get_log("browser")
         browser.get_log("performance")
-        metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": size == PHONE}
+        metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": size != DESKTOP}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         features = [{"name": "prefers-color-scheme", "value": theme}]
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
@@ -75,6 +78,10 @@ class Page:
 
     def all(self, selector: str) -> list[Any]:
         return self.browser.find_elements("css selector", selector)
+
+    def content(self, name: str) -> str:
+        """The text of an element with all its white space."""
+        return str(self[name].get_property("textContent"))
 
     def wait(self, what: str) -> None:
         """Wait until a JavaScript expression is true."""
@@ -93,6 +100,15 @@ class Page:
         self["text"].send_keys(text)
         self["go"].click()
         self.done()
+
+    def paste(self, text: str) -> None:
+        """Decode a text that would take long to type."""
+        self.browser.execute_script("document.getElementById('text').value = arguments[0]", text)
+        self["go"].click()
+        self.done()
+
+    def open(self, document: Path) -> None:
+        self["file"].send_keys(str(document))
 
     def choose(self, model: str) -> None:
         self.browser.execute_script(
@@ -137,14 +153,15 @@ class Page:
         assert not wide, "no scrolling sideways"
 
     def picture(self, name: str) -> None:
-        """Keep a screenshot where L0DROP_SCREENSHOTS says, to be looked at."""
+        """Keep a picture of the whole page where L0DROP_SCREENSHOTS says, to be looked at."""
         folder = os.environ.get("L0DROP_SCREENSHOTS")
         if folder:
-            self.browser.save_screenshot(str(Path(folder) / f"{name}.png"))
+            shot = self.browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
+            (Path(folder) / f"{name}.png").write_bytes(base64.b64decode(shot["data"]))
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE, SMALL], ids=["desktop", "phone", "small"])
 def test_a_reader_sees_what_was_dropped(
     browser: Any, service: Running, sparse: TextModel, size: tuple[int, int], theme: str
 ) -> None:
@@ -175,6 +192,7 @@ def test_a_reader_sees_what_was_dropped(
         "return [...document.querySelectorAll('#source .token')].some(t => t.style.getPropertyValue('--weight') > 0)"
     )
     page.picture(f"attention-{size[0]}-{theme}")
+    assert page.violations() == [], "marked tokens can be read"
     page["own"].click()
     page.done()
     page["show-dense"].click()
@@ -191,8 +209,111 @@ def test_a_model_without_gates_says_so(browser: Any, service: Running) -> None:
     page.decode(TEXT)
     assert page["no-gates"].is_displayed()
     assert not page["compare-title"].is_displayed()
+    assert not page["about"].is_displayed(), "it speaks of dropped tokens"
     assert page.all("#source del") == []
     page.check()
+
+
+@pytest.mark.parametrize("memory", ["short", "dense"])
+def test_a_text_beyond_the_positions_has_one_output(browser: Any, service: Running, memory: str) -> None:
+    text = ("the dog sees a cat . " * 20).strip()
+    page = Page(browser, service.url, DESKTOP)
+    page.ready()
+    browser.execute_script(f"document.getElementById('show-{memory}').checked = true")
+    page.paste(text)
+    answer = service.post("/v1/generate", {"text": text, "dense": memory == "dense"}).json()["results"][0]
+    assert answer["pieces"] > 1
+    assert page.content("output") == page.content(f"{memory}-text") == answer["text"]
+    assert f"decoded in {answer['pieces']} pieces" in page["attention"].text
+    assert page.all("#output .word") == [], "no attention to show"
+
+    assert page.content("source") == text
+    struck = browser.execute_script(
+        "let at = 0; const found = [];"
+        "for (const node of document.getElementById('source').childNodes) {"
+        "  if (node.tagName === 'DEL') for (let i = 0; i < node.textContent.length; i++) found.push(at + i);"
+        "  at += node.textContent.length;"
+        "} return found"
+    )
+    kept = {i for token in answer["kept"] if token["start"] is not None for i in range(token["start"], token["end"])}
+    assert struck == [i for i, letter in enumerate(text) if i not in kept and not letter.isspace()]
+    assert 0 < len(struck) < len(text)
+    assert f"{len(answer['kept'])} of {answer['source_tokens']} tokens kept" in page["counts"].text
+    page.check()
+    page.picture(f"long-{memory}")
+    page.paste(TEXT)
+    assert page.all("#output .word"), "attention again"
+
+
+def test_a_long_text_without_gates_is_not_struck(browser: Any, service: Running) -> None:
+    page = Page(browser, service.url, DESKTOP)
+    page.ready()
+    page.choose("plain")
+    page.paste("the dog sees a cat . " * 20)
+    assert page.all("#source del") == []
+    assert page["counts"].text.endswith("tokens, none dropped")
+    page.check()
+
+
+def test_attention_that_is_too_large_is_not_shown(
+    browser: Any, service: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("l0drop.app.serve.native.MOST_WEIGHTS", 1)
+    page = Page(browser, service.url, DESKTOP)
+    page.ready()
+    page.paste(TEXT)
+    assert "too large" in page["attention"].text
+    assert page["output"].text.split() == page["short-text"].text.split() != []
+    assert page["error"].text == ""
+    browser.get_log("browser")  # the refused request is in it
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("size", [SMALL, PHONE], ids=["small", "phone"])
+def test_long_words_fit_a_phone(browser: Any, service: Running, size: tuple[int, int], theme: str) -> None:
+    word = "https://example.org/" + 90 * "w"
+    page = Page(browser, service.url, size, theme)
+    page.ready()
+    page.paste(f"the dog {word} sees")
+    for name in ("short", "dense"):
+        browser.execute_script("document.getElementById(arguments[0]).textContent = arguments[1]", f"{name}-text", word)
+    browser.execute_script(
+        "drawOutput({text: arguments[0], output: [], source: [], attention: [], dropped_attention: []})", word
+    )
+    outside = browser.execute_script(
+        "return [...document.querySelectorAll('.card')].filter(c => c.scrollWidth > c.clientWidth).map(c => c.id)"
+    )
+    assert outside == [], "everything is inside its card"
+    page.check()
+    page.picture(f"words-{size[0]}-{theme}")
+
+
+def test_text_from_right_to_left(browser: Any, service: Running) -> None:
+    page = Page(browser, service.url, DESKTOP)
+    page.ready()
+    page.paste(HEBREW)
+    assert browser.execute_script("return getComputedStyle(document.getElementById('text')).direction") == "rtl"
+    assert page["source"].text.startswith(HEBREW)
+    mixed = f"the dog {HEBREW}"  # the first word of a paragraph sets its direction, and a word has its own
+    parts = [(0, 3), (4, 5), (5, 7), (8, 10), (10, 12)]
+    source = [{"text": mixed[a:b], "start": a, "end": b, "kept": True, "gate": 1} for a, b in parts]
+    borders = browser.execute_script(
+        "drawSource(arguments[0], {source: arguments[1], kept_tokens: 5});"
+        "drawOutput({text: arguments[0], source: [], output: [], attention: [], dropped_attention: []});"
+        "return [...document.querySelectorAll('#source .part')].map(part => {"
+        "  const style = getComputedStyle(part); return [style.borderLeftStyle, style.borderRightStyle]; })",
+        mixed, source,
+    )  # fmt: skip
+    assert borders == [["dotted", "none"], ["none", "dotted"]]
+    words = page.all("#source .whole")
+    assert [word.text for word in words] == mixed.split()[:3]
+    assert words[0].location["x"] < words[1].location["x"] < words[2].location["x"], "its first word is English"
+    lefts = browser.execute_script(
+        "return [...document.querySelectorAll('#output .word')].map(w => w.getBoundingClientRect().left)"
+    )
+    assert lefts[0] < lefts[1] < lefts[4] < lefts[3] < lefts[2], "Hebrew words stand from right to left"
+    page.check()
+    page.picture("hebrew")
 
 
 def test_a_gate_that_is_a_rule_has_no_slider(browser: Any, baseline: Path, tmp_path: Path) -> None:
@@ -224,6 +345,28 @@ def test_errors_are_shown_and_keys_are_asked_for(browser: Any, sparse: TextModel
         browser.get_log("browser")  # the refused request is in it
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_an_error_takes_the_place_of_results(browser: Any, service: Running, theme: str) -> None:
+    page = Page(browser, service.url, PHONE, theme)
+    page.ready()
+    page.paste(TEXT)
+    browser.execute_script("document.getElementById('text').value = ' \\n '")
+    page["go"].click()
+    assert page["error"].text == "Type or paste a text first."
+    assert page["status"].text == ""
+    assert not page["results"].is_displayed()
+    page.check()
+    page.paste(TEXT)
+    assert page["error"].text == ""
+    assert page["results"].is_displayed()
+    browser.execute_script("document.getElementById('text').value = 'x '.repeat(30000)")
+    page["go"].click()
+    page.wait("document.getElementById('error').textContent.includes('60,000 characters')")
+    assert not page["results"].is_displayed()
+    page.picture(f"error-{theme}")
+    browser.get_log("browser")  # the refused request is in it
+
+
 def test_the_keyboard_is_enough(browser: Any, service: Running) -> None:
     from selenium.webdriver import ActionChains, Keys
 
@@ -232,20 +375,63 @@ def test_the_keyboard_is_enough(browser: Any, service: Running) -> None:
     page["text"].send_keys(TEXT)
     ActionChains(browser).key_down(Keys.CONTROL).send_keys(Keys.ENTER).key_up(Keys.CONTROL).perform()
     page.done()
-    reached = set()
-    for _ in range(30):
+    reached = []
+    for _ in range(14):
         ActionChains(browser).send_keys(Keys.TAB).perform()
-        reached.add(browser.execute_script("return document.activeElement.id || document.activeElement.className"))
-    assert {"file", "model", "keep", "own", "go", "word"} <= reached
+        name, outline = browser.execute_script(
+            "const at = document.activeElement;"
+            "return [at.id || at.className, at === document.body ? 'solid' : getComputedStyle(at).outlineStyle]"
+        )
+        assert outline == "solid", f"{name}: the focus is visible"
+        reached.append(name)
+    assert reached[:5] == ["file", "model", "keep", "own", "go"]
+    assert reached[5] == "word"
+    assert "show-short" in reached
+
+
+def test_controls_have_names(browser: Any, service: Running) -> None:
+    page = Page(browser, service.url, DESKTOP)
+    page.ready()
+    page.decode(TEXT)
+    assert page["keep"].accessible_name == "Keep"
+    assert page["keep"].get_attribute("aria-valuetext") == "the model's choice"
+    page.set_slider(30)
+    assert page["keep"].get_attribute("aria-valuetext") == "30% of the tokens"
+    table = page.all("#results table")[-1]
+    assert (table.aria_role, table.accessible_name) == ("table", "Short and dense")
+    assert {name: page[name].accessible_name for name in ("text", "file", "model")} == {
+        "text": "Text",
+        "file": "Document",
+        "model": "Model",
+    }
 
 
 def test_a_document_is_read(browser: Any, service: Running, tmp_path: Path) -> None:
     (tmp_path / "document.txt").write_text("the road .")
     page = Page(browser, service.url, DESKTOP)
     page.ready()
-    page["file"].send_keys(str(tmp_path / "document.txt"))
+    page.open(tmp_path / "document.txt")
     page.done()
     assert page["source"].text.startswith("the road .")
+    page.check()
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_document_in_another_encoding_is_refused(
+    browser: Any, service: Running, tmp_path: Path, encoding: str
+) -> None:
+    document = tmp_path / "document.txt"
+    document.write_text("Stra\N{LATIN SMALL LETTER SHARP S}e", encoding)
+    page = Page(browser, service.url, DESKTOP)
+    page.ready()
+    page.open(document)
+    page.wait("document.getElementById('error').textContent.includes('document.txt is not UTF-8 text')")
+    assert page["text"].get_attribute("value") == ""
+    document.write_text("\ufeffthe road .", "utf-8")
+    page.open(document)
+    page.done()
+    assert page["error"].text == ""
+    assert page["text"].get_attribute("value") == "the road ."
     page.check()
 
 
@@ -254,7 +440,7 @@ def test_characters_beyond_16_bits_move_nothing(browser: Any, service: Running, 
     (tmp_path / "document.txt").write_text(text, "utf-8")
     page = Page(browser, service.url, DESKTOP)
     page.ready()
-    page["file"].send_keys(str(tmp_path / "document.txt"))
+    page.open(tmp_path / "document.txt")
     page.done()
     assert [word.text for word in page.all("#source .whole")] == text.split()
 
@@ -373,4 +559,5 @@ def test_sound_that_nobody_can_read_is_an_error(browser: Any, spoken: Running, t
     page.ready()
     page["audio"].send_keys(str(tmp_path / "speech.webm"))
     page.wait("document.getElementById('error').textContent.includes('cannot read the sound')")
+    assert not page["results"].is_displayed()
     page.check()
