@@ -162,7 +162,7 @@ def pool(encodings: Tensor, rows: Tensor, mask: Tensor) -> Memory:
             f"rows: expected whole numbers of shape {tuple(mask_BN.shape)}, got {rows.dtype} of shape "
             f"{tuple(rows.shape)}"
         )
-    row_BN = rows.masked_fill(~mask_BN, -1)
+    row_BN = rows.long().masked_fill(~mask_BN, -1)
     (B, N), most = mask_BN.shape, int(row_BN.max()) + 1
     highest_BN = row_BN.cummax(1).values
     new_BN = highest_BN - torch.nn.functional.pad(highest_BN, (1, 0), value=-1)[:, :-1]
@@ -170,9 +170,8 @@ def pool(encodings: Tensor, rows: Tensor, mask: Tensor) -> Memory:
         raise ValueError(
             "rows: expected the row of each real token, numbered from 0 in the order of their first tokens"
         )
-    target_BN = row_BN.masked_fill(~mask_BN, most)  # padding goes to a row that is cut off
-    # where, not a product: padding may hold anything, NaN included
-    x_BND = torch.where(mask_BN[..., None], hard_concrete.wide(encodings), 0)
+    target_BN = row_BN.masked_fill(~mask_BN, most)  # padding, which may hold NaN, goes to a row that is cut off
+    x_BND = hard_concrete.wide(encodings)
     sum_BKD = x_BND.new_zeros(B, most + 1, x_BND.shape[2]).scatter_add(1, target_BN[..., None].expand_as(x_BND), x_BND)
     size_BK = x_BND.new_zeros(B, most + 1).scatter_add(1, target_BN, x_BND.new_ones(B, N))[:, :most]
     states_BKD = sum_BKD[:, :most] / size_BK.clamp_min(1)[..., None]

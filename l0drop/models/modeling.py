@@ -175,19 +175,19 @@ class L0DropModel(Controls, PreTrainedModel):
 
     def __setattr__(self, name: str, value: Any) -> None:
         is_built = "gate" in self.__dict__.get("_modules", {})
-        if is_built and isinstance(value, Buildable):
+        if is_built and name in ("gate", "shortener") and isinstance(value, Buildable):
             self._check_replacement(name, value)
             value.to(self.device).train(self.training)  # as the gate or shortener that it replaces
         super().__setattr__(name, value)
 
     def _check_replacement(self, name: str, value: Buildable) -> None:
         """Raise ValueError for a gate in a model with a shortener, or the other way round."""
-        if isinstance(value, Gate) and self.shortener is not None:
+        if name == "gate" and self.shortener is not None:
             raise ValueError(
                 f"{name}: this model's memory comes from its shortener, {type(self.shortener).__name__}, without "
                 "gates; replace model.shortener, or sparsify the base model without one"
             )
-        if isinstance(value, Shortener) and self.shortener is None:
+        if name == "shortener" and self.shortener is None:
             raise ValueError(
                 f"{name}: this model has gates; name the shortener in L0DropConfig when you sparsify the base model"
             )
@@ -599,9 +599,8 @@ class L0DropModel(Controls, PreTrainedModel):
 
     @property
     def _penalises(self) -> bool:
-        if self.shortener is not None:
-            return False
-        return self.lambda_ != 0 or self.config.l0drop.target_sparsity is not None
+        has_penalty = self.lambda_ != 0 or self.config.l0drop.target_sparsity is not None
+        return has_penalty and self.shortener is None
 
     def _gate_given(self, encoder_outputs: Any, input_ids: Any, mask: Any, hints: Any, noise_key: Any) -> Any:
         """Gate or shorten the outputs of a plain encoder."""

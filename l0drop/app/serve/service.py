@@ -147,6 +147,10 @@ class Service:
     async def explain(self, query: Query) -> tuple[Explained, DecodedItem]:
         """The output for one text with gates and attention; a long text is cut."""
         self._check(query)
+        if (shortener := query.served.model.engine.shortener) is not None:
+            raise Problem(
+                400, f"model: an explanation shows gates, and the memory of {query.served.name} comes from {shortener}"
+            )
         settings = self._settings(query)
         (text,) = query.texts
         (source,) = await self._in_thread(self._tokenizing, self._sources, query, [text])
