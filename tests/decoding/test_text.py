@@ -579,7 +579,7 @@ def test_nllb_writes_the_target_language(tmp_path: Path) -> None:
         model.generate(["the dog"], source_lang="deu_Latn")
     for setting in ("source_lang", "target_lang"):
         for wrong in ("xxx_Latn", "a", "</s>"):
-            with pytest.raises(ValueError, match=f"{setting}: '{wrong}' is not a language of this model; it has 20"):
+            with pytest.raises(ValueError, match=f"`{setting}`: '{wrong}' is not a language of this model; it has 20"):
                 model.generate(["the dog"], **{"target_lang": "fra_Latn", setting: wrong})
 
 

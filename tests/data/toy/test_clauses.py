@@ -5,13 +5,23 @@ from typing import Any
 
 import pytest
 
-from l0drop.data.toy.clauses import Adjunct, Clause, Text, infinitive, pair, question, relative, statement, subordinate
+from l0drop.data.toy.clauses import (
+    Adjunct,
+    BothSides,
+    Clause,
+    infinitive,
+    pair,
+    question,
+    relative,
+    statement,
+    subordinate,
+)
 from l0drop.data.toy.lexicon import ACC, BE, EXIST, NEUTER, RAIN
 from l0drop.data.toy.phrases import GAP, IT, PRONOUNS, THERE, Nominal
 from tests.data.toy.sentences import adjective, clause, conjunction, does, np, verb, where
 
 
-def opened_by(sub: Adjunct, main: Clause) -> Text:
+def opened_by(sub: Adjunct, main: Clause) -> BothSides:
     main.front = Adjunct([*sub.tokens, (",", ",")], f"{sub.german},")
     return statement(main)
 
@@ -29,16 +39,16 @@ def stayed(**more: Any) -> Clause:
     return clause(np("the", "boy"), verb("position", "stay"), "past", predicate=place, **more)
 
 
-def known(told: Clause) -> Text:
+def known(told: Clause) -> BothSides:
     tail = subordinate(conjunction("that", "dass"), told)
     return statement(clause("I", verb("clausal", "know"), tail=tail))
 
 
-def tried(subject: str, deed: Clause) -> Text:
+def tried(subject: str, deed: Clause) -> BothSides:
     return statement(clause(subject, verb("control", "try"), tail=infinitive(deed)))
 
 
-GOLDEN: list[tuple[Callable[[], Text], str, str]] = [
+GOLDEN: list[tuple[Callable[[], BothSides], str, str]] = [
     # the two positions of the verb
     (
         lambda: statement(does("she", "pick~up", np("the", "child"))),
@@ -206,7 +216,7 @@ GOLDEN: list[tuple[Callable[[], Text], str, str]] = [
     ),
 ]
 
-QUESTIONS: list[tuple[Callable[[], Text], str, str]] = [
+QUESTIONS: list[tuple[Callable[[], BothSides], str, str]] = [
     (
         lambda: question(does(np("the", "nurse"), "call", np("the", "doctor"), "past")),
         "Did the nurse call the doctor?",
@@ -233,12 +243,12 @@ QUESTIONS: list[tuple[Callable[[], Text], str, str]] = [
 
 
 @pytest.mark.parametrize(("build", "source", "target"), GOLDEN, ids=[source for _, source, _ in GOLDEN])
-def test_known_sentences(build: Callable[[], Text], source: str, target: str) -> None:
+def test_known_sentences(build: Callable[[], BothSides], source: str, target: str) -> None:
     made = pair(build())
     assert (made.source, made.target) == (source, target)
 
 
 @pytest.mark.parametrize(("build", "source", "target"), QUESTIONS, ids=[source for _, source, _ in QUESTIONS])
-def test_known_questions(build: Callable[[], Text], source: str, target: str) -> None:
+def test_known_questions(build: Callable[[], BothSides], source: str, target: str) -> None:
     made = pair(build(), "?")
     assert (made.source, made.target) == (source, target)

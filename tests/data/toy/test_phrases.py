@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from l0drop.data.toy.clauses import Text, pair, prepositional, relative, statement
+from l0drop.data.toy.clauses import BothSides, pair, prepositional, relative, statement
 from l0drop.data.toy.lexicon import ACC, BE, FEMININE, GEN, NEUTER
 from l0drop.data.toy.phrases import GAP, IT, Name, Nominal
 from tests.data.toy.sentences import adjective, clause, does, np, verb, where
@@ -14,7 +14,7 @@ def built_house() -> Nominal:
     return relative(np("the", "house"), does("he", "build", GAP[NEUTER], "past"), "accusative")
 
 
-GOLDEN: list[tuple[Callable[[], Text], str, str]] = [
+GOLDEN: list[tuple[Callable[[], BothSides], str, str]] = [
     # articles, adjective endings, cases
     (
         lambda: statement(does(np("the", "teacher"), "buy", np("a", "key", "old"))),
@@ -179,6 +179,6 @@ GOLDEN: list[tuple[Callable[[], Text], str, str]] = [
 
 
 @pytest.mark.parametrize(("build", "source", "target"), GOLDEN, ids=[source for _, source, _ in GOLDEN])
-def test_known_sentences(build: Callable[[], Text], source: str, target: str) -> None:
+def test_known_sentences(build: Callable[[], BothSides], source: str, target: str) -> None:
     made = pair(build())
     assert (made.source, made.target) == (source, target)
