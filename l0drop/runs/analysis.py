@@ -328,6 +328,6 @@ class SweepAnalysis(JsonFile):
 
 def read_analysis(path: Path) -> Analysis | SweepAnalysis:
     """Read the analysis of a run or of a sweep."""
-    content = read_any(path, Analysis.COMMAND)
+    content = read_any(path, Analysis.remedy(path))
     is_sweep = isinstance(content, dict) and "points" in content
     return SweepAnalysis.read(path) if is_sweep else Analysis.read(path)

@@ -209,7 +209,7 @@ class DecodeBenchmarks(JsonFile):
 
 def read_decode_benchmark(path: Path) -> DecodeBenchmark | None:
     """Read a decoding benchmark; None for a file of another benchmark, such as one on a GPU."""
-    content = read_any(path, DecodeBenchmark.COMMAND)
+    content = read_any(path, DecodeBenchmark.remedy(path))
     is_decoding = not isinstance(content, dict) or {"systems", "generation", "gates"} <= content.keys()
     return DecodeBenchmark.read(path) if is_decoding else None
 

@@ -331,7 +331,7 @@ class Evaluation(JsonFile):
 def is_evaluation(path: Path) -> bool:
     """Whether a `metrics.json` is of an evaluation, of this version or another."""
     try:
-        content = read_any(path, Evaluation.COMMAND)
+        content = read_any(path, Evaluation.remedy(path))
     except FileError:
         return False
     return isinstance(content, dict) and content.get("what") == EVALUATED
@@ -351,7 +351,7 @@ class ExampleSentence:
 
 def read_examples(path: Path) -> list[ExampleSentence]:
     """Read `examples.json`, a list without a version."""
-    return read_as(list[ExampleSentence], path, Evaluation.COMMAND)
+    return read_as(list[ExampleSentence], path, Evaluation.remedy(path))
 
 
 def write_examples(examples: list[ExampleSentence], path: Path) -> None:
