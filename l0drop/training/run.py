@@ -25,6 +25,7 @@ from l0drop.decoding.folder import first_line, generation_of
 from l0drop.decoding.speech import BATCH_CLIPS
 from l0drop.models.quiet import quiet_libraries
 from l0drop.recipe import Recipe, RecipeError, dump_recipe, load_recipe
+from l0drop.runs.checkpoint import STATE
 from l0drop.runs.processes import is_lost_peer, joined_processes
 from l0drop.runs.provenance import provenance
 from l0drop.runs.run import CalibrationRecord, GateRates, RunFolder, RunMetrics, Scored, Split
@@ -33,7 +34,6 @@ from l0drop.training.averaging import averaged
 from l0drop.training.bars import Bars
 from l0drop.training.callbacks import Interruption, LogFile
 from l0drop.training.checkpoints import (
-    STATE,
     WEIGHTS,
     TrainingError,
     check_files,
