@@ -13,7 +13,18 @@ from statistics import fmean
 from typing import Any, Literal
 
 from l0drop.data.score import BleuTokenizer, MetricName, Score
-from l0drop.runs.json_file import FileError, JsonFile, Settings, as_json, flat, optional, read_any, read_as, write_json
+from l0drop.runs.json_file import (
+    FileError,
+    JsonFile,
+    PackedJsonFile,
+    Settings,
+    as_json,
+    flat,
+    optional,
+    read_any,
+    read_as,
+    write_json,
+)
 from l0drop.runs.provenance import Provenance
 
 Side = Literal["system", "baseline"]
@@ -326,6 +337,33 @@ class Evaluation(JsonFile):
         if any("held_out" in entry for entry in self.inputs):
             return f"{self.scored:,} lines held out of {paths[0] if paths else 'the training text'}"
         return f"{self.scored:,} sentences of {paths[0] if paths else 'the test text'}"
+
+
+@dataclass(frozen=True)
+class CountedMetric:
+    """The score that is computed from counts. columns: what each list of counts holds."""
+
+    name: str
+    signature: str
+    columns: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceCounts(PackedJsonFile):
+    """`statistics.json.gz`: counts per sentence, without text, from which scores and intervals are computed.
+
+    lines: the line number, from 1, of each scored sentence. documents: the document of each, from 0. systems: by label
+    (`system-1`, `baseline-1`, ... or a run's name) and metric, one list per column.
+    """
+
+    COMMAND = "l0drop evaluate"
+
+    what: Literal["sentence statistics"] = "sentence statistics"
+    format: Literal[1] = 1
+    metrics: dict[MetricName, CountedMetric]
+    lines: list[int]
+    documents: list[int]
+    systems: dict[str, dict[MetricName, list[list[float]]]]
 
 
 def is_evaluation(path: Path) -> bool:

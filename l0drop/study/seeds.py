@@ -23,7 +23,7 @@ from l0drop.recipe import Evaluate, Recipe, TextCorpus, load_recipe
 from l0drop.runs.run import DialCurve, RunFolder, RunMetrics
 from l0drop.runs.study import SeedRun, StatisticsFile, StudiedSystem, StudyResults
 from l0drop.study.parallel import train_in_parallel
-from l0drop.study.sentence_statistics import SentenceStatistics, Statistics, named_scores
+from l0drop.study.sentence_statistics import SentenceStatistics, Statistics, counted_metrics
 from l0drop.study.sentence_statistics import statistics as statistics_of
 from l0drop.study.significance import compare, compare_over_baselines
 from l0drop.training.corpora import build_tokenizers, references
@@ -249,9 +249,9 @@ def _write_statistics(
     by_run: dict[str, dict[MetricName, Statistics]] = {
         f"{system}-s{seed}": {scoring.text_metric: one} for system, found in outputs.items() for seed, _, one in found
     }
-    scores = named_scores({scoring.text_metric: scorer(scoring.text_metric, scoring.tokenize)(truth, truth)})
+    metrics = counted_metrics({scoring.text_metric: scorer(scoring.text_metric, scoring.tokenize)(truth, truth)})
     count = len(truth)
-    content = SentenceStatistics(by_run, scores, [*range(1, count + 1)], [*range(count)]).as_bytes()
+    content = SentenceStatistics(by_run, metrics, [*range(1, count + 1)], [*range(count)]).counts.as_bytes()
     write_whole(file, content)
     return StatisticsFile(file.name, hashlib.sha256(content).hexdigest())
 
