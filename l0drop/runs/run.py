@@ -4,7 +4,6 @@ runs/NAME/  recipe.yaml  tokenizer/  data/  checkpoints/  log.jsonl  model/  out
             analysis.json  bench.json  dial.json  evaluation/  figures/  report.html
 """
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -12,6 +11,7 @@ from typing import Literal
 from l0drop.data.corpus import Summary
 from l0drop.data.score import Score
 from l0drop.runs.json_file import JsonFile, Settings, flat, optional
+from l0drop.runs.log import TrainingLog
 from l0drop.runs.provenance import Provenance
 
 Split = Literal["valid", "test"]
@@ -70,8 +70,7 @@ class RunFolder:
 
     def train_seconds(self) -> float:
         """Of all executions, from the log: one line for each, none for one that was killed."""
-        lines = map(json.loads, self.log.read_text(encoding="utf-8").splitlines())
-        return sum(line.get("train_runtime", 0.0) for line in lines)
+        return sum(entry.train_runtime for entry in TrainingLog(self.log).entries())
 
 
 @dataclass(frozen=True)
