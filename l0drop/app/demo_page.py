@@ -43,6 +43,6 @@ def write_page(folder: Path) -> Path:
             f'<section id="{title}">\n<h2>{title}</h2>\n{body}\n</section>' for title, body in sections.items()
         ),
     )
-    page = folder / "report.html"
+    page = RunFolder(folder).report
     write_whole(page, content)
     return page

@@ -199,7 +199,7 @@ def run_task(folder: Path, task: str, settings: Settings, console: Console) -> D
 
 def finished_task(folder: Path, settings: dict[str, Any]) -> DemoTask | None:
     """The results of a task that was finished with these settings."""
-    if not RunFolder(folder).is_finished or not (folder / "report.html").exists():
+    if not RunFolder(folder).is_finished or not RunFolder(folder).report.exists():
         return None
     found = DemoTask.read(RunFolder(folder).metrics)
     return found if settings.items() <= vars(found).items() else None
@@ -249,7 +249,7 @@ def train_both(recipes: Sequence[Recipe], folder: Path, console: Console) -> Non
 
 def measured(folder: Path, task: str, settings: Settings, recipe: Recipe, results: dict[str, RunMetrics]) -> DemoTask:
     """Decode the test set with the sparse model on either memory, and count which words it dropped."""
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder / "sparse" / "model")
+    model = AutoModelForSeq2SeqLM.from_pretrained(RunFolder(folder / "sparse").model)
     _, tokenizers, corpora = prepare(recipe, folder, Console(quiet=True))
     corpus, training, test = corpora["test"], recipe.data.train, recipe.data.test
     assert isinstance(corpus, TokenizedCorpus)
@@ -337,7 +337,7 @@ def write_task_report(folder: Path, task: str, recipe: Recipe) -> None:
     """Compare `sparse` with `continued` sentence by sentence, analyse the gates, and write the task's report."""
     sparse = folder / "sparse"
     judging = Judging(metric=recipe.evaluate.text_metric, languages=TASKS[task].languages)
-    systems = [System(sparse)], [System(folder / "continued" / "outputs" / "test.txt")]
+    systems = [System(sparse)], [System(RunFolder(folder / "continued").outputs_on("test"))]
     evaluate(*systems, read_test_text(sparse), judging, generation_of(recipe)).write(RunFolder(sparse).evaluation)
     with opened(str(sparse), Reading()) as subject:
         analyze(subject, ANALYSED).write(RunFolder(sparse).analysis)

@@ -45,8 +45,34 @@ class RunFolder:
         return self.path / "data"
 
     @property
+    def tokenizer(self) -> Path:
+        return self.path / "tokenizer"
+
+    @property
+    def target_tokenizer(self) -> Path:
+        """Exists only with separate vocabularies."""
+        return self.path / "tokenizer_target"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def process_output(self) -> Path:
+        """What the run's own process printed, if it had one."""
+        return self.path / "output.txt"
+
+    @property
     def outputs(self) -> Path:
         return self.path / "outputs"
+
+    def outputs_on(self, split: Split) -> Path:
+        """The outputs of the finished model on a text."""
+        return self.outputs / f"{split}.txt"
 
     @property
     def evaluation(self) -> Path:
@@ -63,6 +89,14 @@ class RunFolder:
     @property
     def dial(self) -> Path:
         return self.path / "dial.json"
+
+    @property
+    def figures(self) -> Path:
+        return self.path / "figures"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
 
     @property
     def is_finished(self) -> bool:

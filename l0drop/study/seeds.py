@@ -168,9 +168,12 @@ def _text_of(recipe: Recipe) -> str:
 
 
 def _share(leader: Path, follower: Path) -> None:
-    for part in ("tokenizer_target", "tokenizer", "data"):  # the first exists only with separate vocabularies
-        if (leader / part).exists() and not (follower / part).exists():
-            (follower / part).symlink_to(Path("..", leader.name, part), target_is_directory=True)
+    ours, theirs = RunFolder(leader), RunFolder(follower)
+    for part, link in (
+        (ours.target_tokenizer, theirs.target_tokenizer), (ours.tokenizer, theirs.tokenizer), (ours.data, theirs.data),
+    ):  # fmt: skip
+        if part.exists() and not link.exists():
+            link.symlink_to(Path("..", leader.name, part.name), target_is_directory=True)
 
 
 def gather(
@@ -202,7 +205,7 @@ def gather(
             truth = references(read, build_tokenizers(read, folder.path, lambda text: None), "test")
         about = {key: recipe.pop(key) for key in ("name", "seed", "about")}
         entry = systems.setdefault(system, StudiedSystem(recipe, [], metrics.made_by))
-        file = folder.outputs / "test.txt"
+        file = folder.outputs_on("test")
         entry.runs.append(_seed_run(folder, about["seed"], metrics, file.read_bytes()))
         lines = list(read_lines(file))
         start = Path((recipe.get("model") or {}).get("init") or name).name

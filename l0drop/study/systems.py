@@ -18,6 +18,7 @@ from l0drop.recipe import Recipe, load_recipe
 from l0drop.runs.evaluation import FileStamp, SystemRecord
 from l0drop.runs.json_file import Settings
 from l0drop.runs.provenance import provenance
+from l0drop.runs.run import RunFolder
 
 Advance = Callable[[int], None]
 """Moves a progress bar by a number of sentences."""
@@ -94,7 +95,7 @@ class System:
 
     @property
     def recipe(self) -> Recipe | None:
-        return None if self.run is None else load_recipe(self.run / "recipe.yaml").for_text()
+        return None if self.run is None else load_recipe(RunFolder(self.run).recipe).for_text()
 
     @property
     def start(self) -> str:

@@ -26,6 +26,7 @@ from l0drop.data.tokenizer import TokenizerPair
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import Recipe
 from l0drop.runs.checkpoint import STATE, ResumeState
+from l0drop.runs.run import RunFolder
 from l0drop.training.assemble import weights_stamp
 from l0drop.training.bars import NO_BARS, Bars
 from l0drop.training.captured import CapturedSteps
@@ -64,7 +65,7 @@ class L0DropTrainer(Trainer):
         callbacks: list[Any] | None = None,
         bars: Bars = NO_BARS,
     ) -> None:
-        os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(folder / "tensorboard"))
+        os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(RunFolder(folder).tensorboard))
         super().__init__(
             model=model,
             args=trainer_arguments(recipe, folder),
@@ -75,7 +76,7 @@ class L0DropTrainer(Trainer):
         self.model_accepts_loss_kwargs = True
         self.remove_callback(PrinterCallback)
         self.recipe, self.corpora, self.references = recipe, corpora, references
-        self.checkpoint_folder = folder / "checkpoints"
+        self.checkpoint_folder = RunFolder(folder).checkpoints
         self.gated = isinstance(model, L0DropModel)
         self.resume_state, self.sums = ResumeState(), LogSums()
         if teacher is not None:
