@@ -24,7 +24,7 @@ from l0drop.bench.timing import interleaved, ratio
 from l0drop.core.groups import group_of
 from l0drop.data.batches import collate
 from l0drop.data.corpus import TokenizedCorpus
-from l0drop.data.metrics import Score, scorer
+from l0drop.data.metrics import Score, scorer_of
 from l0drop.data.sources import ToyText
 from l0drop.data.toy import ToyPair
 from l0drop.data.whole import write_whole
@@ -47,7 +47,6 @@ from l0drop.study.systems import System
 from l0drop.training.run import open_run, prepare, train
 
 CLASSES = ("content", "function", "punctuation", "rest", "later pieces of words", "end of sentence")
-SYSTEMS = ("baseline", "continued", "sparse")
 ANALYSED = ("mass", "maps", "gates", "groups", "words", "places", "entropy")
 """The parts of the analysis that take seconds."""
 ROUNDS = 3
@@ -299,7 +298,7 @@ def measured(folder: Path, task: str, settings: Settings, recipe: Recipe, result
         source_tokens=float(corpus.source_lengths.mean()),
         difference_to_continued=systems["sparse"].score.value - systems["continued"].score.value,
         blind_score=blind(training, references, recipe.evaluate),
-        dense_score=scorer(recipe.evaluate.text_metric, recipe.evaluate.tokenize)(texts["dense"], references),
+        dense_score=scorer_of(recipe.evaluate)(texts["dense"], references),
         outputs_equal_short_and_dense=sum(a == b for a, b in zip(texts["short"], texts["dense"], strict=True)),
         decoding_cpu_seconds={name: timing.cpu for name, timing in timings.items()},
         dense_by_short_cpu=ratio(timings, "dense", "short"),
@@ -349,7 +348,7 @@ def blind(training: ToyCorpus, references: list[str], evaluate: Evaluate, tried:
     """The score of one output for every input: the best of some training targets. Reading the source must beat it."""
     few = references[:50]
     candidates = [pair.target for pair in islice(ToyText(training).pairs(), tried)]
-    score = scorer(evaluate.text_metric, evaluate.tokenize)
+    score = scorer_of(evaluate)
     best = max(candidates, key=lambda target: score([target] * len(few), few).value)
     return score([best] * len(references), references)
 

@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 
 from l0drop.core.values import count
 from l0drop.data.audio import Audio, AudioError
+from l0drop.data.text import one_line
 from l0drop.data.whole import write_whole
 from l0drop.decoding.destination import Destination
 from l0drop.decoding.folder import fingerprint
@@ -269,7 +270,7 @@ def written(outcome: FileOutcome, kind: str) -> str:
     if kind == "jsonl":
         return json.dumps(_json(outcome), ensure_ascii=False) + "\n"
     if kind == "txt":
-        return ("" if found is None else " ".join(found.text.split())) + "\n"
+        return ("" if found is None else one_line(found.text)) + "\n"
     return subtitles(Transcript("") if found is None else found, kind)
 
 
@@ -280,7 +281,7 @@ def subtitles(transcript: Transcript, kind: str) -> str:
     shown = [segment for segment in transcript.segments if segment.text]
     for number, segment in enumerate(shown, 1):
         head = f"{number}\n" if kind == "srt" else ""
-        text = segment.text.replace("-->", "->").replace("\n", " ")  # an arrow or a blank line would end the cue
+        text = one_line(segment.text.replace("-->", "->"))  # an arrow or a blank line would end the cue
         parts.append(f"{head}{_clock(segment.start, mark)} --> {_clock(segment.end, mark)}\n{text}\n")
     return "\n".join(parts)
 

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from l0drop.data.hints import annotator_for
-from l0drop.data.metrics import scorer
+from l0drop.data.metrics import scorer_of
 from l0drop.data.prepare import prepare_corpus
 from l0drop.data.tokenizer import load_tokenizers
 from l0drop.decoding.corpus import Decoded, decode_corpus, described_decoding
@@ -65,7 +65,7 @@ def dial_curve(run: Path, keeps: Sequence[float], progress: Callable[[str], None
             start = time.process_time()
             decoded = decode(keep)
             seconds = time.process_time() - start
-            score = scorer(recipe.evaluate.text_metric, recipe.evaluate.tokenize)(decoded.texts, texts)
+            score = scorer_of(recipe.evaluate)(decoded.texts, texts)
             rows.append(DialRow(keep, decoded.meter.sparsity, score, seconds))
     return DialCurve(
         run=run.absolute().name,

@@ -15,7 +15,7 @@ from typing import Self
 import yaml
 from rich.console import Console
 
-from l0drop.data.metrics import scorer
+from l0drop.data.metrics import scorer_of
 from l0drop.data.score import MetricName
 from l0drop.data.text import read_lines
 from l0drop.data.whole import write_whole
@@ -252,7 +252,7 @@ def _write_statistics(
     by_run: dict[str, dict[MetricName, Statistics]] = {
         f"{system}-s{seed}": {scoring.text_metric: one} for system, found in outputs.items() for seed, _, one in found
     }
-    metrics = counted_metrics({scoring.text_metric: scorer(scoring.text_metric, scoring.tokenize)(truth, truth)})
+    metrics = counted_metrics({scoring.text_metric: scorer_of(scoring)(truth, truth)})
     count = len(truth)
     content = SentenceStatistics(by_run, metrics, [*range(1, count + 1)], [*range(count)]).counts.as_bytes()
     write_whole(file, content)

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
-from sacrebleu.metrics import BLEU, CHRF
 
-from l0drop.data.metrics import compound_split, rouge_of_texts
+from l0drop.data.metrics import compound_split, rouge_of_texts, sacrebleu_metric
 from l0drop.data.score import BleuTokenizer, MetricName, Score
 from l0drop.runs.evaluation import CountedMetric, SentenceCounts
 from l0drop.runs.json_file import FileError
@@ -51,7 +50,8 @@ def statistics(
         prepared = compound_split if metric == "bleu_paper" else str
         sides = [[prepared(text) for text in side] for side in (hyps, refs)]
         # sacreBLEU's bootstrap is built on this method and `_compute_score_from_stats`; it has no public ones.
-        rows = np.array(_scorer(metric, tokenize)._extract_corpus_statistics(sides[0], [sides[1]]), dtype=np.float64)
+        counter = sacrebleu_metric(metric, tokenize, force=True)
+        rows = np.array(counter._extract_corpus_statistics(sides[0], [sides[1]]), dtype=np.float64)
     return Statistics(metric, rows, score_function(metric))
 
 
@@ -59,18 +59,8 @@ def score_function(metric: MetricName) -> Callable[[np.ndarray], float]:
     """The score of a corpus whose statistics have this sum."""
     if metric == "rouge":
         return lambda sums: 100 * float(sums[0] / sums[1])
-    scorer = _scorer(metric)
+    scorer = sacrebleu_metric(metric)
     return lambda sums: float(scorer._compute_score_from_stats(sums.tolist()).score)
-
-
-def _scorer(metric: MetricName, tokenize: BleuTokenizer = "13a") -> BLEU | CHRF:
-    match metric:
-        case "bleu":
-            return BLEU(tokenize=tokenize, force=True)
-        case "bleu_paper":
-            return BLEU(tokenize="none", smooth_method="none", force=True)
-        case _:
-            return CHRF()
 
 
 def columns(metric: MetricName) -> list[str]:

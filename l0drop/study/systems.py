@@ -136,22 +136,11 @@ def outputs_of(
 
     generation: arguments of `TextModel.generate`: settings, `source_lang` and `target_lang`.
     """
-    if system.is_model:
-        return _decode(system, sources, generation, device, empty_source, progress)
-    texts = list(read_lines(system.path))
-    if len(texts) != len(sources):
-        raise CorpusError(f"{system.path} has {len(texts)} lines but the source has {len(sources)}")
-    return Outputs(texts)
-
-
-def _decode(
-    system: System,
-    sources: Sequence[str],
-    generation: Settings,
-    device: str | None,
-    empty_source: bool,
-    progress: Advance | None,
-) -> Outputs:
+    if not system.is_model:
+        texts = list(read_lines(system.path))
+        if len(texts) != len(sources):
+            raise CorpusError(f"{system.path} has {len(texts)} lines but the source has {len(sources)}")
+        return Outputs(texts)
     model = load(system.path, device, system.dtype)
     weights = fingerprint(model.name, model.model)
     languages = {name: generation[name] for name in ("source_lang", "target_lang") if name in generation}

@@ -10,7 +10,7 @@ import soundfile
 from l0drop import L0DropConfig, sparsify
 from l0drop.decoding import recordings
 from l0drop.decoding.destination import Destination
-from l0drop.decoding.recordings import Recordings, subtitles, transcribe_files
+from l0drop.decoding.recordings import FileOutcome, Recordings, subtitles, transcribe_files, written
 from l0drop.decoding.speech import Segment, SpeechModel, Transcript, load_speech
 from l0drop.runs.job import SpeechSummary
 from tests.models import whispers
@@ -162,3 +162,9 @@ def test_bad_jobs_are_refused(files: list[Path]) -> None:
         Recordings(tuple(files), Destination(), format="doc")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="batch_size"):
         Recordings(tuple(files), Destination(), batch_size=0)
+
+
+def test_a_transcript_is_one_line_and_otherwise_unchanged(tmp_path: Path) -> None:
+    found = Transcript("one\r\ntwo  three\n\n", (Segment(0.0, 1.0, "a\n\nb  c"),))
+    assert written(FileOutcome(tmp_path / "a.wav", found), "txt") == "one two  three \n"
+    assert subtitles(found, "srt").endswith("a b  c\n")
