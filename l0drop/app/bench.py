@@ -248,14 +248,14 @@ def _decode_whispers_on_gpu(
 ) -> None:
     from l0drop.bench.gpu_race import Conditions
     from l0drop.bench.gpu_speech import BEAMS, chosen_whispers, gpu_speech_benchmark
-    from l0drop.report.gpu_benchmark import whisper_ratio_table
+    from l0drop.report.gpu_benchmark import ratio_table
 
     workloads = chosen_whispers(names, sizes, BEAMS if beams is None else (beams,))
     _require_cuda()
     conditions = Conditions(rounds=rounds, slow_rounds=slow_rounds)
     show = _shown_and_written(output)
     result = gpu_speech_benchmark(workloads, systems, conditions, progress=log.print, save=show)
-    _print(whisper_ratio_table(result))
+    _print(ratio_table(result))
     console.print(f"A large copy moves {result.bytes_per_second / 1e12:.2f} TB/s.", highlight=False)
     _finish(result, result.made_by, output)
 

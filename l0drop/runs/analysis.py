@@ -10,9 +10,6 @@ from l0drop.runs.json_file import JsonFile, Settings, flat, named, optional, rea
 from l0drop.runs.provenance import Provenance
 from l0drop.runs.sweep import LEARNED
 
-PARTS = ("mass", "maps", "gates", "groups", "words", "places", "entropy", "time", "interventions", "source")
-"""The parts of an analysis: the fields of these names."""
-
 
 @dataclass(frozen=True)
 class TaggingRecord:
