@@ -206,6 +206,12 @@ class DecodeBenchmarks(JsonFile):
     shapes: dict[str, DecodeBenchmark]
     made_by: Provenance | None = flat()
 
+    @property
+    def file(self) -> "DecodeBenchmark | DecodeBenchmarks":
+        """What is written: of a single shape, its benchmark alone."""
+        (first, *others) = self.shapes.values()
+        return self if others else first
+
 
 def read_decode_benchmark(path: Path) -> DecodeBenchmark | None:
     """Read a decoding benchmark; None for a file of another benchmark, such as one on a GPU."""
