@@ -51,7 +51,7 @@ def named(key: str) -> Any:
 
 
 def flat() -> Any:
-    """A field whose own fields stand beside the others in files; if it may be None, for files with none of them."""
+    """A field whose own fields stand beside the others in files; None if a file has none of them."""
     return dataclasses.field(default=None, metadata={_FLAT: True})
 
 
@@ -241,7 +241,7 @@ def _record(kind: Any, content: Any, where: str) -> Any:
         if field.metadata.get(_FLAT):
             inner = next(one for one in typing.get_args(hint) or (hint,) if dataclasses.is_dataclass(one))
             known = {_key(one) for one in dataclasses.fields(inner)}
-            values[field.name] = _value(inner, content, where) if inner is hint or known & content.keys() else None
+            values[field.name] = _value(inner, content, where) if known & content.keys() else None
         elif key in content:
             values[field.name] = _value(hint, content[key], f"{where}.{key}".lstrip("."))
         elif field.default is field.default_factory:  # both are missing

@@ -48,12 +48,6 @@ def test_a_broken_summary_is_named(change: dict[str, object], message: str, tmp_
         TextSummary.read(file)
 
 
-def test_a_summary_without_totals_has_none_of_their_counts(tmp_path: Path) -> None:
-    file = tmp_path / "out.jsonl.summary.json"
-    file.write_text('{"sparsity": null, "seconds": 1, "processes": 1, "settings": {}}')
-    assert TextSummary.read(file).totals == LineTotals()
-
-
 def test_totals_add_up() -> None:
     whole = LineTotals(lines=1, halved=2)
     whole.add(LineTotals(lines=3, source_tokens=4, kept_tokens=1))
