@@ -59,8 +59,6 @@ TEACHER_COST = 1.35
 """The time of a fine-tuning step over that of a step of the baseline: the teacher reads the batch too."""
 START_SECONDS = 20.0
 """Until the first step of a run."""
-OUTPUT = "output.txt"
-"""What the process of a run prints."""
 FEWEST_STEPS = 700
 """With fewer steps for each, fewer systems are trained."""
 SLOWEST_ALONE = 0.03
@@ -187,6 +185,7 @@ def train_within(options: Options, gated: Sequence[str], limits: Limits) -> Opti
     A run that fails leaves its error in its `output.txt`, and the others go on.
     """
     study = EuroparlDocuments(options, gated)
+    base = RunFolder(study.run_of(BASE))
     (baseline,) = (recipe for recipe in study.plan() if recipe.name == study.run_of(BASE).name)
     prepare(baseline, study.runs)
     end = time.monotonic() + limits.baseline
@@ -195,13 +194,13 @@ def train_within(options: Options, gated: Sequence[str], limits: Limits) -> Opti
         left = max(0.0, end - time.monotonic())
         plain = ["train.capture=false", "train.compile=false"]
         options = replace(options, baseline=[*options.baseline, *plain], fine_tune=[*options.fine_tune, *plain])
-        for name in ("checkpoints", "log.jsonl", "recipe.yaml"):
-            _remove(study.run_of(BASE) / name)
+        for path in (base.checkpoints, base.log, base.recipe):
+            _remove(path)
         process = _started(options, gated, BASE, left)
         if not _waited(study, process):
-            raise SystemExit(f"{study.run_of(BASE)}: failed, see {OUTPUT}")
-    reached = load_recipe(RunFolder(study.run_of(BASE)).recipe).train.steps
-    step_seconds = RunFolder(study.run_of(BASE)).train_seconds() / reached
+            raise SystemExit(f"{base.path}: failed, see {base.process_output}")
+    reached = load_recipe(base.recipe).train.steps
+    step_seconds = base.train_seconds() / reached
     names = [ON, *gated]
     while len(names) > 2 and limits.steps(step_seconds, len(names)) < FEWEST_STEPS:
         names.pop()
@@ -238,7 +237,7 @@ def _train_one(options: Options, gated: Sequence[str], system: str, seconds: flo
     study = EuroparlDocuments(options, gated)
     (recipe,) = (recipe for recipe in study.plan() if recipe.name == study.run_of(system).name)
     folder = open_run(recipe, study.runs)
-    with (folder / OUTPUT).open("ab") as output:
+    with RunFolder(folder).process_output.open("ab") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
     quiet_libraries()

@@ -54,7 +54,7 @@ def _stop_after(seconds: float, ended: threading.Event) -> None:
 
 def _shortened(recipe: Recipe, folder: Path) -> Recipe:
     """The recipe with the steps of the last checkpoint, which replaces the one in the run's folder."""
-    reached = step_of(checkpoints(folder / "checkpoints")[-1])
+    reached = step_of(checkpoints(RunFolder(folder).checkpoints)[-1])
     write_json(folder / PLANNED, {"steps": recipe.train.steps})
     changed = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": reached})})
     write_whole(RunFolder(folder).recipe, dump_recipe(changed))

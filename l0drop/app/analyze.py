@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from l0drop.app.command import with_options
 from l0drop.app.evaluate_speech import reads_audio, refuse
 from l0drop.app.options import ClipList, Threads, use_threads
-from l0drop.app.terminal import console, log, progress_bars, stopped_by_user
+from l0drop.app.terminal import console, progress_bars, remark, say, stopped_by_user
 
 if TYPE_CHECKING:
     from l0drop.runs.analysis import Analysis, SweepAnalysis
@@ -98,16 +97,8 @@ def analyze(
     job = AnalysisJob(reading, baseline, entmax, only or (), show or (), output, brief)
     for folder in folders:
         with bars() as bar:
-            for result, target in job.run(folder, bar, _say):
+            for result, target in job.run(folder, bar, say):
                 _show(result, target)
-
-
-def _say(text: str) -> None:
-    log.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _warn(text: str) -> None:
-    log.print(with_options(text), style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _show(result: "Analysis | SweepAnalysis", folder: Path) -> None:
@@ -131,12 +122,12 @@ def _show(result: "Analysis | SweepAnalysis", folder: Path) -> None:
             console.print(for_terminal(table, title))
     points = result.points if isinstance(result, SweepAnalysis) else [result]
     if warning := warning_of_analysis(result):
-        _warn(warning)
+        remark(warning)
     for part, why in {part: why for point in points for part, why in point.left_out.items()}.items():
-        _warn(f"omitted: {part} ({why})")
+        remark(f"omitted: {part} ({why})")
     if not isinstance(result, SweepAnalysis) and "baseline" in result.missing:
-        _warn(f"not compared with a dense model ({result.missing['baseline']})")
-    _say(f"{RunFolder(folder).analysis}, and {len(drawn)} figures in {folder / 'figures'}")
+        remark(f"not compared with a dense model ({result.missing['baseline']})")
+    say(f"{RunFolder(folder).analysis}, and {len(drawn)} figures in {folder / 'figures'}")
 
 
 def analyze_speech(
@@ -165,8 +156,8 @@ def analyze_speech(
     for title, table in rows_tables(result):
         console.print(for_terminal(table, title))
     for part, why in result.left_out.items():
-        _warn(f"omitted: {part} ({why})")
-    _say(f"{RunFolder(target).analysis}, and {len(drawn)} figures in {target / 'figures'}")
+        remark(f"omitted: {part} ({why})")
+    say(f"{RunFolder(target).analysis}, and {len(drawn)} figures in {target / 'figures'}")
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """`l0drop bench`: speed measurements on this machine, as tables, and as JSON with everything needed to repeat them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,9 +11,8 @@ from l0drop.app.options import given, use_threads
 from l0drop.app.terminal import console, log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from l0drop.runs.gpu_benchmark import GpuDecodeBenchmark
+    from l0drop.runs.benchmark import DecodeBenchmark, DecodeBenchmarks
+    from l0drop.runs.gpu_benchmark import GpuDecodeBenchmark, GpuTextBenchmark
     from l0drop.runs.json_file import JsonFile
     from l0drop.runs.provenance import Provenance
     from l0drop.runs.table import Table
@@ -30,14 +29,6 @@ def _print(titled: "tuple[str, Table]") -> None:
 
     title, table = titled
     console.print(for_terminal(table, title, compact=True))
-
-
-def _require_cuda(otherwise: str = "") -> None:
-    """Raise ValueError without a GPU."""
-    import torch
-
-    if not torch.cuda.is_available():
-        raise ValueError(f"device: torch finds no CUDA GPU{otherwise}")
 
 
 def _finish(result: "JsonFile", made_by: "Provenance | None", output: Path | None) -> None:
@@ -72,10 +63,11 @@ def train(
 
 
 def _train_on_gpu(rounds: int | None, output: Path | None) -> None:
+    from l0drop.bench.timing import require_cuda
     from l0drop.bench.training import Benchmark, Size
     from l0drop.report.benchmark import training_speed_table
 
-    _require_cuda("; --device cpu measures the cost of the gate")
+    require_cuda("; --device cpu measures the cost of the gate")
     result = Benchmark("cuda", Size() if rounds is None else Size(rounds=rounds)).run(progress=log.print)
     _print(training_speed_table(result))
     _finish(result, result.made_by, output)
@@ -157,147 +149,67 @@ def decode(
     With MODEL, decode lines of text or clips of audio; without, a batch of a given shape on a Transformer base or a
     Whisper with random weights.
     """
-    names = None if systems is None else tuple(name.strip() for name in systems.split(","))
-    if device == "cuda":
-        speech = {"audio": audio, "rival": rival, "language": language}
-        for name in given(**speech):
-            raise ValueError(f"`{name}`: not measured on a GPU")
-        sizes = given(batch=batch, source=source, target=target, dropped=dropped)
-        limits = given(sentences=sentences, max_new_tokens=max_new_tokens)
-        if model is not None or input_ is not None:
-            for name in (*sizes, *given(shape=shape)):
-                raise ValueError(f"`{name}`: is for random weights; a model decodes text of natural length")
-            turns: dict[str, Any] = {
-                "rounds": rounds, "slow_rounds": slow_rounds, **given(alone=alone, baseline=baseline),
-            }  # fmt: skip
-            _decode_text_on_gpu(model, input_, {**given(beams=beams), **limits}, names, turns, output)
-            return
-        for name in (*limits, *given(alone=alone, baseline=baseline)):
-            raise ValueError(f"`{name}`: needs a model folder")
-        shapes = [name.strip() for name in (shape or "gpu").split(",")]
-        if all(name.startswith("whisper") for name in shapes):
-            _decode_whispers_on_gpu(shapes, sizes, beams, names, rounds, slow_rounds, output)
-        else:
-            _decode_shapes_on_gpu(shapes, {**sizes, **given(beams=beams)}, names, rounds, slow_rounds, output)
-        return
-    if device != "cpu":
-        raise ValueError(f"device: expected cpu or cuda, got {device!r}")
-    if alone is not None:
-        raise ValueError("`alone`: is for a GPU; on a CPU, every line is also decoded alone")
-    from l0drop.bench.decoding import decode_benchmark
-    from l0drop.bench.workloads import chosen_workloads
-    from l0drop.report.benchmark import decode_table, sparsity_alone, speed_up_table
+    from l0drop.bench.decode_job import DecodeJob
     from l0drop.runs.benchmark import DecodeBenchmarks
 
-    workloads = chosen_workloads(
-        model, input_, None if shape is None else [name.strip() for name in shape.split(",")],
-        beams=beams or 4,
-        sizes=given(batch=batch, source=source, target=target, dropped=dropped),
-        limits=given(sentences=sentences, max_new_tokens=max_new_tokens), audio=audio,
-        speech=given(baseline=baseline, rival=rival, language=language),
+    job = DecodeJob(
+        model=model, input=input_, audio=audio, baseline=baseline, rival=rival, language=language, sentences=sentences,
+        max_new_tokens=max_new_tokens, alone=alone, shapes=_names(shape), batch=batch, source=source, target=target,
+        dropped=dropped, beams=beams, systems=_names(systems), device=device, rounds=rounds, slow_rounds=slow_rounds,
+        threads=threads,
     )  # fmt: skip
-    results = {}
-    for name, workload in workloads.items():
-        results[name] = decode_benchmark(workload, names, rounds, slow_rounds, threads, progress=log.print)
-        _print(decode_table(results[name]))
-    for name, found in results.items():
-        if said := sparsity_alone(found):
-            console.print(f"{f'{name}: ' if len(results) > 1 else ''}{said}", highlight=False)
-    _print(speed_up_table(results))
-    first = next(iter(results.values()))
-    _finish(first if len(results) == 1 else DecodeBenchmarks(results, first.made_by), first.made_by, output)
+    result = job.run(log.print, _Shown(output))
+    _print_decoded(result)
+    written = result.file if isinstance(result, DecodeBenchmarks) else result
+    _finish(written, result.made_by, output)
 
 
-def _decode_shapes_on_gpu(
-    names: list[str],
-    sizes: dict[str, Any],
-    systems: tuple[str, ...] | None,
-    rounds: int,
-    slow_rounds: int,
-    output: Path | None,
-) -> None:
-    from l0drop.bench.gpu_decoding import Setup, gpu_decode_benchmark
-    from l0drop.bench.workloads import chosen_gpu_shapes
-    from l0drop.report.gpu_benchmark import check_table, ratio_table
+def _names(text: str | None) -> tuple[str, ...] | None:
+    """Names with commas between them."""
+    return None if text is None else tuple(name.strip() for name in text.split(","))
 
-    search = {name: sizes.pop(name) for name in ("beams",) if name in sizes}
-    shapes = chosen_gpu_shapes(names, sizes)
-    _require_cuda()
-    show_shapes = _shown_and_written(output)
 
-    def show(result: "GpuDecodeBenchmark") -> None:
+class _Shown:
+    """Prints what it has not printed before of a benchmark that goes on, and writes that of a GPU."""
+
+    def __init__(self, output: Path | None) -> None:
+        self._output = output
+        self._count = 0
+
+    def __call__(self, name: str, result: "DecodeBenchmark | GpuDecodeBenchmark") -> None:
+        from l0drop.report.benchmark import decode_table
+        from l0drop.report.gpu_benchmark import check_table, shape_table
+        from l0drop.runs.benchmark import DecodeBenchmark
+
+        if isinstance(result, DecodeBenchmark):
+            _print(decode_table(result))
+            return
         if not result.shapes and result.check is not None:
             _print(check_table(result.check))
-        show_shapes(result)
-
-    setup = Setup(rounds=rounds, slow_rounds=slow_rounds, **search)
-    result = gpu_decode_benchmark(shapes, systems, setup, progress=log.print, save=show)
-    _print(ratio_table(result))
-    console.print(f"A large copy moves {result.bytes_per_second / 1e12:.2f} TB/s.", highlight=False)
-    _finish(result, result.made_by, output)
+        for shape, found in list(result.shapes.items())[self._count :]:
+            _print(shape_table(shape, found, result.dtype))
+        self._count = len(result.shapes)
+        if self._output is not None:
+            result.write(self._output)
 
 
-def _decode_whispers_on_gpu(
-    names: list[str],
-    sizes: dict[str, Any],
-    beams: int | None,
-    systems: tuple[str, ...] | None,
-    rounds: int,
-    slow_rounds: int,
-    output: Path | None,
-) -> None:
-    from l0drop.bench.gpu_race import Conditions
-    from l0drop.bench.gpu_speech import BEAMS, chosen_whispers, gpu_speech_benchmark
-    from l0drop.report.gpu_benchmark import whisper_ratio_table
+def _print_decoded(result: "DecodeBenchmarks | GpuDecodeBenchmark | GpuTextBenchmark") -> None:
+    """Print what a finished benchmark says as a whole."""
+    from l0drop.report.benchmark import sparsity_alone, speed_up_table
+    from l0drop.report.gpu_benchmark import ratio_table, text_table
+    from l0drop.runs.benchmark import DecodeBenchmarks
+    from l0drop.runs.gpu_benchmark import GpuTextBenchmark
 
-    workloads = chosen_whispers(names, sizes, BEAMS if beams is None else (beams,))
-    _require_cuda()
-    conditions = Conditions(rounds=rounds, slow_rounds=slow_rounds)
-    show = _shown_and_written(output)
-    result = gpu_speech_benchmark(workloads, systems, conditions, progress=log.print, save=show)
-    _print(whisper_ratio_table(result))
-    console.print(f"A large copy moves {result.bytes_per_second / 1e12:.2f} TB/s.", highlight=False)
-    _finish(result, result.made_by, output)
-
-
-def _shown_and_written(output: Path | None) -> "Callable[[GpuDecodeBenchmark], None]":
-    """A function that prints the shapes of a result that it has not printed before, and writes the result."""
-    from l0drop.report.gpu_benchmark import shape_table
-
-    shown = 0
-
-    def show(result: "GpuDecodeBenchmark") -> None:
-        nonlocal shown
-        for name, found in list(result.shapes.items())[shown:]:
-            _print(shape_table(name, found, result.dtype))
-        shown = len(result.shapes)
-        if output is not None:
-            result.write(output)
-
-    return show
-
-
-def _decode_text_on_gpu(
-    model: str | None,
-    file: Path | None,
-    limits: dict[str, Any],
-    systems: tuple[str, ...] | None,
-    turns: dict[str, Any],
-    output: Path | None,
-) -> None:
-    from l0drop.bench.gpu_text import gpu_text_benchmark
-    from l0drop.bench.workloads import Text
-    from l0drop.report.gpu_benchmark import text_table
-
-    if model is None:
-        raise ValueError("`input`: needs a model folder")
-    if file is None:
-        raise ValueError("`input`: missing; name a text file to decode")
-    workload = Text(model, file, **limits)
-    _require_cuda()
-    result = gpu_text_benchmark(workload, systems, **turns, progress=log.print)
-    _print(text_table(result))
-    _finish(result, result.made_by, output)
+    if isinstance(result, DecodeBenchmarks):
+        for name, found in result.shapes.items():
+            if said := sparsity_alone(found):
+                console.print(f"{f'{name}: ' if len(result.shapes) > 1 else ''}{said}", highlight=False)
+        _print(speed_up_table(result.shapes))
+    elif isinstance(result, GpuTextBenchmark):
+        _print(text_table(result))
+    else:
+        _print(ratio_table(result))
+        console.print(f"A large copy moves {result.bytes_per_second / 1e12:.2f} TB/s.", highlight=False)
 
 
 @bench.command(cls=Command)
@@ -319,6 +231,7 @@ def precision(
     """Do a trained model's outputs change in low precision, and with the batch they are decoded in?"""
     from l0drop.bench.precision import PrecisionText
     from l0drop.bench.precision import precision as measure
+    from l0drop.bench.timing import require_cuda
     from l0drop.report.precision import precision_table
     from l0drop.runs.precision import Precision
 
@@ -327,7 +240,7 @@ def precision(
     generation = given(num_beams=beams, max_new_tokens=max_new_tokens)
     text = PrecisionText(model, input_, reference, sentences, alone, generation)
     if device == "cuda":
-        _require_cuda()
+        require_cuda()
     use_threads(threads)
 
     def save(result: Precision) -> None:
@@ -385,13 +298,14 @@ def predict(
     """
     from l0drop.bench.predict import NOTES, Question
     from l0drop.bench.predict import predict as measure
+    from l0drop.bench.timing import require_cuda
     from l0drop.report.benchmark import check_table, prediction_table
 
     if device not in ("cpu", "cuda"):
         raise ValueError(f"device: expected cpu or cuda, got {device!r}")
     question = Question(model, sparsity, input_, beams, target, source, device)
     if device == "cuda":
-        _require_cuda()
+        require_cuda()
     use_threads(threads)
     result = measure(question, rounds, check, progress=log.print)
     console.print(f"[bold]{result.answer}[/]", highlight=False)

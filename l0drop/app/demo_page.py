@@ -17,7 +17,7 @@ from l0drop.runs.table import as_html
 def demo_in(folder: Path) -> Demo | None:
     """The demo in a folder; None for other folders."""
     file = RunFolder(folder).metrics
-    content = read_any(file, Demo.COMMAND) if file.is_file() else None
+    content = read_any(file, Demo.remedy(file)) if file.is_file() else None
     return Demo.read(file) if isinstance(content, dict) and "tasks" in content else None
 
 
@@ -43,6 +43,6 @@ def write_page(folder: Path) -> Path:
             f'<section id="{title}">\n<h2>{title}</h2>\n{body}\n</section>' for title, body in sections.items()
         ),
     )
-    page = folder / "report.html"
+    page = RunFolder(folder).report
     write_whole(page, content)
     return page

@@ -24,7 +24,7 @@ from l0drop.bench.timing import interleaved, ratio
 from l0drop.core.groups import group_of
 from l0drop.data.batches import collate
 from l0drop.data.corpus import TokenizedCorpus
-from l0drop.data.metrics import Score, scorer
+from l0drop.data.metrics import Score, scorer_of
 from l0drop.data.sources import ToyText
 from l0drop.data.toy import ToyPair
 from l0drop.data.whole import write_whole
@@ -47,7 +47,6 @@ from l0drop.study.systems import System
 from l0drop.training.run import open_run, prepare, train
 
 CLASSES = ("content", "function", "punctuation", "rest", "later pieces of words", "end of sentence")
-SYSTEMS = ("baseline", "continued", "sparse")
 ANALYSED = ("mass", "maps", "gates", "groups", "words", "places", "entropy")
 """The parts of the analysis that take seconds."""
 ROUNDS = 3
@@ -199,7 +198,7 @@ def run_task(folder: Path, task: str, settings: Settings, console: Console) -> D
 
 def finished_task(folder: Path, settings: dict[str, Any]) -> DemoTask | None:
     """The results of a task that was finished with these settings."""
-    if not RunFolder(folder).is_finished or not (folder / "report.html").exists():
+    if not RunFolder(folder).is_finished or not RunFolder(folder).report.exists():
         return None
     found = DemoTask.read(RunFolder(folder).metrics)
     return found if settings.items() <= vars(found).items() else None
@@ -249,7 +248,7 @@ def train_both(recipes: Sequence[Recipe], folder: Path, console: Console) -> Non
 
 def measured(folder: Path, task: str, settings: Settings, recipe: Recipe, results: dict[str, RunMetrics]) -> DemoTask:
     """Decode the test set with the sparse model on either memory, and count which words it dropped."""
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder / "sparse" / "model")
+    model = AutoModelForSeq2SeqLM.from_pretrained(RunFolder(folder / "sparse").model)
     _, tokenizers, corpora = prepare(recipe, folder, Console(quiet=True))
     corpus, training, test = corpora["test"], recipe.data.train, recipe.data.test
     assert isinstance(corpus, TokenizedCorpus)
@@ -299,7 +298,7 @@ def measured(folder: Path, task: str, settings: Settings, recipe: Recipe, result
         source_tokens=float(corpus.source_lengths.mean()),
         difference_to_continued=systems["sparse"].score.value - systems["continued"].score.value,
         blind_score=blind(training, references, recipe.evaluate),
-        dense_score=scorer(recipe.evaluate.text_metric, recipe.evaluate.tokenize)(texts["dense"], references),
+        dense_score=scorer_of(recipe.evaluate)(texts["dense"], references),
         outputs_equal_short_and_dense=sum(a == b for a, b in zip(texts["short"], texts["dense"], strict=True)),
         decoding_cpu_seconds={name: timing.cpu for name, timing in timings.items()},
         dense_by_short_cpu=ratio(timings, "dense", "short"),
@@ -337,7 +336,7 @@ def write_task_report(folder: Path, task: str, recipe: Recipe) -> None:
     """Compare `sparse` with `continued` sentence by sentence, analyse the gates, and write the task's report."""
     sparse = folder / "sparse"
     judging = Judging(metric=recipe.evaluate.text_metric, languages=TASKS[task].languages)
-    systems = [System(sparse)], [System(folder / "continued" / "outputs" / "test.txt")]
+    systems = [System(sparse)], [System(RunFolder(folder / "continued").outputs_on("test"))]
     evaluate(*systems, read_test_text(sparse), judging, generation_of(recipe)).write(RunFolder(sparse).evaluation)
     with opened(str(sparse), Reading()) as subject:
         analyze(subject, ANALYSED).write(RunFolder(sparse).analysis)
@@ -349,7 +348,7 @@ def blind(training: ToyCorpus, references: list[str], evaluate: Evaluate, tried:
     """The score of one output for every input: the best of some training targets. Reading the source must beat it."""
     few = references[:50]
     candidates = [pair.target for pair in islice(ToyText(training).pairs(), tried)]
-    score = scorer(evaluate.text_metric, evaluate.tokenize)
+    score = scorer_of(evaluate)
     best = max(candidates, key=lambda target: score([target] * len(few), few).value)
     return score([best] * len(references), references)
 

@@ -14,7 +14,7 @@ from rich.markup import escape
 from l0drop.app.command import with_options
 from l0drop.app.evaluate_speech import evaluate_speech, reads_audio, refuse
 from l0drop.app.options import Dtype, Threads, use_threads
-from l0drop.app.terminal import console, log, progress_bars, stopped_by_user
+from l0drop.app.terminal import console, progress_bars, remark, say, stopped_by_user
 
 if TYPE_CHECKING:
     from l0drop.runs.evaluation import Evaluation
@@ -168,6 +168,7 @@ def evaluate(
     """
     from l0drop.models.quiet import quiet_libraries
     from l0drop.report.evaluation import sweep_table
+    from l0drop.runs.evaluation import EvaluationFolder
     from l0drop.runs.table import for_terminal
     from l0drop.study.evaluation_job import EvaluationJob
 
@@ -191,13 +192,13 @@ def evaluate(
         device, dtype,
     )  # fmt: skip
     found: dict[str, Evaluation] = {}
-    for folder, evaluation in job.run(_warn, decoding):
+    for folder, evaluation in job.run(remark, decoding):
         found[folder.parent.name] = evaluation
         for warning in warnings(evaluation):
-            _warn(warning)
+            remark(warning)
         if job.sweep is None:
             show(evaluation)
-        log.print(f"done: {folder / 'metrics.json'}", markup=False, soft_wrap=True)
+        say(f"done: {EvaluationFolder(folder).metrics}")
     if job.sweep is not None:
         table = sweep_table(list(found), list(found.values()))
         shown = for_terminal(replace(table, note=with_options(table.note)))
@@ -217,10 +218,6 @@ def _languages(text: str | None) -> tuple[str, str] | None:
     if not source or not target:
         raise ValueError(f"--languages {text}: should be two codes, such as en-de")
     return source, target
-
-
-def _warn(text: str) -> None:
-    log.print(text, style="yellow", markup=False, soft_wrap=True)
 
 
 @contextmanager

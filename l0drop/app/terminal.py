@@ -30,6 +30,11 @@ def warn(text: str) -> None:
     log.print(f"[yellow]warning:[/] {escape(with_options(text))}", highlight=False, soft_wrap=True)
 
 
+def remark(text: str) -> None:
+    """Print a remark of the library on a result, with the command's options for its arguments."""
+    say(with_options(text), style="yellow")
+
+
 def fail(text: str) -> None:
     """Print an error."""
     log.print(f"[bold red]error:[/] {escape(text)}", highlight=False, soft_wrap=True)

@@ -29,8 +29,9 @@ from l0drop.app.options import (
 from l0drop.app.terminal import log, quiet_pipe, say, stopped_by_user, warn
 
 if TYPE_CHECKING:
-    from l0drop.decoding.recordings import AudioTotals, DoneRecordings
+    from l0drop.decoding.recordings import DoneRecordings
     from l0drop.decoding.speech import SpeechModel
+    from l0drop.runs.job import AudioTotals
 
 
 class Form(StrEnum):

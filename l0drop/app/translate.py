@@ -36,9 +36,9 @@ from l0drop.app.options import (
 from l0drop.app.terminal import READING, log, quiet_pipe, say, stopped_by_user, warn
 
 if TYPE_CHECKING:
-    from l0drop.decoding.bulk import LineTotals
     from l0drop.decoding.job import Done
     from l0drop.decoding.text import TextModel
+    from l0drop.runs.job import LineTotals
 
 
 class ErrorHandling(StrEnum):

@@ -17,6 +17,12 @@ Say = Callable[[str], None]
 """Called with a line about the progress."""
 
 
+def require_cuda(otherwise: str = "") -> None:
+    """Raise ValueError without a GPU. otherwise: what works without one."""
+    if not torch.cuda.is_available():
+        raise ValueError(f"device: torch finds no CUDA GPU{otherwise}")
+
+
 class Stopwatch:
     """Sums CPU and wall time over the blocks it encloses, with the work that they leave to the device."""
 

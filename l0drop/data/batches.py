@@ -28,8 +28,8 @@ class Step:
     """The sentences of one optimizer step, and its totals over all processes.
 
     `micro_batches[rank][i]` has the indices that process `rank` handles in its i-th micro-batch; `mine` is the list of
-    this process. Token counts exclude padding; `padded_tokens` is sentences × longest side, summed over micro-batches.
-    Both sides are padded to `length`; None pads each side to its longest sentence.
+    this process. Token counts exclude padding. Both sides are padded to `length`; None pads each side to its longest
+    sentence.
     """
 
     epoch: int
@@ -39,7 +39,6 @@ class Step:
     sentences: int
     source_tokens: int
     target_tokens: int
-    padded_tokens: int
     length: int | None = None
 
 
@@ -168,9 +167,6 @@ class TokenBatches:
                 sentences=len(sentences),
                 source_tokens=int(self._source[sentences].sum()),
                 target_tokens=int(self._target[sentences].sum()),
-                padded_tokens=sum(len(part) * int(self._lengths[part[-1]]) for part in parts)
-                if self._multiple is None
-                else len(sentences) * int(lengths[-1]),
                 length=None if self._multiple is None else int(lengths[-1]),
             )
 

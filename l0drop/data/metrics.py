@@ -4,13 +4,16 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
 from l0drop.data.score import BleuTokenizer, MetricName, Score
+
+if TYPE_CHECKING:
+    from l0drop.recipe import Evaluate
 
 _TOKENIZER_13A = Tokenizer13a()
 _ROUGE_TYPES = ("rouge1", "rouge2", "rougeLsum")
@@ -32,11 +35,38 @@ def scorer(metric: MetricName, tokenize: BleuTokenizer = "13a") -> Scorer:
     return scorers[metric]
 
 
+def scorer_of(evaluate: "Evaluate") -> Scorer:
+    """The metric of a recipe, for text or for transcripts."""
+    if evaluate.metric == "wer" or evaluate.metric == "cer":
+        from l0drop.data import speech_metrics  # imports Whisper
+
+        return speech_metrics.wer if evaluate.metric == "wer" else speech_metrics.cer
+    return scorer(evaluate.metric, evaluate.tokenize)
+
+
+def sacrebleu_metric(
+    metric: MetricName, tokenize: BleuTokenizer = "13a", *, lowercase: bool = False, force: bool = False
+) -> BLEU | CHRF:
+    """sacreBLEU's object for `bleu`, `bleu_paper` (of texts as `compound_split` tokenizes them) or `chrf`.
+
+    tokenize, lowercase, force: for `bleu`; `force` silences the warning about text that looks tokenized.
+    """
+    match metric:
+        case "bleu":
+            return BLEU(tokenize=tokenize, lowercase=lowercase, force=force)
+        case "bleu_paper":
+            return BLEU(tokenize="none", smooth_method="none", force=True)
+        case "chrf":
+            return CHRF()
+        case "rouge":
+            raise ValueError("rouge: is not a metric of sacreBLEU")
+
+
 def bleu(hyps: Sequence[str], refs: Sequence[str], tokenize: BleuTokenizer = "13a", lowercase: bool = False) -> Score:
     """sacreBLEU of detokenized text; with tokenize="none", the text is split at spaces."""
     if tokenize not in get_args(BleuTokenizer):
         raise ValueError(f"`tokenize`: {tokenize!r} is not one of {', '.join(get_args(BleuTokenizer))}")
-    return _bleu("BLEU", hyps, refs, BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none"))
+    return _bleu("BLEU", hyps, refs, sacrebleu_metric("bleu", tokenize, lowercase=lowercase, force=tokenize == "none"))
 
 
 def bleu_paper(hyps: Sequence[str], refs: Sequence[str]) -> Score:
@@ -46,7 +76,7 @@ def bleu_paper(hyps: Sequence[str], refs: Sequence[str]) -> Score:
     as in the common script get_ende_bleu.sh; then BLEU without smoothing, as in multi-bleu.perl. Those scripts use the
     Moses tokenizer, so their values differ slightly.
     """
-    metric = BLEU(tokenize="none", smooth_method="none", force=True)
+    metric = sacrebleu_metric("bleu_paper")
     return _bleu("BLEU-paper", hyps, refs, metric, compound_split, tokenization="13a+compound-split")
 
 
@@ -59,7 +89,7 @@ def compound_split(text: str) -> str:
 def chrf(hyps: Sequence[str], refs: Sequence[str]) -> Score:
     """chrF2 of sacreBLEU: character n-grams up to 6, no words."""
     _check(hyps, refs)
-    metric = CHRF()
+    metric = sacrebleu_metric("chrf")
     result = metric.corpus_score(list(hyps), [list(refs)])
     details = {"char_order": result.char_order, "word_order": result.word_order, "beta": result.beta}
     return Score(result.name, float(result.score), str(metric.get_signature()), details)
@@ -90,7 +120,7 @@ def _bleu(
     name: str,
     hyps: Sequence[str],
     refs: Sequence[str],
-    metric: BLEU,
+    metric: BLEU | CHRF,
     prepared: Callable[[str], str] = str,
     tokenization: str | None = None,
 ) -> Score:

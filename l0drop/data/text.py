@@ -281,17 +281,6 @@ def _blank(text: ParallelText, number: int) -> Pair:
     return Pair("", None if text.source_only else "", number)
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; a ValueError names the file if there is none."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: not JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file}: expected a JSON object, got {type(content).__name__}")
-    return content
-
-
 def _field(row: Mapping[str, Any], field: str, location: str) -> str:
     """The text under a field name or dotted path."""
     value: Any = row

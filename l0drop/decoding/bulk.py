@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
@@ -24,6 +24,7 @@ from l0drop.decoding.results import Result
 from l0drop.decoding.sources import MAX_BATCH_TOKENS, Source
 from l0drop.decoding.splitting import Encode, Piece, encode_pieces, join_results
 from l0drop.decoding.text import TextModel
+from l0drop.runs.job import LineTotals
 
 WINDOW = 2048
 """Lines read, sorted by length and written at a time."""
@@ -34,29 +35,6 @@ MAX_CUT_WARNINGS = 10
 """Lines that are too long are named in a warning up to this number; all are counted."""
 
 Warn = Callable[[str], None]
-
-
-@dataclass
-class LineTotals:
-    """Sums over the lines written. `decoding_seconds` is the sum over processes."""
-
-    lines: int = 0
-    blank: int = 0
-    cut: int = 0
-    source_tokens: int = 0
-    kept_tokens: int = 0
-    output_tokens: int = 0
-    halved: int = 0
-    decoding_seconds: float = 0.0
-
-    @property
-    def sparsity(self) -> float | None:
-        """Dropped / real source tokens; None without source tokens."""
-        return 1 - self.kept_tokens / self.source_tokens if self.source_tokens else None
-
-    def add(self, other: "LineTotals") -> None:
-        for one in fields(self):
-            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
 
 @dataclass(frozen=True)

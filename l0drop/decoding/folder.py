@@ -23,6 +23,7 @@ from l0drop.models.families import FAMILIES
 from l0drop.models.loading import check_finite, check_kinds, check_weights
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.stamp import read_stamp
+from l0drop.runs.run import RunFolder
 
 if TYPE_CHECKING:
     from l0drop.recipe import Evaluate, Recipe
@@ -47,9 +48,9 @@ def locate_model(name: str) -> tuple[Path | None, Path | None]:
         if _looks_like_path(name):
             raise ValueError(f"{name}: there is no such folder{_suggestion(path)}")
         return None, None
-    for folder in (path / "model", path):
+    for folder in (RunFolder(path).model, path):
         if (folder / "config.json").is_file():
-            return folder, folder.parent if (folder.parent / "recipe.yaml").is_file() else None
+            return folder, folder.parent if RunFolder(folder.parent).recipe.is_file() else None
     inside = sorted(file.parent.parent for file in path.glob("*/model/config.json"))
     inside += sorted(file.parent for file in path.glob("*/config.json"))
     hint = f"; there are models in {', '.join(map(str, inside[:5]))}" if inside else ""
@@ -177,7 +178,7 @@ def _ask_hub(name: str, file: str = "config.json") -> None:
 
 def load_pair(name: str, folder: Path | None, run: Path | None, model: Any) -> TokenizerPair:
     """The tokenizers of both sides: those of the run, or those in the model folder."""
-    if run is not None and (run / "tokenizer").is_dir():
+    if run is not None and RunFolder(run).tokenizer.is_dir():
         return load_tokenizers(run)
     source = read_tokenizer(folder or name)
     if folder is not None and (folder / "tokenizer_target").is_dir():
@@ -205,9 +206,10 @@ def recipe_settings(run: Path | None) -> tuple[dict[str, Any], str, int | None]:
     """Generation settings, source prefix and maximum source length of a run."""
     if run is None:
         return {}, "", None
-    with needed_for(f"reading {run / 'recipe.yaml'}"):
+    file = RunFolder(run).recipe
+    with needed_for(f"reading {file}"):
         from l0drop.recipe import load_recipe
-    recipe = load_recipe(run / "recipe.yaml")
+    recipe = load_recipe(file)
     return generation_of(recipe), recipe.data.source_prefix, recipe.data.max_source
 
 
@@ -246,7 +248,7 @@ def fingerprint(name: str, model: PreTrainedModel) -> str:
         return str(getattr(model.config, "_commit_hash", None))
     endings = {".json", ".safetensors", ".bin", ".model", ".spm", ".txt"}
     inside = [folder, folder / "tokenizer_target"]
-    inside += [run / "tokenizer", run / "tokenizer_target"] if run is not None else []
+    inside += [RunFolder(run).tokenizer, RunFolder(run).target_tokenizer] if run is not None else []
     digest = hashlib.sha256()
     for path in inside:
         for file in sorted(path.glob("*")) if path.is_dir() else ():

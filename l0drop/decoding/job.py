@@ -5,22 +5,21 @@ done = run(job, lambda: load("runs/sparse"))
 done.totals.lines, done.totals.sparsity
 """
 
-import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from l0drop.core.values import count
-from l0drop.data.whole import write_whole
-from l0drop.decoding.bulk import Decoding, LineTotals, OutputLine, Processes, Warn, decode_lines, json_line, plain_line
+from l0drop.decoding.bulk import Decoding, OutputLine, Processes, Warn, decode_lines, json_line, plain_line
 from l0drop.decoding.destination import Destination
 from l0drop.decoding.folder import fingerprint
 from l0drop.decoding.lines import TextInput
 from l0drop.decoding.text import TextModel
 from l0drop.models.attention_kernels import without_cudnn_attention
+from l0drop.runs.job import LineTotals, TextSummary
 from l0drop.runs.provenance import provenance
 
 
@@ -122,13 +121,12 @@ def run(
         )  # fmt: skip
         seconds = time.perf_counter() - began
     if (summary := job.output.summary_file) is not None:
-        values = {
-            **asdict(totals),
-            "sparsity": totals.sparsity,
-            "seconds": seconds,
-            "processes": processes.count,
-            "settings": facts,
-            **vars(provenance(facts["device"])),
-        }
-        write_whole(summary, json.dumps(values, indent=1) + "\n")
+        TextSummary(
+            totals=totals,
+            sparsity=totals.sparsity,
+            seconds=seconds,
+            processes=processes.count,
+            settings=facts,
+            made_by=provenance(facts["device"]),
+        ).write(summary)
     return Done(totals, before, seconds, model.is_gated)

@@ -18,11 +18,13 @@ from typing import Any, Literal, get_args
 
 from l0drop.core.values import count
 from l0drop.data.audio import Audio, AudioError
+from l0drop.data.text import one_line
 from l0drop.data.whole import write_whole
 from l0drop.decoding.destination import Destination
 from l0drop.decoding.folder import fingerprint
 from l0drop.decoding.partial import Position
 from l0drop.decoding.speech import BATCH_CLIPS, SpeechModel, Transcript
+from l0drop.runs.job import AudioTotals, SpeechSummary
 from l0drop.runs.provenance import provenance
 
 Format = Literal["txt", "jsonl", "srt", "vtt"]
@@ -42,43 +44,21 @@ class FileOutcome:
     transcript: Transcript | None = None
     error: str | None = None
 
-
-@dataclass(frozen=True)
-class AudioTotals:
-    """Counts over files: all, failed, silent; seconds of audio; rows that audio covers, and kept ones among them."""
-
-    files: int = 0
-    failed: int = 0
-    silent: int = 0
-    seconds: float = 0.0
-    covered: int = 0
-    kept: int = 0
-    rows: int = 0
-    rows_kept: int = 0
-
-    def plus(self, outcome: FileOutcome) -> "AudioTotals":
-        found = outcome.transcript
+    @property
+    def totals(self) -> AudioTotals:
+        """Of this file alone."""
+        found = self.transcript
         if found is None:
-            return AudioTotals(**{**asdict(self), "files": self.files + 1, "failed": self.failed + 1})
+            return AudioTotals(files=1, failed=1)
         return AudioTotals(
-            self.files + 1,
-            self.failed,
-            self.silent + (not found.rows),
-            self.seconds + found.seconds,
-            self.covered + found.covered,
-            self.kept + len(found.kept),
-            self.rows + found.rows,
-            self.rows_kept + found.rows_kept,
+            files=1,
+            silent=int(not found.rows),
+            seconds=found.seconds,
+            covered=found.covered,
+            kept=len(found.kept),
+            rows=found.rows,
+            rows_kept=found.rows_kept,
         )
-
-    @property
-    def sparsity(self) -> float | None:
-        """The share of dropped rows among those that audio covers."""
-        return 1 - self.kept / self.covered if self.covered else None
-
-    @property
-    def sparsity_of_all(self) -> float | None:
-        return 1 - self.rows_kept / self.rows if self.rows else None
 
 
 @dataclass(frozen=True)
@@ -192,7 +172,7 @@ def transcribe_files(
             raise ValueError("`resume`: audio files changed since the interrupted run; start again with `restart=True`")
         for outcomes in _windows(model, job, job.files[read:]):
             for outcome in outcomes:
-                totals = totals.plus(outcome)
+                totals = totals.plus(outcome.totals)
                 if outcome.error is not None:
                     warn(outcome.error)
                     failures.append(outcome)
@@ -202,7 +182,7 @@ def transcribe_files(
             progress(totals)
         seconds = time.perf_counter() - began
     if (summary := job.output.summary_file) is not None:
-        write_whole(summary, _summary(totals, seconds, facts))
+        _summary(totals, seconds, facts).write(summary)
     return DoneRecordings(totals, before, seconds, tuple(failures), model.is_gated)
 
 
@@ -232,7 +212,7 @@ def _into_folder(
     left = tuple(file for file in job.files if job.output.restart or file not in set(there))
     for outcomes in _windows(model, job, left):
         for outcome in outcomes:
-            totals = totals.plus(outcome)
+            totals = totals.plus(outcome.totals)
             if outcome.error is None:
                 write_whole(job.file_of(outcome.file), written(outcome, job.kind))
             else:
@@ -241,7 +221,7 @@ def _into_folder(
         progress(totals)
     seconds = time.perf_counter() - began
     if job.output.summary is not None:
-        write_whole(job.output.summary, _summary(totals, seconds, facts))
+        _summary(totals, seconds, facts).write(job.output.summary)
     return DoneRecordings(totals, AudioTotals(), seconds, tuple(failures), model.is_gated)
 
 
@@ -290,7 +270,7 @@ def written(outcome: FileOutcome, kind: str) -> str:
     if kind == "jsonl":
         return json.dumps(_json(outcome), ensure_ascii=False) + "\n"
     if kind == "txt":
-        return ("" if found is None else " ".join(found.text.split())) + "\n"
+        return ("" if found is None else one_line(found.text)) + "\n"
     return subtitles(Transcript("") if found is None else found, kind)
 
 
@@ -301,7 +281,7 @@ def subtitles(transcript: Transcript, kind: str) -> str:
     shown = [segment for segment in transcript.segments if segment.text]
     for number, segment in enumerate(shown, 1):
         head = f"{number}\n" if kind == "srt" else ""
-        text = segment.text.replace("-->", "->").replace("\n", " ")  # an arrow or a blank line would end the cue
+        text = one_line(segment.text.replace("-->", "->"))  # an arrow or a blank line would end the cue
         parts.append(f"{head}{_clock(segment.start, mark)} --> {_clock(segment.end, mark)}\n{text}\n")
     return "\n".join(parts)
 
@@ -330,16 +310,15 @@ def _json(outcome: FileOutcome) -> dict[str, Any]:
     }
 
 
-def _summary(totals: AudioTotals, seconds: float, facts: Mapping[str, Any]) -> str:
-    shares = {"sparsity": totals.sparsity, "sparsity_of_all": totals.sparsity_of_all}
-    values = {
-        **asdict(totals),
-        **shares,
-        "wall_seconds": seconds,
-        "settings": facts,
-        **asdict(provenance(facts["device"])),
-    }
-    return json.dumps(values, indent=1) + "\n"
+def _summary(totals: AudioTotals, seconds: float, facts: Mapping[str, Any]) -> SpeechSummary:
+    return SpeechSummary(
+        totals=totals,
+        sparsity=totals.sparsity,
+        sparsity_of_all=totals.sparsity_of_all,
+        wall_seconds=seconds,
+        settings=facts,
+        made_by=provenance(facts["device"]),
+    )
 
 
 def _digest(files: tuple[Path, ...]) -> str:

@@ -284,7 +284,7 @@ def _complete(
     margin = margin or margin_of(known.values())
     shown = shown_of(runs, margin)
     evaluation = known.get(shown.name) if shown is not None else None
-    recipes = [path / "recipe.yaml" for path in (folder, *(row.folder for row in runs if row.folder is not None))]
+    recipes = [RunFolder(path).recipe for path in (folder, *(row.folder for row in runs if row.folder is not None))]
     recipe = next((file.read_text(encoding="utf-8") for file in recipes if file.is_file()), "")
     scores = [scored.score for scored in (trained.valid, trained.test) if scored is not None]
     examples: list[ExampleSentence] = []

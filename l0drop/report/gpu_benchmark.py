@@ -1,6 +1,6 @@
 """The tables of benchmarks on a GPU, each with its title."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from l0drop.report.benchmark import Titled, brief
 from l0drop.runs.gpu_benchmark import GpuDecodeBenchmark, GpuShape, GpuSystem, GpuTextBenchmark, TokenCheck
@@ -63,16 +63,8 @@ def _floor_of(system: GpuSystem) -> str:
 
 
 def ratio_table(result: GpuDecodeBenchmark) -> Titled:
-    """A row per shape: speed-ups."""
-    return _ratio_table(result, RATIOS)
-
-
-def whisper_ratio_table(result: GpuDecodeBenchmark) -> Titled:
-    """A row per shape of a Whisper: speed-ups."""
-    return _ratio_table(result, WHISPER_RATIOS)
-
-
-def _ratio_table(result: GpuDecodeBenchmark, ratios: Mapping[str, tuple[str, str, str]]) -> Titled:
+    """A row per shape: speed-ups. Shapes of a Whisper have their own."""
+    ratios = WHISPER_RATIOS if any(shape.whisper for shape in result.shapes.values()) else RATIOS
     rows = []
     for name, shape in result.shapes.items():
         times = (shape.times(*pair) for pair in ratios.values())

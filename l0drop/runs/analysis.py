@@ -10,9 +10,6 @@ from l0drop.runs.json_file import JsonFile, Settings, flat, named, optional, rea
 from l0drop.runs.provenance import Provenance
 from l0drop.runs.sweep import LEARNED
 
-PARTS = ("mass", "maps", "gates", "groups", "words", "places", "entropy", "time", "interventions", "source")
-"""The parts of an analysis: the fields of these names."""
-
 
 @dataclass(frozen=True)
 class TaggingRecord:
@@ -328,6 +325,6 @@ class SweepAnalysis(JsonFile):
 
 def read_analysis(path: Path) -> Analysis | SweepAnalysis:
     """Read the analysis of a run or of a sweep."""
-    content = read_any(path, Analysis.COMMAND)
+    content = read_any(path, Analysis.remedy(path))
     is_sweep = isinstance(content, dict) and "points" in content
     return SweepAnalysis.read(path) if is_sweep else Analysis.read(path)

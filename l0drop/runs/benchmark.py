@@ -206,10 +206,16 @@ class DecodeBenchmarks(JsonFile):
     shapes: dict[str, DecodeBenchmark]
     made_by: Provenance | None = flat()
 
+    @property
+    def file(self) -> "DecodeBenchmark | DecodeBenchmarks":
+        """What is written: of a single shape, its benchmark alone."""
+        (first, *others) = self.shapes.values()
+        return self if others else first
+
 
 def read_decode_benchmark(path: Path) -> DecodeBenchmark | None:
     """Read a decoding benchmark; None for a file of another benchmark, such as one on a GPU."""
-    content = read_any(path, DecodeBenchmark.COMMAND)
+    content = read_any(path, DecodeBenchmark.remedy(path))
     is_decoding = not isinstance(content, dict) or {"systems", "generation", "gates"} <= content.keys()
     return DecodeBenchmark.read(path) if is_decoding else None
 

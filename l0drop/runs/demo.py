@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from l0drop.data.score import Score
-from l0drop.runs.json_file import JsonFile, flat, optional, read_any
+from l0drop.runs.json_file import JsonFile, flat, optional, read_any, remedy
 from l0drop.runs.provenance import Provenance
 from l0drop.runs.run import Scored
 
@@ -75,7 +75,7 @@ class DemoTask(JsonFile):
 
 def is_demo_task(path: Path) -> bool:
     """Whether a `metrics.json` is of a task of the demo, not of a run."""
-    content = read_any(path, "l0drop train, or l0drop demo") if path.is_file() else None
+    content = read_any(path, remedy("l0drop train, or l0drop demo")) if path.is_file() else None
     return isinstance(content, dict) and "dense_score" in content
 
 

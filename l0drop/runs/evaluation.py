@@ -13,7 +13,18 @@ from statistics import fmean
 from typing import Any, Literal
 
 from l0drop.data.score import BleuTokenizer, MetricName, Score
-from l0drop.runs.json_file import FileError, JsonFile, Settings, as_json, flat, optional, read_any, read_as, write_json
+from l0drop.runs.json_file import (
+    FileError,
+    JsonFile,
+    PackedJsonFile,
+    Settings,
+    as_json,
+    flat,
+    optional,
+    read_any,
+    read_as,
+    write_json,
+)
 from l0drop.runs.provenance import Provenance
 
 Side = Literal["system", "baseline"]
@@ -328,10 +339,37 @@ class Evaluation(JsonFile):
         return f"{self.scored:,} sentences of {paths[0] if paths else 'the test text'}"
 
 
+@dataclass(frozen=True)
+class CountedMetric:
+    """The score that is computed from counts. columns: what each list of counts holds."""
+
+    name: str
+    signature: str
+    columns: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceCounts(PackedJsonFile):
+    """`statistics.json.gz`: counts per sentence, without text, from which scores and intervals are computed.
+
+    lines: the line number, from 1, of each scored sentence. documents: the document of each, from 0. systems: by label
+    (`system-1`, `baseline-1`, ... or a run's name) and metric, one list per column.
+    """
+
+    COMMAND = "l0drop evaluate"
+
+    what: Literal["sentence statistics"] = "sentence statistics"
+    format: Literal[1] = 1
+    metrics: dict[MetricName, CountedMetric]
+    lines: list[int]
+    documents: list[int]
+    systems: dict[str, dict[MetricName, list[list[float]]]]
+
+
 def is_evaluation(path: Path) -> bool:
     """Whether a `metrics.json` is of an evaluation, of this version or another."""
     try:
-        content = read_any(path, Evaluation.COMMAND)
+        content = read_any(path, Evaluation.remedy(path))
     except FileError:
         return False
     return isinstance(content, dict) and content.get("what") == EVALUATED
@@ -351,7 +389,7 @@ class ExampleSentence:
 
 def read_examples(path: Path) -> list[ExampleSentence]:
     """Read `examples.json`, a list without a version."""
-    return read_as(list[ExampleSentence], path, Evaluation.COMMAND)
+    return read_as(list[ExampleSentence], path, Evaluation.remedy(path))
 
 
 def write_examples(examples: list[ExampleSentence], path: Path) -> None:

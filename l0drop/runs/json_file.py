@@ -7,10 +7,12 @@ This is not pydantic: `bench` and `translate` write such files in the base insta
 """
 
 import dataclasses
+import gzip
 import json
 import sys
 import types
 import typing
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -63,18 +65,47 @@ class JsonFile:
     COMMAND: ClassVar[str]
 
     @classmethod
+    def remedy(cls, path: Path) -> str:
+        """What to do about a broken file."""
+        return remedy(cls.COMMAND)
+
+    @classmethod
     def read(cls, path: Path) -> Self:
         """Read a file of this version or an older one; FileError if it is anything else."""
-        return read_as(cls, path, cls.COMMAND, cls.LATEST)
+        return read_as(cls, path, cls.remedy(path), cls.LATEST)
 
     def write(self, path: Path) -> None:
         """Write the file; it gets its name when it is complete."""
         write_json(path, {**as_json(self), VERSION: self.LATEST})
 
 
-def read_as(kind: type[One], path: Path, command: str, latest: int = 1) -> One:
-    """Read a file as a value of this type. command: what to run if the file is broken."""
-    content = read_any(path, command)
+class PackedJsonFile(JsonFile):
+    """Base of the dataclasses that are compressed files, without spaces."""
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        try:
+            content = gzip.decompress(path.read_bytes())
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise FileError(f"{path}: not a gzip file ({error}); {cls.remedy(path)}") from error
+        return checked(cls, parsed(content, path, cls.remedy(path)), path, cls.remedy(path), cls.LATEST)
+
+    def write(self, path: Path) -> None:
+        write_whole(path, self.as_bytes())
+
+    def as_bytes(self) -> bytes:
+        """The content of the file; equal values give equal bytes."""
+        content = json.dumps({**as_json(self), VERSION: self.LATEST}, separators=(",", ":"), allow_nan=False)
+        return gzip.compress(content.encode(), mtime=0)
+
+
+def read_as(kind: type[One], path: Path, advice: str, latest: int = 1) -> One:
+    """Read a file as a value of this type. advice: what to do if the file is broken."""
+    return checked(kind, read_any(path, advice), path, advice, latest)
+
+
+def checked(kind: type[One], content: Any, path: Path, advice: str, latest: int = 1) -> One:
+    """The content of a file as a value of this type; FileError if the version or a field does not fit."""
     version = content.get(VERSION, latest) if isinstance(content, dict) else latest
     if not isinstance(version, int) or version > latest:
         raise FileError(
@@ -83,15 +114,20 @@ def read_as(kind: type[One], path: Path, command: str, latest: int = 1) -> One:
     try:
         return from_json(kind, content)
     except FieldError as error:
-        raise FileError(f"{path}: {error}; {remedy(command)}") from error
+        raise FileError(f"{path}: {error}; {advice}") from error
 
 
-def read_any(path: Path, command: str) -> Any:
-    """The content of a JSON file, unchecked. command: what to run if the file is broken."""
+def read_any(path: Path, advice: str) -> Any:
+    """The content of a JSON file, unchecked. advice: what to do if the file is broken."""
+    return parsed(path.read_bytes(), path, advice)
+
+
+def parsed(content: bytes, path: Path | str, advice: str) -> Any:
+    """JSON from a file, or from a line of it, which `path` names."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise FileError(f"{path}: not JSON ({error}); {remedy(command)}") from error
+        raise FileError(f"{path}: not JSON ({error}); {advice}") from error
 
 
 def remedy(command: str) -> str:

@@ -4,7 +4,6 @@ runs/NAME/  recipe.yaml  tokenizer/  data/  checkpoints/  log.jsonl  model/  out
             analysis.json  bench.json  dial.json  evaluation/  figures/  report.html
 """
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -12,6 +11,7 @@ from typing import Literal
 from l0drop.data.corpus import Summary
 from l0drop.data.score import Score
 from l0drop.runs.json_file import JsonFile, Settings, flat, optional
+from l0drop.runs.log import TrainingLog
 from l0drop.runs.provenance import Provenance
 
 Split = Literal["valid", "test"]
@@ -45,8 +45,34 @@ class RunFolder:
         return self.path / "data"
 
     @property
+    def tokenizer(self) -> Path:
+        return self.path / "tokenizer"
+
+    @property
+    def target_tokenizer(self) -> Path:
+        """Exists only with separate vocabularies."""
+        return self.path / "tokenizer_target"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def process_output(self) -> Path:
+        """What the run's own process printed, if it had one."""
+        return self.path / "output.txt"
+
+    @property
     def outputs(self) -> Path:
         return self.path / "outputs"
+
+    def outputs_on(self, split: Split) -> Path:
+        """The outputs of the finished model on a text."""
+        return self.outputs / f"{split}.txt"
 
     @property
     def evaluation(self) -> Path:
@@ -65,13 +91,20 @@ class RunFolder:
         return self.path / "dial.json"
 
     @property
+    def figures(self) -> Path:
+        return self.path / "figures"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
     def is_finished(self) -> bool:
         return self.metrics.exists()
 
     def train_seconds(self) -> float:
         """Of all executions, from the log: one line for each, none for one that was killed."""
-        lines = map(json.loads, self.log.read_text(encoding="utf-8").splitlines())
-        return sum(line.get("train_runtime", 0.0) for line in lines)
+        return sum(entry.train_runtime for entry in TrainingLog(self.log).entries())
 
 
 @dataclass(frozen=True)

@@ -4,27 +4,14 @@ evaluation/  metrics.json  statistics.json.gz  transcripts-1.txt ...  baseline.t
 MODEL/       analysis.json  figures/  report.html
 """
 
-import gzip
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 from l0drop.data.score import Score
-from l0drop.data.whole import write_whole
 from l0drop.runs.analysis import Bins, Rate
 from l0drop.runs.evaluation import RESAMPLES, SEED, FileStamp, Missing, check_margin
-from l0drop.runs.json_file import (
-    FieldError,
-    FileError,
-    JsonFile,
-    Settings,
-    as_json,
-    flat,
-    from_json,
-    optional,
-    read_any,
-)
+from l0drop.runs.json_file import FieldError, FileError, JsonFile, PackedJsonFile, Settings, flat, optional, read_any
 from l0drop.runs.provenance import Provenance
 from l0drop.runs.run import DialRow
 
@@ -178,32 +165,24 @@ class SpeechEvaluation(JsonFile):
 
 
 @dataclass(frozen=True)
-class ClipCounts:
+class ClipCounts(PackedJsonFile):
     """`statistics.json.gz`: error counts per clip, without text, from which scores and intervals are computed.
 
     systems: by label (`system-1`, ..., `baseline`) and metric, one list of counts per clip, in the order of `columns`.
     """
+
+    COMMAND = "l0drop evaluate"
 
     lines: list[int]
     speakers: list[str]
     signatures: dict[ErrorRate, str]
     systems: dict[str, dict[ErrorRate, list[list[int]]]]
     columns: list[str] = field(default_factory=lambda: [*COLUMNS])
-    what: str = "clip statistics"
+    what: Literal["clip statistics"] = "clip statistics"
 
-    def write(self, path: Path) -> None:
-        """Write the compressed file; the same content gives the same bytes."""
-        write_whole(path, gzip.compress(json.dumps(as_json(self), separators=(",", ":")).encode(), mtime=0))
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        try:
-            found = from_json(cls, json.loads(gzip.decompress(path.read_bytes())))
-            if found.columns != [*COLUMNS]:
-                raise FieldError(f"columns: expected {', '.join(COLUMNS)}")
-        except (gzip.BadGzipFile, EOFError, ValueError) as error:
-            raise FileError(f"{path}: not a file of clip statistics that this version reads ({error})") from error
-        return found
+    def __post_init__(self) -> None:
+        if self.columns != [*COLUMNS]:
+            raise FieldError(f"columns: expected {', '.join(COLUMNS)}")
 
 
 # --- analysis -----------------------------------------------------------------------------------------------------

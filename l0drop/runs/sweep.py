@@ -186,7 +186,7 @@ class Timings:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        found = read_as(dict[str, Any], path, cls.COMMAND)
+        found = read_as(dict[str, Any], path, remedy(cls.COMMAND))
         try:
             return cls(from_json(dict[str, float], {run: found[run] for run in found if run not in cls._OTHERS}))
         except FieldError as error:

@@ -6,7 +6,7 @@ from typing import Any
 
 from l0drop.data.text import file_stamp
 from l0drop.runs.evaluation import Evaluation, FileStamp, Side
-from l0drop.runs.run import Scored
+from l0drop.runs.run import RunFolder, Scored
 
 HUMAN = "human references"
 Terms = dict[str, tuple[Any, str]]
@@ -38,7 +38,8 @@ def comparable(
 def _belongs(file: FileStamp, run: Path) -> bool:
     """Whether a recorded file belongs to this run: by its content, or by its path if the run no longer has it."""
     path = Path(file.path)
-    kept = [copy for copy in (run / "model" / path.name, run / "outputs" / path.name) if copy.is_file()]
+    folder = RunFolder(run)
+    kept = [copy for copy in (folder.model / path.name, folder.outputs / path.name) if copy.is_file()]
     if not kept:
         return run.name in path.parts
     return any(copy.stat().st_size == file.size and file_stamp(copy)["sha256"] == file.sha256 for copy in kept)

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from l0drop.data.hints import annotator_for
-from l0drop.data.metrics import scorer
+from l0drop.data.metrics import scorer_of
 from l0drop.data.prepare import prepare_corpus
 from l0drop.data.tokenizer import load_tokenizers
 from l0drop.decoding.corpus import Decoded, decode_corpus, described_decoding
@@ -24,18 +24,19 @@ from l0drop.training.corpora import references, split_text
 
 def dial_curve(run: Path, keeps: Sequence[float], progress: Callable[[str], None]) -> DialCurve:
     """Score the run's test text, else its validation text, as trained and at each share kept; writes nothing."""
-    if not RunFolder(run).is_finished:
+    folder = RunFolder(run)
+    if not folder.is_finished:
         raise ValueError(f"{run}: not a finished run (expected metrics.json and model/ in it)")
     quiet_libraries()
-    recipe = load_recipe(run / "recipe.yaml").for_text()
+    recipe = load_recipe(folder.recipe).for_text()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = AutoModelForSeq2SeqLM.from_pretrained(run / "model").to(device).eval()
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder.model).to(device).eval()
     if not isinstance(model, L0DropModel):
         raise ValueError(f"{run}: this model has no gate, so there is no dial to turn")
     data, tokenizers, generation = recipe.data, load_tokenizers(run), generation_of(recipe)
     split = data.splits[-1]
     texts = references(recipe, tokenizers, split)
-    trained = RunMetrics.read(RunFolder(run).metrics)
+    trained = RunMetrics.read(folder.metrics)
     scored_there = trained.test if split == "test" else trained.valid
     rows = []
     with TemporaryDirectory() as temporary:
@@ -47,7 +48,7 @@ def dial_curve(run: Path, keeps: Sequence[float], progress: Callable[[str], None
             max_target=data.max_target,
             documents=data.documents,
             annotator=annotator_for(run, tokenizers.source),
-            instead=run / "data" / split,
+            instead=folder.data / split,
         )
 
         def decode(keep: float | None) -> Decoded:
@@ -64,7 +65,7 @@ def dial_curve(run: Path, keeps: Sequence[float], progress: Callable[[str], None
             start = time.process_time()
             decoded = decode(keep)
             seconds = time.process_time() - start
-            score = scorer(recipe.evaluate.text_metric, recipe.evaluate.tokenize)(decoded.texts, texts)
+            score = scorer_of(recipe.evaluate)(decoded.texts, texts)
             rows.append(DialRow(keep, decoded.meter.sparsity, score, seconds))
     return DialCurve(
         run=run.absolute().name,

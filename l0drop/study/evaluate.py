@@ -37,7 +37,7 @@ from l0drop.study.examples import chosen, segments
 from l0drop.study.sentence_statistics import (
     SentenceStatistics,
     Statistics,
-    named_scores,
+    counted_metrics,
     sentence_chrf,
     statistics,
 )
@@ -90,7 +90,7 @@ class Evaluated:
         for name, lines in self.texts.items():
             write_whole(folder / name, "".join(line + "\n" for line in lines))
         write_examples(self.examples, paths.examples)
-        write_whole(paths.statistics, self.statistics.as_bytes())
+        write_whole(paths.statistics, self.statistics.counts.as_bytes())
         self.metrics.write(paths.metrics)
 
 
@@ -265,7 +265,7 @@ def sentence_statistics(
     labelled = {f"system-{number}": judged.statistics for number, judged in enumerate(systems, 1)}
     labelled |= {f"baseline-{number}": theirs.statistics for number, (_, theirs) in enumerate(pairs, 1)}
     lines = [line + 1 for line in text.scored]
-    return SentenceStatistics(labelled, named_scores(systems[0].scores), lines, list(text.documents))
+    return SentenceStatistics(labelled, counted_metrics(systems[0].scores), lines, list(text.documents))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from l0drop.data.tokenizer import load_tokenizers
 from l0drop.recipe import load_recipe
 from l0drop.runs.evaluation import SystemRecord
 from l0drop.runs.json_file import Settings
+from l0drop.runs.run import RunFolder
 from l0drop.study.systems import Advance, System, outputs_of
 
 ENOUGH_DOCUMENTS = 10
@@ -75,9 +76,10 @@ def read_files(source: Path, reference: Path | None) -> EvaluationText:
 
 def read_test_text(run: Path) -> EvaluationText:
     """The test text of a run's recipe, cut into examples as in training."""
-    recipe = load_recipe(run / "recipe.yaml").for_text()
+    file = RunFolder(run).recipe
+    recipe = load_recipe(file).for_text()
     if "test" not in recipe.data.splits:
-        raise CorpusError(f"{run / 'recipe.yaml'}: data.test is missing; give `source` and `reference`")
+        raise CorpusError(f"{file}: data.test is missing; give `source` and `reference`")
     text, prefix = open_split(recipe.data, "test"), recipe.data.source_prefix
     pairs: Iterable[Pair] = text
     if recipe.data.documents:
@@ -86,7 +88,7 @@ def read_test_text(run: Path) -> EvaluationText:
             open_split(recipe.data, "test", prefix), load_tokenizers(run), **limits, documents=True
         )  # the prefix takes room when lines are joined; the model adds it again by itself
         pairs = (pair._replace(source=pair.source.removeprefix(prefix)) for pair in joined)
-    return read_text(pairs, f"{run / 'recipe.yaml'}: data.test", text.inputs())
+    return read_text(pairs, f"{file}: data.test", text.inputs())
 
 
 def with_dense_outputs(

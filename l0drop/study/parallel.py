@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from l0drop.recipe import Recipe
+from l0drop.runs.run import RunFolder
 from l0drop.training.run import Interrupted
 
-OUTPUT = "output.txt"
 OnExit = Callable[[str, float], None]
 """Called with a run's name and the seconds its process lived."""
 
@@ -43,7 +43,7 @@ class RunProcess:
     def step(self) -> int:
         """The last step it logged."""
         try:
-            tail = (self.folder / "log.jsonl").read_bytes()[-2000:]
+            tail = RunFolder(self.folder).log.read_bytes()[-2000:]
         except OSError:
             return 0
         found = re.findall(rb'\{"step": (\d+),', tail)
@@ -52,11 +52,12 @@ class RunProcess:
     @property
     def error(self) -> str:
         """The last error message in its output."""
-        text = (self.folder / OUTPUT).read_bytes()[self.output_start :].decode("utf-8", errors="replace")
+        file = RunFolder(self.folder).process_output
+        text = file.read_bytes()[self.output_start :].decode("utf-8", errors="replace")
         _, found, message = text.rpartition("error: ")
         if found:
             return " ".join(message.split())
-        return f"the run ended with code {self.process.returncode}; see {self.folder / OUTPUT}"
+        return f"the run ended with code {self.process.returncode}; see {file}"
 
 
 def train_in_parallel(
@@ -126,8 +127,8 @@ def train_in_parallel(
 
 def start(recipe: Recipe, folder: Path, threads: int, bars: Progress) -> RunProcess:
     run_folder = folder / recipe.name
-    command = [sys.executable, "-m", "l0drop", "train", str(run_folder / "recipe.yaml"), "--runs", str(folder)]
-    with (run_folder / OUTPUT).open("ab") as output:
+    command = [sys.executable, "-m", "l0drop", "train", str(RunFolder(run_folder).recipe), "--runs", str(folder)]
+    with RunFolder(run_folder).process_output.open("ab") as output:
         output_start = output.tell()
         process = subprocess.Popen(
             [*command, "--threads", str(threads)],

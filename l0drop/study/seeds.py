@@ -15,7 +15,7 @@ from typing import Self
 import yaml
 from rich.console import Console
 
-from l0drop.data.metrics import scorer
+from l0drop.data.metrics import scorer_of
 from l0drop.data.score import MetricName
 from l0drop.data.text import read_lines
 from l0drop.data.whole import write_whole
@@ -23,7 +23,7 @@ from l0drop.recipe import Evaluate, Recipe, TextCorpus, load_recipe
 from l0drop.runs.run import DialCurve, RunFolder, RunMetrics
 from l0drop.runs.study import SeedRun, StatisticsFile, StudiedSystem, StudyResults
 from l0drop.study.parallel import train_in_parallel
-from l0drop.study.sentence_statistics import SentenceStatistics, Statistics, named_scores
+from l0drop.study.sentence_statistics import SentenceStatistics, Statistics, counted_metrics
 from l0drop.study.sentence_statistics import statistics as statistics_of
 from l0drop.study.significance import compare, compare_over_baselines
 from l0drop.training.corpora import build_tokenizers, references
@@ -168,9 +168,12 @@ def _text_of(recipe: Recipe) -> str:
 
 
 def _share(leader: Path, follower: Path) -> None:
-    for part in ("tokenizer_target", "tokenizer", "data"):  # the first exists only with separate vocabularies
-        if (leader / part).exists() and not (follower / part).exists():
-            (follower / part).symlink_to(Path("..", leader.name, part), target_is_directory=True)
+    ours, theirs = RunFolder(leader), RunFolder(follower)
+    for part, link in (
+        (ours.target_tokenizer, theirs.target_tokenizer), (ours.tokenizer, theirs.tokenizer), (ours.data, theirs.data),
+    ):  # fmt: skip
+        if part.exists() and not link.exists():
+            link.symlink_to(Path("..", leader.name, part.name), target_is_directory=True)
 
 
 def gather(
@@ -202,7 +205,7 @@ def gather(
             truth = references(read, build_tokenizers(read, folder.path, lambda text: None), "test")
         about = {key: recipe.pop(key) for key in ("name", "seed", "about")}
         entry = systems.setdefault(system, StudiedSystem(recipe, [], metrics.made_by))
-        file = folder.outputs / "test.txt"
+        file = folder.outputs_on("test")
         entry.runs.append(_seed_run(folder, about["seed"], metrics, file.read_bytes()))
         lines = list(read_lines(file))
         start = Path((recipe.get("model") or {}).get("init") or name).name
@@ -249,9 +252,9 @@ def _write_statistics(
     by_run: dict[str, dict[MetricName, Statistics]] = {
         f"{system}-s{seed}": {scoring.text_metric: one} for system, found in outputs.items() for seed, _, one in found
     }
-    scores = named_scores({scoring.text_metric: scorer(scoring.text_metric, scoring.tokenize)(truth, truth)})
+    metrics = counted_metrics({scoring.text_metric: scorer_of(scoring)(truth, truth)})
     count = len(truth)
-    content = SentenceStatistics(by_run, scores, [*range(1, count + 1)], [*range(count)]).as_bytes()
+    content = SentenceStatistics(by_run, metrics, [*range(1, count + 1)], [*range(count)]).counts.as_bytes()
     write_whole(file, content)
     return StatisticsFile(file.name, hashlib.sha256(content).hexdigest())
 

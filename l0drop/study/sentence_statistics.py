@@ -1,28 +1,22 @@
 """Per-sentence statistics of outputs, from which corpus scores and their intervals are computed; no text is in them.
 
 A corpus score is not the mean of sentence scores. It is a function of counts summed over sentences: n-grams and lengths
-for BLEU and chrF, F-measures for ROUGE. Evaluations keep these counts in `statistics.json.gz`, so that anyone can
-recompute every score and interval without the text. The file holds:
-
-metrics     by metric: the score's name and signature, and the names of the columns
-lines       the line number, from 1, of each scored sentence; documents: the document of each, from 0
-systems     by label (`system-1`, `baseline-1`, ... or a run's name): by metric, one list per column
+for BLEU and chrF, F-measures for ROUGE. Evaluations keep these counts in `statistics.json.gz` (`SentenceCounts`), so
+that anyone can recompute every score and interval without the text.
 """
 
-import gzip
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
-from sacrebleu.metrics import BLEU, CHRF
 
-from l0drop.data.metrics import compound_split, rouge_of_texts
+from l0drop.data.metrics import compound_split, rouge_of_texts, sacrebleu_metric
 from l0drop.data.score import BleuTokenizer, MetricName, Score
+from l0drop.runs.evaluation import CountedMetric, SentenceCounts
+from l0drop.runs.json_file import FileError
 
-_WHAT, _FORMAT = "sentence statistics", 1
 _NGRAMS, _CHRF_NGRAMS = 4, 6
 
 
@@ -56,7 +50,8 @@ def statistics(
         prepared = compound_split if metric == "bleu_paper" else str
         sides = [[prepared(text) for text in side] for side in (hyps, refs)]
         # sacreBLEU's bootstrap is built on this method and `_compute_score_from_stats`; it has no public ones.
-        rows = np.array(_scorer(metric, tokenize)._extract_corpus_statistics(sides[0], [sides[1]]), dtype=np.float64)
+        counter = sacrebleu_metric(metric, tokenize, force=True)
+        rows = np.array(counter._extract_corpus_statistics(sides[0], [sides[1]]), dtype=np.float64)
     return Statistics(metric, rows, score_function(metric))
 
 
@@ -64,18 +59,8 @@ def score_function(metric: MetricName) -> Callable[[np.ndarray], float]:
     """The score of a corpus whose statistics have this sum."""
     if metric == "rouge":
         return lambda sums: 100 * float(sums[0] / sums[1])
-    scorer = _scorer(metric)
+    scorer = sacrebleu_metric(metric)
     return lambda sums: float(scorer._compute_score_from_stats(sums.tolist()).score)
-
-
-def _scorer(metric: MetricName, tokenize: BleuTokenizer = "13a") -> BLEU | CHRF:
-    match metric:
-        case "bleu":
-            return BLEU(tokenize=tokenize, force=True)
-        case "bleu_paper":
-            return BLEU(tokenize="none", smooth_method="none", force=True)
-        case _:
-            return CHRF()
 
 
 def columns(metric: MetricName) -> list[str]:
@@ -99,53 +84,46 @@ def sentence_chrf(chrf: Statistics) -> np.ndarray:
 
 @dataclass(frozen=True)
 class SentenceStatistics:
-    """The content of a statistics file.
+    """The content of a statistics file, with the functions that score it.
 
-    systems: statistics by label and metric. scores: name and signature by metric. lines: the scored lines, from 1.
+    systems: statistics by label and metric. metrics: what is said about their scores. lines: the scored lines, from 1.
     documents: of each of them, from 0.
     """
 
     systems: dict[str, dict[MetricName, Statistics]]
-    scores: dict[MetricName, dict[str, str]]
+    metrics: dict[MetricName, CountedMetric]
     lines: list[int]
     documents: list[int]
 
-    def as_bytes(self) -> bytes:
-        """The compressed file; the same content gives the same bytes."""
-        content = {
-            "what": _WHAT,
-            "format": _FORMAT,
-            "metrics": {metric: {**score, "columns": columns(metric)} for metric, score in self.scores.items()},
-            "lines": self.lines,
-            "documents": self.documents,
-            "systems": {
+    @property
+    def counts(self) -> SentenceCounts:
+        """The file."""
+        return SentenceCounts(
+            metrics=self.metrics,
+            lines=self.lines,
+            documents=self.documents,
+            systems={
                 label: {metric: _lists(found.rows) for metric, found in metrics.items()}
                 for label, metrics in self.systems.items()
             },
-        }
-        return gzip.compress(json.dumps(content, separators=(",", ":")).encode(), mtime=0)
+        )
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Read a statistics file; ValueError that names it if it is something else."""
-        try:
-            content: dict[str, Any] = json.loads(gzip.decompress(file.read_bytes()))
-            if content["what"] != _WHAT or content["format"] != _FORMAT:
-                raise ValueError(f"what {content['what']!r}, format {content['format']!r}")
-            for metric, found in content["metrics"].items():
-                if found["columns"] != columns(metric):
-                    raise ValueError(f"other columns for {metric}")
-            systems: dict[str, dict[MetricName, Statistics]] = {
+        """Read a statistics file; FileError that names it if it is something else."""
+        found = SentenceCounts.read(file)
+        for metric, counted in found.metrics.items():
+            if counted.columns != columns(metric):
+                raise FileError(f"{file}: metrics.{metric}.columns: this version reads {', '.join(columns(metric))}")
+        return cls(
+            {
                 label: {metric: _of_lists(metric, lists) for metric, lists in metrics.items()}
-                for label, metrics in content["systems"].items()
-            }
-            scores = {
-                metric: {key: found[key] for key in ("name", "signature")}
-                for metric, found in content["metrics"].items()
-            }
-            return cls(systems, scores, content["lines"], content["documents"])
-        except (gzip.BadGzipFile, EOFError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{file}: not a file of sentence statistics that this version reads ({error})") from error
+                for label, metrics in found.systems.items()
+            },
+            found.metrics,
+            found.lines,
+            found.documents,
+        )
 
 
 def _lists(rows: np.ndarray) -> list[list[float]]:
@@ -157,6 +135,6 @@ def _of_lists(metric: MetricName, lists: Sequence[Sequence[float]]) -> Statistic
     return Statistics(metric, np.array(lists, dtype=np.float64).T, score_function(metric))
 
 
-def named_scores(scores: Mapping[MetricName, Score]) -> dict[MetricName, dict[str, str]]:
-    """Name and signature of each `Score`, for a statistics file."""
-    return {metric: {"name": score.name, "signature": score.signature} for metric, score in scores.items()}
+def counted_metrics(scores: Mapping[MetricName, Score]) -> dict[MetricName, CountedMetric]:
+    """What a statistics file says about each metric."""
+    return {metric: CountedMetric(one.name, one.signature, columns(metric)) for metric, one in scores.items()}

@@ -182,10 +182,10 @@ def share_data(continued: Path, run: Recipe) -> None:
 
     A rule that needs hints prepares its own text, with hints.
     """
-    data, link = continued / "data", continued.parent / run.name / "data"
+    data, link = RunFolder(continued).data, RunFolder(continued.parent / run.name).data
     hinted = run.l0drop is not None and gate_class(run.l0drop.gate).needs
     if data.exists() and not link.exists() and not hinted:
-        link.symlink_to(Path("..", continued.name, "data"), target_is_directory=True)
+        link.symlink_to(Path("..", continued.name, data.name), target_is_directory=True)
 
 
 def train_timed(recipe: Recipe, folder: Path, console: Console, add_time: OnExit) -> str:
@@ -246,7 +246,7 @@ def is_scored_alike(run: Path, recipe: Recipe, split: str) -> bool:
     False for text without references: scores are then against a teacher's outputs, and the run may be that teacher.
     """
     try:
-        stored = load_recipe(run / "recipe.yaml")
+        stored = load_recipe(RunFolder(run).recipe)
     except RecipeError:  # written by another version
         return False
     corpus = recipe.data.origin(split)[0]

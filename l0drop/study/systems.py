@@ -18,6 +18,7 @@ from l0drop.recipe import Recipe, load_recipe
 from l0drop.runs.evaluation import FileStamp, SystemRecord
 from l0drop.runs.json_file import Settings
 from l0drop.runs.provenance import provenance
+from l0drop.runs.run import RunFolder
 
 Advance = Callable[[int], None]
 """Moves a progress bar by a number of sentences."""
@@ -94,7 +95,7 @@ class System:
 
     @property
     def recipe(self) -> Recipe | None:
-        return None if self.run is None else load_recipe(self.run / "recipe.yaml").for_text()
+        return None if self.run is None else load_recipe(RunFolder(self.run).recipe).for_text()
 
     @property
     def start(self) -> str:
@@ -135,22 +136,11 @@ def outputs_of(
 
     generation: arguments of `TextModel.generate`: settings, `source_lang` and `target_lang`.
     """
-    if system.is_model:
-        return _decode(system, sources, generation, device, empty_source, progress)
-    texts = list(read_lines(system.path))
-    if len(texts) != len(sources):
-        raise CorpusError(f"{system.path} has {len(texts)} lines but the source has {len(sources)}")
-    return Outputs(texts)
-
-
-def _decode(
-    system: System,
-    sources: Sequence[str],
-    generation: Settings,
-    device: str | None,
-    empty_source: bool,
-    progress: Advance | None,
-) -> Outputs:
+    if not system.is_model:
+        texts = list(read_lines(system.path))
+        if len(texts) != len(sources):
+            raise CorpusError(f"{system.path} has {len(texts)} lines but the source has {len(sources)}")
+        return Outputs(texts)
     model = load(system.path, device, system.dtype)
     weights = fingerprint(model.name, model.model)
     languages = {name: generation[name] for name in ("source_lang", "target_lang") if name in generation}

@@ -1,6 +1,5 @@
 """Callbacks of the training loop: the log file and Ctrl-C."""
 
-import json
 import signal
 import threading
 from pathlib import Path
@@ -9,26 +8,22 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from l0drop.data.whole import write_whole
+from l0drop.runs.log import TrainingLog
 
 
 class LogFile(TrainerCallback):
     """Appends every log entry to a JSONL file; a resumed run first deletes the entries of steps that it repeats."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.log = TrainingLog(path)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
-            lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
-            # a killed run may have left an incomplete last line
-            kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= state.global_step]
-            write_whole(self.path, "".join(f"{line}\n" for line in kept))
+            self.log.cut_after(state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if state.is_world_process_zero and logs:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
+            self.log.append(state.global_step, logs)
 
 
 class Interruption(TrainerCallback):

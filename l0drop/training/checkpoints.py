@@ -5,18 +5,17 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 from transformers.trainer import OPTIMIZER_NAME
 
 from l0drop.data.whole import write_whole
+from l0drop.runs.checkpoint import STATE, ResumeState, restore_checkpoint
+from l0drop.runs.json_file import read_as
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 STAGING = ".partial"
-STATE = "l0drop.json"
 FILES = "files.json"
 """The digests of a checkpoint's other files."""
 WEIGHTS = "model.safetensors"
@@ -26,53 +25,15 @@ class TrainingError(ValueError):
     """A run that cannot continue; the message names the step and the remaining checkpoints."""
 
 
-@dataclass
-class ResumeState:
-    """The state that a resumed run needs in addition to weights and optimizer."""
-
-    best: float | None = None
-    best_step: int = 0
-    evaluations_without_improvement: int = 0
-    stopped_early: bool = False
-    schedule: dict[str, Any] = field(default_factory=dict)
-    made_from: dict[str, str | None] | None = None
-    """Digests of the training and the validation text, and of the teacher's weights."""
-    compiled_at: list[list[int]] = field(default_factory=list)
-    """Per process, the steps that triggered compilation."""
-
-    @classmethod
-    def read(cls, checkpoint: Path) -> "ResumeState":
-        try:
-            return cls(**json.loads((checkpoint / STATE).read_text(encoding="utf-8")))
-        except (ValueError, TypeError, RecursionError) as error:
-            raise TrainingError(f"{checkpoint / STATE}: is no state of a run ({error}); restore it") from error
-
-    def write(self, checkpoint: Path) -> None:
-        write_whole(checkpoint / STATE, json.dumps(vars(self), indent=1))
-
-    def remember(self, value: float, step: int, patience: int | None) -> None:
-        """Compare the result of an evaluation with the best one; without a better one for too long, stop early."""
-        if self.best is None or value > self.best:
-            self.best, self.best_step, self.evaluations_without_improvement = value, step, 0
-        else:
-            self.evaluations_without_improvement += 1
-        self.stopped_early = patience is not None and self.evaluations_without_improvement >= patience
-
-    def check_made_from(self, made_from: dict[str, str | None], checkpoint: Path) -> None:
-        """Raise TrainingError if a checkpoint was trained with other inputs."""
-        stored = self.made_from
-        different = [name for name, digest in made_from.items() if stored and stored.get(name) != digest]
-        if different:
-            raise TrainingError(
-                f"{checkpoint}: was trained with another {' and another '.join(different)}; restore the old one, or "
-                "train under another `name` of the recipe"
-            )
-
-    def compiled_by(self, process: int) -> list[int]:
-        """The steps at which this process compiled; with fewer processes before, the batches differ anyway."""
-        if not self.compiled_at:
-            return []
-        return self.compiled_at[process if process < len(self.compiled_at) else 0]
+def resume_state(checkpoint: Path, made_from: Mapping[str, str | None]) -> ResumeState:
+    """The state of a checkpoint; TrainingError if it was trained with other inputs."""
+    state = ResumeState.read(checkpoint / STATE)
+    if different := state.different(made_from):
+        raise TrainingError(
+            f"{checkpoint}: was trained with another {' and another '.join(different)}; restore the old one, or "
+            "train under another `name` of the recipe"
+        )
+    return state
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -115,15 +76,10 @@ def check_files(checkpoint: Path, only: Collection[str] | None = None) -> None:
 
     A checkpoint without digests, of an earlier version, is checked for its weights and its state alone.
     """
-    remedy = f"restore it, or delete {checkpoint.parent} to train again"
-    try:
-        digests = json.loads((checkpoint / FILES).read_text(encoding="utf-8"))
-        if not isinstance(digests, dict):
-            raise ValueError(f"expected an object, got {type(digests).__name__}")
-    except FileNotFoundError:
-        digests = dict.fromkeys((WEIGHTS, STATE))
-    except (ValueError, RecursionError) as error:
-        raise TrainingError(f"{checkpoint / FILES}: not JSON ({error}); {remedy}") from error
+    stored, remedy = checkpoint / FILES, restore_checkpoint(checkpoint / FILES)
+    digests: dict[str, str | None] = dict.fromkeys((WEIGHTS, STATE))
+    if stored.exists():
+        digests = read_as(dict[str, str | None], stored, remedy)
     for name, digest in digests.items():
         if only is not None and name not in only:
             continue

@@ -18,6 +18,7 @@ from l0drop.data.tokenizer import TokenizerPair, fingerprint, load_tokenizers, r
 from l0drop.decoding.languages import is_multilingual, language_id
 from l0drop.models.patterns import FREQUENT, RARE
 from l0drop.recipe import Recipe
+from l0drop.runs.run import RunFolder
 from l0drop.training.assemble import check_teacher, load_dense, teacher_name, weights_stamp
 from l0drop.training.bars import NO_BARS, Bars, Update
 from l0drop.training.teacher import TeacherText
@@ -27,7 +28,7 @@ Say = Callable[[str], None]
 
 def build_tokenizers(recipe: Recipe, folder: Path, say: Say, bars: Bars = NO_BARS) -> TokenizerPair:
     """The tokenizers in the run's folder, or new ones, which are stored there."""
-    if (folder / "tokenizer").is_dir():
+    if RunFolder(folder).tokenizer.is_dir():
         tokenizers = load_tokenizers(folder)
         _check_kind(tokenizers, recipe, folder)
         return tokenizers
@@ -97,7 +98,7 @@ def _with_languages(tokenizers: TokenizerPair, name: str, recipe: Recipe) -> Tok
             language_id(source, languages[key], f"data.{setting}")
     if "tgt_lang" not in languages:
         raise ValueError(f"data.target_lang: is missing; {name} is multilingual, so name the language of the targets")
-    folder = Path(name) / "tokenizer"
+    folder = RunFolder(Path(name)).tokenizer
     tokenizer = read_tokenizer(folder if folder.is_dir() else name, **languages)
     return TokenizerPair(tokenizer, tokenizer)
 
@@ -109,7 +110,7 @@ def build_corpora(
     annotator = build_annotator(recipe, folder, tokenizers, say)
     earlier = [folder] if recipe.model.init is None else [folder, Path(recipe.model.init)]
     held_out = held_out_counts(recipe.data)
-    if held_out and not any(_is_held_out(run / "data" / "train", held_out) for run in earlier):
+    if held_out and not any(_is_held_out(RunFolder(run).data / "train", held_out) for run in earlier):
         say(_held_out_line(held_out))
     corpora = {}
     for split in recipe.data.splits:
@@ -118,13 +119,13 @@ def build_corpora(
             corpora[split] = prepare_corpus(
                 split_text(recipe, split, tokenizers, update),
                 tokenizers,
-                folder / "data" / split,
+                RunFolder(folder).data / split,
                 max_source=recipe.data.max_source,
                 max_target=recipe.data.max_target,
                 documents=recipe.data.documents,
                 annotator=annotator,
                 progress=None if by_teacher else update,
-                instead=Path(recipe.model.init) / "data" / split if recipe.model.init is not None else None,
+                instead=RunFolder(Path(recipe.model.init)).data / split if recipe.model.init is not None else None,
             )
     return corpora
 

@@ -5,12 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from l0drop.data import speech_metrics
 from l0drop.data.batches import TokenBatches, collate
 from l0drop.data.clip_batches import ClipBatches, ClipExample, TimedExamples
 from l0drop.data.clips import ClipCorpus
 from l0drop.data.corpus import TokenizedCorpus
-from l0drop.data.metrics import Scorer, scorer
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.decoding.clips import clip_batches, decode_clips
 from l0drop.decoding.corpus import Decoded, decode_corpus, length_batches
@@ -104,10 +102,3 @@ def decoded(
         batch_tokens=recipe.evaluate.batch_tokens,
         generation=generation,
     )
-
-
-def metric_of(recipe: Recipe) -> Scorer:
-    """The recipe's metric."""
-    if recipe.evaluate.metric in ("wer", "cer"):
-        return speech_metrics.wer if recipe.evaluate.metric == "wer" else speech_metrics.cer
-    return scorer(recipe.evaluate.text_metric, recipe.evaluate.tokenize)

@@ -6,6 +6,7 @@ from pathlib import Path
 from l0drop.data.text import CorpusError
 from l0drop.decoding.folder import check_exists
 from l0drop.recipe import JsonlCorpus, Recipe, TextCorpus, TsvCorpus
+from l0drop.runs.run import RunFolder
 
 FILE_KEYS: dict[type, tuple[str, ...]] = {
     TextCorpus: ("source", "target"),
@@ -24,7 +25,7 @@ def check_inputs(recipe: Recipe, folder: Path) -> None:
         if not Path(path).is_file():
             problem = "is not a file" if Path(path).exists() else "there is no such file"
             raise CorpusError(f"{path}: {problem} ({key} in the recipe {recipe.name})")
-    if (folder / "tokenizer").is_dir():
+    if RunFolder(folder).tokenizer.is_dir():
         return
     if recipe.model.init is not None and not Path(recipe.model.init).is_dir():
         raise ValueError(f"{recipe.model.init}: there is no such folder (model.init); train its recipe first")

@@ -25,15 +25,16 @@ from l0drop.decoding.folder import first_line, generation_of
 from l0drop.decoding.speech import BATCH_CLIPS
 from l0drop.models.quiet import quiet_libraries
 from l0drop.recipe import Recipe, RecipeError, dump_recipe, load_recipe
+from l0drop.runs.checkpoint import STATE
 from l0drop.runs.processes import is_lost_peer, joined_processes
 from l0drop.runs.provenance import provenance
 from l0drop.runs.run import CalibrationRecord, GateRates, RunFolder, RunMetrics, Scored, Split
+from l0drop.runs.sweep import SweepFolder
 from l0drop.training.assemble import build_model, teacher_name
 from l0drop.training.averaging import averaged
 from l0drop.training.bars import Bars
 from l0drop.training.callbacks import Interruption, LogFile
 from l0drop.training.checkpoints import (
-    STATE,
     WEIGHTS,
     TrainingError,
     check_files,
@@ -62,7 +63,7 @@ def open_run(recipe: Recipe, runs: Path = RUNS) -> Path:
     The recipe of a run that failed before it wrote anything else is replaced.
     """
     folder = runs / recipe.name
-    file = folder / "recipe.yaml"
+    file = RunFolder(folder).recipe
     if file.exists():
         different = _differences(load_recipe(file).model_dump(), recipe.model_dump()) - {"about"}
         if different and not _is_unused(folder):
@@ -78,7 +79,8 @@ def open_run(recipe: Recipe, runs: Path = RUNS) -> Path:
 
 def _is_unused(folder: Path) -> bool:
     """Whether a folder, and every run folder inside it, holds no more than a recipe and files of failed attempts."""
-    leftovers = ("recipe.yaml", "timings.json", "output.txt")
+    run, sweep = RunFolder(folder), SweepFolder(folder)
+    leftovers = (run.recipe.name, run.process_output.name, sweep.timings.name)
     files = (path for path in folder.rglob("*") if not path.is_dir())
     return all(path.name in leftovers or path.name.startswith(".") for path in files)
 
@@ -140,7 +142,7 @@ def _train(recipe: Recipe, runs: Path, console: Console) -> RunMetrics:
     if recipe.train.compile:
         torch.compiler.reset()  # code left by an earlier run of this process was compiled at other shapes
     interruption, lines = Interruption(), StepLines(recipe, bars)
-    callbacks = [LogFile(folder / "log.jsonl"), lines, interruption]
+    callbacks = [LogFile(RunFolder(folder).log), lines, interruption]
     trainer = L0DropTrainer(recipe, model, corpora, valid, tokenizers, folder, teacher, callbacks, bars)
     try:
         _train_or_resume(trainer)
@@ -247,7 +249,7 @@ def _finish(trainer: L0DropTrainer, folder: Path, tokenizers: TokenizerPair, bar
         record = CalibrationRecord(**asdict(calibration), met=calibration.met, warning=calibration.warning)
         metrics = replace(metrics, calibration=record)
     if trainer.args.should_save:
-        with locked(folder / "model"), whole_folder(folder / "model") as partial:
+        with locked(RunFolder(folder).model), whole_folder(RunFolder(folder).model) as partial:
             model.save_pretrained(partial)
             tokenizers.source.save_pretrained(partial)
             if not tokenizers.shared:
@@ -284,7 +286,7 @@ def _scored(trainer: L0DropTrainer, folder: Path, split: Split, tokenizers: Toke
     texts = trainer.references if is_known else _references(recipe, tokenizers, corpora, split, bars)
     score, meter, outputs = trainer.scoring.score(split, texts)
     if trainer.args.should_save:
-        write_whole(folder / "outputs" / f"{split}.txt", "".join(one_line(output) + "\n" for output in outputs))
+        write_whole(RunFolder(folder).outputs_on(split), "".join(one_line(output) + "\n" for output in outputs))
     gates = None
     if trainer.gated:
         rates = (meter.sparsity, meter.expected_open_rate, meter.exactly_zero, meter.exactly_one, meter.between)

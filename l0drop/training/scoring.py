@@ -8,6 +8,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
+from l0drop.data.metrics import scorer_of
 from l0drop.data.score import Score
 from l0drop.data.sparsity import SparsityMeter
 from l0drop.data.tokenizer import TokenizerPair
@@ -16,7 +17,7 @@ from l0drop.models.controls import evaluating
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import Recipe
 from l0drop.training.bars import Bars
-from l0drop.training.examples import RunCorpus, collated, decoded, evaluation_batches, metric_of
+from l0drop.training.examples import RunCorpus, collated, decoded, evaluation_batches
 from l0drop.training.objective import cross_entropy_sum, decoder_inputs
 from l0drop.training.ragged import any_shape
 
@@ -93,7 +94,7 @@ class Scoring:
                 texts[index] = text
             for name, value in part[1].items():
                 setattr(meter, name, getattr(meter, name) + value)
-        return metric_of(self.recipe)(texts, references), meter, texts
+        return scorer_of(self.recipe.evaluate)(texts, references), meter, texts
 
     def _own(self, items: list[Any]) -> list[Any]:
         return items[self.processes.process_index :: self.processes.num_processes]

@@ -8,13 +8,14 @@ from transformers import TrainingArguments
 
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import Recipe
+from l0drop.runs.run import RunFolder
 
 
 def trainer_arguments(recipe: Recipe, folder: Path) -> TrainingArguments:
     """The arguments of Hugging Face's Trainer."""
     train = recipe.train
     return TrainingArguments(
-        output_dir=str(folder / "checkpoints"),
+        output_dir=str(RunFolder(folder).checkpoints),
         max_steps=train.steps,
         gradient_accumulation_steps=train.accumulation,
         learning_rate=train.learning_rate,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from l0drop.data.text import Pair, ParallelText
+from l0drop.data.text import Pair, ParallelText, one_line
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.decoding.sources import BATCH_TOKENS
 from l0drop.decoding.text import TextModel
@@ -47,7 +47,7 @@ class TeacherText:
         while window := list(islice(pairs, WINDOW)):
             # an empty output makes the pair one-sided, so the line is skipped and counted like any such line
             for pair, output in zip(window, self._translate(model, window, done), strict=True):
-                yield pair._replace(target=" ".join(output.split()))
+                yield pair._replace(target=one_line(output))
             done += len(window)
 
     def _translate(self, model: TextModel, window: list[Pair], done: int) -> list[str]:

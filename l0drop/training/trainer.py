@@ -25,10 +25,12 @@ from l0drop.data.clips import ClipCorpus, unpacked_windows
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import Recipe
+from l0drop.runs.checkpoint import STATE, ResumeState
+from l0drop.runs.run import RunFolder
 from l0drop.training.assemble import weights_stamp
 from l0drop.training.bars import NO_BARS, Bars
 from l0drop.training.captured import CapturedSteps
-from l0drop.training.checkpoints import STAGING, ResumeState, TrainingError, clear_staging, publish
+from l0drop.training.checkpoints import STAGING, TrainingError, clear_staging, publish, resume_state
 from l0drop.training.compiled import Compiled
 from l0drop.training.examples import RunCorpus, training_batches
 from l0drop.training.fast import FastPath
@@ -63,7 +65,7 @@ class L0DropTrainer(Trainer):
         callbacks: list[Any] | None = None,
         bars: Bars = NO_BARS,
     ) -> None:
-        os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(folder / "tensorboard"))
+        os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(RunFolder(folder).tensorboard))
         super().__init__(
             model=model,
             args=trainer_arguments(recipe, folder),
@@ -74,7 +76,7 @@ class L0DropTrainer(Trainer):
         self.model_accepts_loss_kwargs = True
         self.remove_callback(PrinterCallback)
         self.recipe, self.corpora, self.references = recipe, corpora, references
-        self.checkpoint_folder = folder / "checkpoints"
+        self.checkpoint_folder = RunFolder(folder).checkpoints
         self.gated = isinstance(model, L0DropModel)
         self.resume_state, self.sums = ResumeState(), LogSums()
         if teacher is not None:
@@ -264,7 +266,7 @@ class L0DropTrainer(Trainer):
                 if self.gated:
                     self.resume_state.schedule = self.model.schedule.state_dict()
                 self.resume_state.made_from = self._made_from
-                self.resume_state.write(self.checkpoint_folder / STAGING / name)
+                self.resume_state.write(self.checkpoint_folder / STAGING / name / STATE)
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 publish(self.checkpoint_folder, name, self.recipe.train.keep_checkpoints, self.recipe.train.save_every)
@@ -279,8 +281,7 @@ class L0DropTrainer(Trainer):
 
     def restore(self, checkpoint: Path) -> None:
         """Restore the state that the Trainer itself does not restore."""
-        self.resume_state = ResumeState.read(checkpoint)
-        self.resume_state.check_made_from(self._made_from, checkpoint)
+        self.resume_state = resume_state(checkpoint, self._made_from)
         if self.gated:
             self.model.schedule.load_state_dict(self.resume_state.schedule)
         self._to_compile_at = self.resume_state.compiled_by(self.accelerator.process_index)

@@ -7,7 +7,7 @@ from typing import Any
 from l0drop.runs.analysis import Analysis, SweepAnalysis
 from l0drop.runs.benchmark import DecodeBenchmark, DecodeBenchmarks
 from l0drop.runs.evaluation import Evaluation
-from l0drop.runs.json_file import from_json, read_any
+from l0drop.runs.json_file import from_json, read_any, remedy
 from l0drop.runs.study import Rivals, StudyResults
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,7 +17,7 @@ TOYS = ROOT / "docs" / "studies"
 
 def read(name: str, folder: Path = RESULTS) -> dict[str, Any]:
     """A file of its own kind: the paper's numbers, a profile, the trials of a study."""
-    found: dict[str, Any] = read_any(folder / f"{name}.json", "the script of the study")
+    found: dict[str, Any] = read_any(folder / f"{name}.json", remedy("the script of the study"))
     return found
 
 

@@ -12,7 +12,6 @@ from l0drop.report.gpu_benchmark import (
     memory_table,
     ratio_table,
     step_table,
-    whisper_ratio_table,
 )
 from l0drop.runs.gpu_benchmark import GpuDecodeBenchmark, GpuShape, GpuSystem, GpuTextBenchmark
 from l0drop.runs.precision import Precision
@@ -81,7 +80,7 @@ def gpu_whisper_tables(result: GpuDecodeBenchmark) -> dict[str, Table]:
         key=lambda item: (WHISPERS.index(item[1].whisper or ""), item[1].shape.batch, item[1].generation["num_beams"]),
     )
     labels = {name: _whisper_label(shape) for name, shape in shapes}
-    _, table = whisper_ratio_table(result)
+    _, table = ratio_table(result)
     ratios = {row[0]: row for row in table.rows}
     compared = [column for column in range(1, len(table.head)) if any(row[column] for row in table.rows)]
 

@@ -2,8 +2,10 @@
 
 from l0drop.bench.cost_model import PAYS
 from l0drop.bench.predict import WORTHWHILE
+from l0drop.runs.benchmark import SpeedPrediction, TrainingSpeed
+from l0drop.runs.gpu_benchmark import GpuDecodeBenchmark
 from result_tables import files
-from result_tables.files import TOYS, read
+from result_tables.files import RESULTS, TOYS, read
 from result_tables.labels import CONTINUED, SAME_WAY
 from result_tables.speech import speech_numbers
 from result_tables.speed import ratio
@@ -62,13 +64,15 @@ def of_speed() -> dict[str, str]:
     assert short is not None
     assert dense is not None
     alone = short.cpu.p50 / dense.cpu.p50 - 1
-    predicted = read("predict")
-    (long,) = [cell for cell in predicted["table"] if (cell["batch"], cell["source"]) == (32, 512)]
+    predicted = SpeedPrediction.read(RESULTS / "predict.json")
+    (long,) = [cell for cell in predicted.table if (cell.batch, cell.source) == (32, 512)]
+    pays_from = predicted.pays_from["32"]["both"]
+    assert pays_from is not None
     pays = {
         "pays": f"{PAYS:g}×",
         "worthwhile": f"{WORTHWHILE:g}×",
-        "pays-from-32": f"{round(predicted['pays_from']['32']['both'], -1)}",
-        "predicted-512": f"{long['speed_up']['both']:.2f}×",
+        "pays-from-32": f"{round(pays_from, -1)}",
+        "predicted-512": f"{long.speed_up['both']:.2f}×",
     }
     int8 = files.evaluation("int8-evaluation").first
     bleu = int8.differences["bleu"]
@@ -82,17 +86,17 @@ def of_speed() -> dict[str, str]:
 
 
 def of_gpu() -> dict[str, str]:
-    result = read("decode-gpu")
-    ratios = [ratio for shape in result["shapes"].values() for ratio in shape["ratios"]]
+    result = GpuDecodeBenchmark.read(RESULTS / "decode-gpu.json")
+    ratios = [ratio for shape in result.shapes.values() for ratio in shape.ratios]
 
     def times(phase: str, system: str, by: str) -> list[float]:
-        return [r["times"] for r in ratios if (r["phase"], r["system"], r["by"]) == (phase, system, by)]
+        return [r.times for r in ratios if (r.phase, r.system, r.by) == (phase, system, by)]
 
     dense = times("decode", "ct2-bfloat16", "engine-dense")
     whole = times("end_to_end", "ct2-bfloat16", "engine-short")
     alone = times("decode", "engine-dense", "engine-short")
     return {
-        "gpu-copy": f"{result['bytes_per_second'] / 1e12:.2f}",
+        "gpu-copy": f"{result.bytes_per_second / 1e12:.2f}",
         "gpu-dense-least": f"{min(dense):.1f}",
         "gpu-dense-most": f"{max(dense):.1f}",
         "gpu-whole-least": f"{min(whole):.1f}",
@@ -102,13 +106,13 @@ def of_gpu() -> dict[str, str]:
 
 
 def of_training() -> dict[str, str]:
-    result = read("training-speed")
+    result = TrainingSpeed.read(RESULTS / "training-speed.json")
     return {
-        "training-over-defaults": f"{result['times_theirs']:.1f}",
-        "training-over-cudnn-off": f"{result['times_theirs_with_cudnn_attention_off']:.1f}",
-        "training-gate-cost": f"{result['gate_overhead']:.1%}",
-        "training-curves-difference": f"{result['curves']['difference']:.4f}",
-        "training-curves-noise": f"{result['curves']['noise']:.4f}",
+        "training-over-defaults": f"{result.times_theirs:.1f}",
+        "training-over-cudnn-off": f"{result.times_theirs_with_cudnn_attention_off:.1f}",
+        "training-gate-cost": f"{result.gate_overhead:.1%}",
+        "training-curves-difference": f"{result.curves.difference:.4f}",
+        "training-curves-noise": f"{result.curves.noise:.4f}",
     }
 
 

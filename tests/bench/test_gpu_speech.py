@@ -10,7 +10,7 @@ from l0drop.bench import gpu_speech
 from l0drop.bench.gpu_race import Conditions
 from l0drop.bench.gpu_speech import BATCHES, BEAMS, COMPARED, NAMES, chosen_whispers, gpu_speech_benchmark
 from l0drop.bench.speech_workloads import SIZES, RandomWhisper
-from l0drop.report.gpu_benchmark import encode_table, memory_table, shape_table, step_table, whisper_ratio_table
+from l0drop.report.gpu_benchmark import encode_table, memory_table, ratio_table, shape_table, step_table
 from l0drop.runs.benchmark import Shape
 from l0drop.runs.gpu_benchmark import GpuDecodeBenchmark
 from l0drop.runs.table import as_markdown
@@ -119,7 +119,7 @@ def test_workloads_have_names():
 
 
 def test_tables_show_every_workload(result):
-    for make in (whisper_ratio_table, step_table, encode_table, memory_table):
+    for make in (ratio_table, step_table, encode_table, memory_table):
         _, table = make(result)
         assert [row[0] for row in table.rows] == list(result.shapes)
         assert len(table.head) <= 6

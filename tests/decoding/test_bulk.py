@@ -17,7 +17,6 @@ from l0drop import load
 from l0drop.decoding.bulk import (
     MAX_CUT_WARNINGS,
     Decoding,
-    LineTotals,
     OutputLine,
     Processes,
     decode_lines,
@@ -28,6 +27,7 @@ from l0drop.decoding.lines import Lines
 from l0drop.decoding.partial import Position
 from l0drop.decoding.splitting import split_text
 from l0drop.decoding.text import TextModel
+from l0drop.runs.job import LineTotals
 from tests.decoding import folders
 from tests.training import tiny
 

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from l0drop import load
-from l0drop.decoding.bulk import Decoding, LineTotals
+from l0drop.decoding.bulk import Decoding
 from l0drop.decoding.destination import Destination
 from l0drop.decoding.job import Done, Job, run
 from l0drop.decoding.lines import TextInput
 from l0drop.decoding.text import TextModel
+from l0drop.runs.job import LineTotals, TextSummary
 from tests.training import tiny
 
 GENERATION = {"num_beams": 1, "max_new_tokens": 5}
@@ -83,8 +84,11 @@ def test_json_is_read_and_written_by_the_names_of_the_files(model: TextModel, tm
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     assert [row["line"] for row in rows] == [1, 2]
     assert "alternatives" not in rows[0]
-    summary = json.loads((tmp_path / "out.jsonl.summary.json").read_text())
-    assert (summary["lines"], summary["processes"], summary["settings"]["jsonl"]) == (2, 1, True)
+    content = json.loads((tmp_path / "out.jsonl.summary.json").read_text())
+    assert (content["lines"], content["processes"], content["settings"]["jsonl"], content["version"]) == (2, 1, True, 1)
+    assert {"sparsity", "seconds", "kept_tokens", "decoding_seconds", "torch", "device"} <= content.keys()
+    summary = TextSummary.read(tmp_path / "out.jsonl.summary.json")
+    assert (summary.totals.lines, summary.sparsity, summary.processes) == (2, summary.totals.sparsity, 1)
     run(job_of(source, Destination(tmp_path / "plain.jsonl", as_json=False)), lambda: model)
     assert (tmp_path / "plain.jsonl").read_text().splitlines() == [row["text"] for row in rows]
     assert not (tmp_path / "plain.jsonl.summary.json").exists()

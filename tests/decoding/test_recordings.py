@@ -10,8 +10,9 @@ import soundfile
 from l0drop import L0DropConfig, sparsify
 from l0drop.decoding import recordings
 from l0drop.decoding.destination import Destination
-from l0drop.decoding.recordings import Recordings, subtitles, transcribe_files
+from l0drop.decoding.recordings import FileOutcome, Recordings, subtitles, transcribe_files, written
 from l0drop.decoding.speech import Segment, SpeechModel, Transcript, load_speech
+from l0drop.runs.job import SpeechSummary
 from tests.models import whispers
 from tests.models.whispers import tone
 
@@ -49,9 +50,10 @@ def test_lines_of_text_and_json(model: SpeechModel, files: list[Path], tmp_path:
     assert lines[3]["segments"][1]["start"] > 0
     covered = sum(result.covered for result in expected)
     kept = sum(len(result.kept) for result in expected)
-    summary = json.loads((tmp_path / "out.jsonl.summary.json").read_text())
-    assert summary["sparsity"] == pytest.approx(1 - kept / covered)
-    assert summary["sparsity_of_all"] == pytest.approx(done.totals.sparsity_of_all)
+    summary = SpeechSummary.read(tmp_path / "out.jsonl.summary.json")
+    assert summary.totals == done.totals
+    assert summary.sparsity == pytest.approx(1 - kept / covered)
+    assert summary.sparsity_of_all == pytest.approx(done.totals.sparsity_of_all)
 
 
 def test_bad_files_do_not_stop_the_others(model: SpeechModel, files: list[Path], tmp_path: Path) -> None:
@@ -160,3 +162,9 @@ def test_bad_jobs_are_refused(files: list[Path]) -> None:
         Recordings(tuple(files), Destination(), format="doc")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="batch_size"):
         Recordings(tuple(files), Destination(), batch_size=0)
+
+
+def test_a_transcript_is_one_line_and_otherwise_unchanged(tmp_path: Path) -> None:
+    found = Transcript("one\r\ntwo  three\n\n", (Segment(0.0, 1.0, "a\n\nb  c"),))
+    assert written(FileOutcome(tmp_path / "a.wav", found), "txt") == "one two  three \n"
+    assert subtitles(found, "srt").endswith("a b  c\n")

@@ -16,9 +16,9 @@ from torch import distributed
 
 from l0drop import load
 from l0drop.app.translate import summary_lines
-from l0drop.decoding.bulk import LineTotals
 from l0drop.decoding.job import Done
 from l0drop.decoding.text import TextModel
+from l0drop.runs.job import LineTotals
 from tests.decoding import folders
 from tests.integration.test_training_commands import ENVIRONMENT, command, free_port
 from tests.snippets import python_block

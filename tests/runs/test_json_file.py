@@ -1,5 +1,6 @@
 """Files of runs: what is written is read, old files are read, and broken ones are named with the remedy."""
 
+import gzip
 import json
 import re
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from l0drop.runs.json_file import (
 )
 from l0drop.runs.precision import Precision
 from l0drop.runs.run import RunMetrics
+from l0drop.runs.speech import ClipCounts
 from l0drop.runs.study import Rivals, StudyResults
 from l0drop.runs.sweep import Sweep, Timings
 from tests.snippets import ROOT
@@ -124,6 +126,36 @@ def test_broken_files_and_newer_versions_are_named(tmp_path: Path, content: str,
     file.write_text(content)
     with pytest.raises(FileError, match=re.escape(f"{file}: {message}")):
         File.read(file)
+
+
+CLIPS = ClipCounts([1, 2], ["a", "b"], {"wer": "s"}, {"system-1": {"wer": [[0, 1, 0, 5, 4], [0, 0, 0, 3, 3]]}})
+
+
+def test_equal_values_give_equal_compressed_files(tmp_path: Path) -> None:
+    for name in ("one.json.gz", "other.json.gz"):
+        CLIPS.write(tmp_path / name)
+    assert (tmp_path / "one.json.gz").read_bytes() == (tmp_path / "other.json.gz").read_bytes() == CLIPS.as_bytes()
+    assert ClipCounts.read(tmp_path / "one.json.gz") == CLIPS
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "version 2, but this l0drop reads versions up to 1"),
+        ({"columns": ["substitutions"]}, "columns: expected substitutions, deletions"),
+        ({"lines": ["one"]}, 'lines[0]: expected a whole number, got "one"'),
+        ({"what": "sentence statistics"}, "what: expected 'clip statistics'"),
+    ],
+)
+def test_broken_compressed_files_are_named(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    file = tmp_path / "statistics.json.gz"
+    file.write_bytes(gzip.compress(json.dumps({**as_json(CLIPS), **change}).encode()))
+    with pytest.raises(FileError, match=re.escape(f"{file}: {message}")):
+        ClipCounts.read(file)
+    for content in (b"text", CLIPS.as_bytes()[:-9], CLIPS.as_bytes()[:12] + b"x" + CLIPS.as_bytes()[13:]):
+        file.write_bytes(content)
+        with pytest.raises(FileError, match=re.escape(f"{file}: not ")):
+            ClipCounts.read(file)
 
 
 @pytest.mark.parametrize("name", STUDIES)

@@ -14,6 +14,7 @@ from l0drop.data.tokenizer import load_tokenizers
 from l0drop.recipe import Evaluate, parse_recipe
 from l0drop.runs.evaluation import DifferenceOverBaselines
 from l0drop.runs.json_file import as_json, from_json
+from l0drop.runs.run import RunFolder
 from l0drop.study import parallel, seeds
 from l0drop.study.sentence_statistics import SentenceStatistics
 from l0drop.study.verdict import verdict
@@ -242,7 +243,7 @@ def test_a_failed_run_does_not_end_the_others(tmp_path, monkeypatch):
     def start(recipe, folder, threads, bars):
         started.append(recipe.name)
         (folder / recipe.name).mkdir()
-        (folder / recipe.name / parallel.OUTPUT).write_text("error: no room\n")
+        RunFolder(folder / recipe.name).process_output.write_text("error: no room\n")
         process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({int(recipe.name == 'bad')})"])
         return parallel.RunProcess(recipe, folder / recipe.name, process, bars.add_task(""), time.perf_counter())
 
@@ -264,7 +265,7 @@ def test_after_a_failure_background_tasks_are_still_waited_for(tmp_path, monkeyp
     def start(recipe, folder, threads, bars):
         started.append(recipe.name)
         (folder / recipe.name).mkdir()
-        (folder / recipe.name / parallel.OUTPUT).write_text("error: before\nerror: no room\n")
+        RunFolder(folder / recipe.name).process_output.write_text("error: before\nerror: no room\n")
         process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({int(recipe.name == 'bad')})"])
         return parallel.RunProcess(recipe, folder / recipe.name, process, bars.add_task(""), time.perf_counter(), 14)
 
@@ -283,7 +284,7 @@ def test_after_a_failure_background_tasks_are_still_waited_for(tmp_path, monkeyp
 
 
 def test_an_error_of_an_earlier_execution_is_not_reported_again(tmp_path):
-    (tmp_path / parallel.OUTPUT).write_text("error: of yesterday\nkilled\n")
+    RunFolder(tmp_path).process_output.write_text("error: of yesterday\nkilled\n")
     process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"])
     process.wait()
     recipe = parse_recipe(tiny.recipe(tmp_path), "test")

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,8 @@ from sacrebleu.metrics import BLEU, CHRF
 
 from l0drop.data import metrics
 from l0drop.data.score import METRICS
-from l0drop.runs.evaluation import Judging
-from l0drop.runs.json_file import as_json
+from l0drop.runs.evaluation import CountedMetric, Judging
+from l0drop.runs.json_file import FileError, as_json
 from l0drop.study.evaluate import evaluate, recomputed
 from l0drop.study.evaluation_text import read_files
 from l0drop.study.sentence_statistics import SentenceStatistics, columns
@@ -43,7 +44,7 @@ def test_scores_are_sacrebleus(written: Path) -> None:
         assert found.systems[label]["chrf"].score == CHRF().corpus_score(outputs, [REFS]).score
         assert found.systems[label]["bleu_paper"].score == metrics.bleu_paper(outputs, REFS).value
         assert found.systems[label]["rouge"].score == pytest.approx(metrics.rouge(outputs, REFS).value)
-    assert found.scores["bleu"] == {"name": "BLEU", "signature": metrics.bleu(GOOD, REFS).signature}
+    assert found.metrics["bleu"] == CountedMetric("BLEU", metrics.bleu(GOOD, REFS).signature, columns("bleu"))
 
 
 def test_scores_and_intervals_are_those_of_metrics_json(written: Path) -> None:
@@ -85,13 +86,31 @@ def test_no_text_is_in_the_file(written: Path) -> None:
 def test_other_files_are_refused_by_name(tmp_path: Path, written: Path) -> None:
     content = json.loads(gzip.decompress((written / STATISTICS_FILE).read_bytes()))
     file = tmp_path / "other.json.gz"
-    for damaged in (
-        b"no gzip",
-        gzip.compress(b"no JSON"),
-        gzip.compress(b"{}"),
-        gzip.compress(json.dumps({**content, "format": 2}).encode()),
-        (written / STATISTICS_FILE).read_bytes()[:-20],
+    for damaged, message in (
+        (b"no gzip", "not a gzip file"),
+        (gzip.compress(b"no JSON"), "not JSON"),
+        (gzip.compress(b"{}"), "metrics: missing"),
+        (gzip.compress(json.dumps({**content, "format": 2}).encode()), "format: expected 1, got 2"),
+        (gzip.compress(json.dumps({**content, "what": "clip statistics"}).encode()), "what: expected"),
+        ((written / STATISTICS_FILE).read_bytes()[:-20], "not a gzip file"),
     ):
         file.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"other\.json\.gz: not a file of sentence statistics"):
+        with pytest.raises(FileError, match=rf"{re.escape(str(file))}: {message}.*l0drop evaluate"):
             SentenceStatistics.read(file)
+
+
+def test_other_columns_are_refused_by_name(tmp_path: Path, written: Path) -> None:
+    content = json.loads(gzip.decompress((written / STATISTICS_FILE).read_bytes()))
+    content["metrics"]["bleu"]["columns"] = ["matches1"]
+    file = tmp_path / "other.json.gz"
+    file.write_bytes(gzip.compress(json.dumps(content).encode()))
+    with pytest.raises(FileError, match=r"other\.json\.gz: metrics\.bleu\.columns: .*hypothesis_length"):
+        SentenceStatistics.read(file)
+
+
+def test_a_file_without_a_version_is_read(tmp_path: Path, written: Path) -> None:
+    content = json.loads(gzip.decompress((written / STATISTICS_FILE).read_bytes()))
+    assert content.pop("version") == 1
+    (tmp_path / "older.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
+    older, newer = (SentenceStatistics.read(file) for file in (tmp_path / "older.json.gz", written / STATISTICS_FILE))
+    assert older.counts == newer.counts

@@ -207,7 +207,7 @@ def test_results_are_compared_in_the_metric_of_the_recipe(evaluate, metric, sign
     made.train(made.plan())
     found = made.gather()
     stored = SentenceStatistics.read(tmp_path / "runs" / found.statistics.file)
-    assert signature in stored.scores[metric]["signature"].lower()
+    assert signature in stored.metrics[metric].signature.lower()
     ours, theirs = (stored.systems[f"{name}-s1"][metric].score for name in ("zero-0.5", "on"))
     assert theirs == pytest.approx(100)
     assert found.systems["zero-0.5"].one_seed["on"].difference == pytest.approx(ours - theirs)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from l0drop.data.text import one_line
 from l0drop.recipe import parse_recipe
 from l0drop.training import teacher
 from l0drop.training.assemble import load_dense
@@ -43,5 +44,5 @@ def test_targets_are_the_outputs_of_generate(
                 do_sample=False,
             )
         (text,) = tokenizers.target.batch_decode(tokens, skip_special_tokens=True)
-        assert pair.target == " ".join(text.split())
+        assert pair.target == one_line(text)
     assert len({pair.target for pair in pairs}) > 2

@@ -23,7 +23,6 @@ from l0drop.decoding.speech import SpeechModel
 from l0drop.decoding.text import TextModel
 
 TextTask = Literal["translation", "summarization"]
-TASKS: tuple[TextTask, ...] = ("translation", "summarization")
 DIAL = ("keep", "max_memory", "shift")
 PROMPT_TOKENS = 4
 """A Whisper's output begins with at most so many: start, language, task, no timestamps."""

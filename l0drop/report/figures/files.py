@@ -60,7 +60,8 @@ def draw_all(folder: Path) -> list[Drawing]:
     """Rewrite `figures/` from the JSON files of a folder, with an index of titles and captions."""
     made = list(drawings(folder))
     index = [{"file": f"{d.name}.svg", "title": d.title, "caption": d.caption} for d in made]
-    with locked(folder / "figures"), whole_folder(folder / "figures") as partial:
+    figures = RunFolder(folder).figures
+    with locked(figures), whole_folder(figures) as partial:
         for drawing in made:
             (partial / f"{drawing.name}.svg").write_text(drawing.svg, encoding="utf-8")
         write_json(partial / INDEX, index)

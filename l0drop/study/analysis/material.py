@@ -10,7 +10,7 @@ from torch import Tensor
 
 from l0drop.data.batches import collate
 from l0drop.data.corpus import Example, TokenizedCorpus
-from l0drop.data.metrics import Score, scorer
+from l0drop.data.metrics import Score, scorer_of
 from l0drop.data.sparsity import SparsityMeter
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.decoding.corpus import decode_corpus, described_decoding, encoder_inputs, length_batches
@@ -71,7 +71,7 @@ class Material:
                 yield collate([self.corpus[first + int(index)] for index in chosen], self.pad_id)
 
     def score(self, texts: list[str]) -> Score:
-        return scorer(self.evaluate.text_metric, self.evaluate.tokenize)(texts, self.references)
+        return scorer_of(self.evaluate)(texts, self.references)
 
     def decode(self, model: Any, progress: Advance | None = None) -> tuple[list[str], SparsityMeter]:
         """The model's outputs, one per reference."""

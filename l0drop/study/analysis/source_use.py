@@ -11,7 +11,7 @@ import numpy as np
 
 from l0drop.data.batches import collate
 from l0drop.data.corpus import Example
-from l0drop.data.metrics import scorer
+from l0drop.data.metrics import scorer_of
 from l0drop.data.score import Score
 from l0drop.decoding.engine import Engine
 from l0drop.runs.analysis import SourceScore, SourceUse
@@ -39,7 +39,7 @@ def source_use(
         return replace(example, source=empty, hints={k: v[-len(empty) :] for k, v in example.hints.items()})
 
     without = output_for(model, material, of_nothing(corpus[0]))
-    metric = scorer(material.evaluate.text_metric, material.evaluate.tokenize)
+    metric = scorer_of(material.evaluate)
     controls = control_scores(texts, material.references, without, metric)
     changes = {"own_source": None, "shuffled_source": of_the_next, "no_source": of_nothing}
     entropies = {name: forced_cross_entropy(model, material, change, progress) for name, change in changes.items()}

@@ -24,6 +24,7 @@ from l0drop.models.families import positions_of
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import Evaluate, Recipe, TextCorpus, load_recipe
 from l0drop.runs.analysis import AnalysedText, TaggingRecord
+from l0drop.runs.run import RunFolder
 from l0drop.study.analysis.annotate import Tagging, annotator_for
 from l0drop.study.analysis.material import Material
 
@@ -95,7 +96,7 @@ def opened(
     """Load models and text; the tokenized text is deleted afterwards."""
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     folder, run = locate_model(name)
-    recipe = None if run is None else load_recipe(run / "recipe.yaml").for_text()
+    recipe = None if run is None else load_recipe(RunFolder(run).recipe).for_text()
     model = load(name, device)
     models, names, missing = _roles(name, model, recipe, baseline, entmax, device)
     tokenizers = load_pair(name, folder, run, model)
