@@ -19,7 +19,7 @@ from l0drop.runs.gpu_benchmark import GpuDecodeBenchmark, GpuTextBenchmark
 SIZES = ("batch", "source", "target", "dropped")
 LIMITS = ("sentences", "max_new_tokens")
 SPEECH = ("baseline", "rival", "language")
-Decoded = DecodeBenchmarks | GpuDecodeBenchmark | GpuTextBenchmark
+DecodeResults = DecodeBenchmarks | GpuDecodeBenchmark | GpuTextBenchmark
 Show = Callable[[str, DecodeBenchmark | GpuDecodeBenchmark], None]
 """Called on a CPU with the name and the result of each workload, on a GPU with the result of all shapes so far."""
 
@@ -78,7 +78,7 @@ class DecodeJob:
         for name in self._given(*names):
             raise ValueError(f"`{'shape' if name == 'shapes' else name}`: {why}")
 
-    def run(self, progress: Callable[[str], None] = print, show: Show = lambda name, result: None) -> Decoded:
+    def run(self, progress: Callable[[str], None] = print, show: Show = lambda name, result: None) -> DecodeResults:
         """Measure; on a CPU by workload, on a GPU as one result."""
         if self.device == "cpu":
             return self._on_cpu(progress, show)

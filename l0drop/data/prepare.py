@@ -10,7 +10,6 @@ import numpy as np
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from l0drop.data.corpus import MANIFEST, Summary, TokenizedCorpus, is_made_from, write_manifest
-from l0drop.data.corpus import without_paths as without_paths  # for prepare_clips
 from l0drop.data.text import CorpusError, Pair, ParallelText
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.data.whole import locked, whole_folder

@@ -1,13 +1,11 @@
 """Turn a list of audio files into a corpus of clips on disk."""
 
-import json
 import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
@@ -17,8 +15,8 @@ from torch import Tensor
 from l0drop.data.audio import RATE, Audio, log_mel
 from l0drop.data.clip_targets import TopTokens
 from l0drop.data.clips import ClipCorpus
-from l0drop.data.corpus import FORMAT, MANIFEST, Summary, file_digest, manifest_digest
-from l0drop.data.prepare import check_replaceable, without_paths
+from l0drop.data.corpus import Summary, is_made_from, write_manifest
+from l0drop.data.prepare import check_replaceable
 from l0drop.data.speech_targets import SpeechTargets
 from l0drop.data.text import CorpusError, Pair
 from l0drop.data.whole import locked, whole_folder
@@ -105,11 +103,13 @@ def prepare_clips(
         request["teacher"] = teacher.identity
     if timed:
         request["timestamps"] = True
-    if instead is not None and _is_made_from(instead, request):
+    if instead is not None and is_made_from(ClipCorpus.open, instead, request):
         return ClipCorpus.open(instead)
-    if not _is_made_from(out_dir, request):
+    if not is_made_from(ClipCorpus.open, out_dir, request):
         with locked(out_dir):
-            if not _is_made_from(out_dir, request):  # another process may have written it while this one waited
+            if not is_made_from(
+                ClipCorpus.open, out_dir, request
+            ):  # another process may have written it while this one waited
                 check_replaceable(out_dir)
                 with whole_folder(out_dir) as partial:
                     _write(partial, audio, targets, extractor, request, max_target - 1, teacher, progress)
@@ -228,15 +228,7 @@ def _write(
         raise CorpusError(f"{audio.file}: none of the {summary.lines} lines has both a file and a text")
     if timed and not columns.lengths["timed.ids"]:
         raise CorpusError(f"{audio.file}: none of its texts has times; set data.timestamps: 0")
-    written = {
-        name: {"dtype": dtype, "length": columns.lengths[name], "sha256": file_digest(folder / name)}
-        for name, dtype in layout.items()
-    }
-    manifest: dict[str, Any] = {
-        "format": FORMAT, "request": request, "summary": asdict(summary), "columns": written,
-    }  # fmt: skip
-    manifest["sha256"] = manifest_digest(json.loads(json.dumps(manifest)))
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_manifest(folder, request, summary, {name: (dtype, columns.lengths[name]) for name, dtype in layout.items()})
 
 
 def _layout(timed: bool, taught: bool) -> dict[str, str]:
@@ -254,12 +246,3 @@ def _timed_ids(audio: ListedAudio, pair: Pair, targets: SpeechTargets, frames: i
     except ValueError as error:
         raise CorpusError(f"{audio.file}, line {pair.line}: text with times: {error}") from error
     return ids if len(ids) <= max_tokens else []
-
-
-def _is_made_from(folder: Path, request: dict[str, Any]) -> bool:
-    try:
-        corpus = ClipCorpus.open(folder)
-        corpus.check()
-    except CorpusError:
-        return False
-    return without_paths(corpus.manifest["request"]) == without_paths(request)
