@@ -161,12 +161,17 @@ class LearnedGate(Gate):
     `settled`: in training, the gate is the test-time gate instead of a sample, so that the rest of the model learns
     with the very rows that it will have. Gates that are exactly 0 or 1 then get no gradient from the loss.
 
+    `noise_scale`: a tensor without dimensions that scales the noise of samples (`hard_concrete.sample`), to lead them
+    from the full noise to the test-time gate; None is the full noise. The open probability, and with it the penalty,
+    stays that of the full noise. It is a tensor so that compiled and captured steps read its current value.
+
     `moved` is the distance by which the calibration has moved the threshold of the test-time gate. It does not affect
     sampling.
     """
 
     moved: Tensor
     settled = False
+    noise_scale: Tensor | None = None
 
     def __init__(
         self, width: int, beta: float = 2 / 3, epsilon: float = 0.1, start: float | None = None, normalize: bool = False
@@ -216,7 +221,7 @@ class LearnedGate(Gate):
         return by_formula.masked_fill(by_formula == 0, 1).masked_fill(self._closed(log_alpha), 0)
 
     def sampled(self, log_alpha: Tensor, uniforms: Tensor) -> Tensor:
-        return hard_concrete.sample(log_alpha, uniforms, self.beta, self.epsilon)
+        return hard_concrete.sample(log_alpha, uniforms, self.beta, self.epsilon, self.noise_scale)
 
     @property
     def threshold(self) -> float:

@@ -16,7 +16,7 @@ import functools
 import json
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,8 @@ class GatedEncoder:
         noise_key: Tensor | None = None,
         **kwargs: Any,
     ) -> L0DropEncoderOutput:
-        return self._model._encode(self._encoder, input_ids, attention_mask, hints, noise_key, **kwargs)
+        with torch.no_grad() if self._model.has_fixed_gates else nullcontext():
+            return self._model._encode(self._encoder, input_ids, attention_mask, hints, noise_key, **kwargs)
 
     __call__ = forward
 

@@ -81,7 +81,7 @@ class Recipe(Section):
 
     @rule
     def _a_new_model_reaches_its_target(self) -> Faults:
-        if self.model.transformer is not None and 2 * self.train.steer_over >= 1:
+        if self.model.transformer is not None and 2 * self.train.steer_over + self.train.fixed_gates >= 1:
             yield (
                 "train.steer_over",
                 f"{self.train.steer_over:g} of the steps without λ and the same again up to the target leave no steps",

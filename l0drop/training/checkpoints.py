@@ -35,6 +35,8 @@ class ResumeState:
     evaluations_without_improvement: int = 0
     stopped_early: bool = False
     schedule: dict[str, Any] = field(default_factory=dict)
+    calibration: dict[str, float] | None = None
+    """Of fixed gates: the fields of `Calibration`."""
     made_from: dict[str, str | None] | None = None
     """Digests of the training and the validation text, and of the teacher's weights."""
     compiled_at: list[list[int]] = field(default_factory=list)
