@@ -18,6 +18,9 @@ NOISE = "noise"
 """The name of the hint with the uniforms, [B, N] in [0, 1), from which gates are sampled in training."""
 
 
+STATES = "states"
+"""The name of the hint with the outputs of the encoder layers that a gate `reads`, [B, N, L, D]."""
+
 LIMIT = math.log(100)
 """In training, gates are sampled from log α clipped to ±ln 100, as in the code of Louizos et al."""
 
@@ -75,10 +78,12 @@ class Gate(nn.Module):
     encodings: [B, N, D], differentiable.
     mask: [B, N], True on real tokens.
     hints: per-token tensors [B, N] by name, such as tags or frequency ranks. `needs` lists the required ones.
+    reads: encoder layers, counted from 1; 0 is the input of the first. `forward` gets their outputs as hints[STATES].
     """
 
     arguments: dict[str, Any]
     needs: ClassVar[tuple[str, ...]] = ()
+    reads: tuple[int, ...] = ()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "Gate":
         gate = super().__new__(cls)
@@ -227,7 +232,7 @@ class LearnedGate(Gate):
     def threshold(self) -> float:
         return float(self.moved) - hard_concrete.threshold(self.epsilon)
 
-    def graph_key(self) -> tuple[Any, ...]:
+    def graph_key(self) -> tuple[Any, ...] | None:
         return self.beta, self.epsilon, self.normalize
 
     def close_at(self, log_alpha: float) -> None:

@@ -97,6 +97,10 @@ class Ramp(Section):
             yield "end", f"{self.end} should be after start, {self.start}"
 
 
+LEARNED_GATES = ("learned", "layers", "network")
+"""The gates of l0drop that learn; rules and other people's gates are not among them."""
+
+
 class L0Drop(Section):
     """How the model drops encodings: the fields of `L0DropConfig`, and the ramp of λ."""
 
@@ -116,7 +120,8 @@ class L0Drop(Section):
     start: Number | None = None
     """The initial bias of the gate; lower it for short training. Default: large enough that every gate is open."""
     gate: Text = "learned"
-    """The name of a registered gate: `learned`, `open` (drops nothing), or a rule such as `pos`."""
+    """The name of a registered gate: `learned`, `layers` (reads several encoder layers), `network` (a small network),
+    `open` (drops nothing), or a rule such as `pos`."""
     gate_args: dict[str, JsonValue] = Field(default_factory=dict)
     """Arguments of the gate."""
     always_keep: tuple[Token, ...] = ()
@@ -130,6 +135,11 @@ class L0Drop(Section):
     ramp: Ramp | None = None
     """Let λ rise to `lambda_` over some steps, for training from scratch. Default: λ is constant."""
 
+    @property
+    def learns(self) -> bool:
+        """Whether the gate is one of l0drop's learned gates."""
+        return self.gate in LEARNED_GATES
+
     @rule
     def _lambda_or_target(self) -> Faults:
         if self.lambda_ is not None and self.target_sparsity is not None:
@@ -137,13 +147,13 @@ class L0Drop(Section):
 
     @rule
     def _a_learned_gate_needs_a_penalty(self) -> Faults:
-        if self.gate == "learned" and self.lambda_ is None and self.target_sparsity is None:
-            yield "lambda_", "the learned gate needs lambda_ or target_sparsity"
+        if self.learns and self.lambda_ is None and self.target_sparsity is None:
+            yield "lambda_", "a learned gate needs lambda_ or target_sparsity"
 
     @rule
     def _rules_have_no_target(self) -> Faults:
-        if self.gate != "learned" and self.target_sparsity is not None:
-            yield "target_sparsity", f"only the learned gate can reach a target sparsity; {self.gate} drops by its rule"
+        if not self.learns and self.target_sparsity is not None:
+            yield "target_sparsity", f"only a learned gate can reach a target sparsity; {self.gate} drops by its rule"
 
     @rule
     def _ramps_are_for_lambda(self) -> Faults:

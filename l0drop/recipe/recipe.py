@@ -89,13 +89,13 @@ class Recipe(Section):
 
     @rule
     def _elastic_needs_a_learned_gate(self) -> Faults:
-        if self.train.elastic and (self.l0drop is None or self.l0drop.gate != "learned"):
-            yield "train.elastic", "needs l0drop with the learned gate, which ranks the encodings"
+        if self.train.elastic and (self.l0drop is None or not self.l0drop.learns):
+            yield "train.elastic", "needs l0drop with a learned gate, which ranks the encodings"
 
     @rule
     def _freezing_leaves_a_gate(self) -> Faults:
-        if self.train.freeze == "all_but_gate" and (self.l0drop is None or self.l0drop.gate != "learned"):
-            yield "train.freeze", "all_but_gate needs l0drop with the learned gate; there is nothing else to train"
+        if self.train.freeze == "all_but_gate" and (self.l0drop is None or not self.l0drop.learns):
+            yield "train.freeze", "all_but_gate needs l0drop with a learned gate; there is nothing else to train"
 
     @rule
     def _a_new_model_is_not_frozen(self) -> Faults:

@@ -13,9 +13,12 @@ from l0drop.core.gates import LearnedGate
 from l0drop.models.modeling import L0DropModel
 from l0drop.recipe import Recipe, Train, parse_recipe
 from l0drop.runs.json_file import as_json
+from l0drop.training import captured
+from l0drop.training.fast import FastPath
 from l0drop.training.run import train
+from l0drop.training.transfers import Early, together
 from tests.training import tiny
-from tests.training.compiler import compile_by_shapes, made_at
+from tests.training.compiler import compile_by_shapes
 from tests.training.stopped import stopped_at
 
 PHASES = {"steps": 12, "save_every": 3, "eval_every": 12, "average": 2, "anneal": 0.4, "fixed_gates": 0.5}
@@ -80,19 +83,42 @@ def test_a_run_resumed_in_the_last_part_repeats_it_to_the_bit(
         assert logged(tmp_path / "whole" / "sparse", name) == logged(tmp_path / "stopped" / "sparse", name)
 
 
-def test_a_compiled_run_is_compiled_once_for_all_noise(
+class Replayed:
+    """In place of `Captured` on a CPU: every step runs as the captured one does, on tensors alone."""
+
+    def __init__(self, forward: Any, backward: Any) -> None:
+        self.forward, self.backward = forward, backward
+        self.variants: set[Any] = set()
+
+    def step(self, inputs: dict[str, torch.Tensor], variant: Any) -> tuple[torch.Tensor, Early]:
+        self.variants.add(variant)
+        loss, numbers = self.forward(inputs, variant)
+        self.backward(loss)
+        return loss.detach(), Early(*together(numbers))
+
+
+def test_captured_steps_have_the_same_phases(baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    same = {"fast": True, "length_multiple": 4}
+    trained(recipe(tmp_path, baseline, **same), tmp_path / "plain")
+    monkeypatch.setattr(captured, "Captured", Replayed)
+    monkeypatch.setattr(FastPath, "_can_capture", lambda *_: True)
+    trained(recipe(tmp_path, baseline, **same, capture=True), tmp_path / "captured")
+    plain, replayed = (weights(tmp_path / name / "sparse" / "model") for name in ("plain", "captured"))
+    for name, tensor in plain.items():
+        torch.testing.assert_close(replayed[name], tensor, msg=name)
+
+
+@pytest.mark.slow
+def test_a_resumed_compiled_run_has_the_same_phases(
     baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The scale of the noise is an input of the compiled gate, not a constant in it; a resumed run equals a whole one."""
+    """It compiles for the first batches and for fixed gates, but not for every scale of the noise."""
     monkeypatch.setattr(torch, "compile", compile_by_shapes)
     asked = recipe(tmp_path, baseline, compile=True, fast=True, anneal=0.5, length_multiple=32)
-    made_at.clear()
     trained(asked, tmp_path / "whole")
-    count = len(made_at)
-    scales = [asked.train.noise_scale(step) for step in range(12)]
-    assert len({scale for scale in scales if scale}) == START, "a new scale at every step with noise"
-    assert count <= 3, "first batch, settled, fixed"
-    made_at.clear()
+    (state,) = (tmp_path / "whole").glob("*/checkpoints/checkpoint-12/l0drop.json")
+    assert json.loads(state.read_text())["compiled_at"] == [[0, START]]
+    assert len({asked.train.noise_scale(step) for step in range(START)}) == START
     stopped_at(START + 2, lambda: trained(asked, tmp_path / "stopped"), monkeypatch)
     trained(asked, tmp_path / "stopped")
     assert not different(*(weights(tmp_path / name / "sparse" / "model") for name in ("whole", "stopped")))
@@ -122,9 +148,7 @@ def test_the_noise_shrinks_to_none_at_the_end_or_where_gates_settle(
     assert [settled for _, settled in seen] == 9 * [False] + 3 * [True]
 
 
-def test_gates_are_fixed_without_a_target_too(
-    baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gates_are_fixed_without_a_target_too(baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = tiny.sparse(tmp_path, str(baseline), l0drop={"lambda_": 0.3}, train=PHASES)
     monkeypatch.setattr(L0DropModel, "calibrate", lambda *_, **__: pytest.fail("there is no target"))
     metrics = trained(parse_recipe(values, "test"), tmp_path / "runs")
