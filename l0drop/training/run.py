@@ -239,9 +239,11 @@ def _finish(trainer: L0DropTrainer, folder: Path, tokenizers: TokenizerPair, bar
         made_by=provenance(trainer.args.device),
     )
     if trainer.gated and recipe.l0drop is not None and recipe.l0drop.target_sparsity is not None:
-        made = model.calibration if recipe.train.fixed_from is not None else calibrated(model, trainer.held_out())
+        fixed = recipe.train.fixed_from is not None
+        made = model.calibration if fixed else calibrated(model, trainer.held_out())
         assert made is not None
-        record = CalibrationRecord(**asdict(made), met=made.met, warning=made.warning)
+        warning = None if fixed and made.met else made.warning  # the decoder has learned with fixed gates since
+        record = CalibrationRecord(**asdict(made), met=made.met, warning=warning)
         metrics = replace(metrics, calibration=record)
     if trainer.args.should_save:
         with locked(folder / "model"), whole_folder(folder / "model") as partial:

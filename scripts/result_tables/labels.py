@@ -51,6 +51,8 @@ def label(system: str, labels: Mapping[str, str] = SYSTEMS) -> str:
     """GATING-TARGET-HOW reads as "sparse `GATING`, target TARGET, HOW"; other names are in `labels`."""
     if system in labels:
         return labels[system]
+    if system.startswith(f"{SAME_WAY}-"):
+        return f"{labels.get(SAME_WAY, SYSTEMS[SAME_WAY])}, {system.removeprefix(f'{SAME_WAY}-')}"
     gating, _, rest = system.partition("-")
     target, _, how = rest.partition("-")
     return ", ".join(filter(None, (f"sparse `{gating}`", target and f"target {target}", how)))
