@@ -16,6 +16,12 @@ named after them. The variants of --also, which change the recipe, apply to the 
 merged neighbours, and the encodings of largest norm or with most attention. To compare them with gates of the same
 sparsity: --gatings zero --targets 0.47 0.7 --rivals 0.47 0.7 --distil-dense
 
+--screen trains other systems: many ways to the same sparsities, and as the reference continued baselines that are
+distilled the same way, with other learning rates. Both sides are also trained for other numbers of steps and scored at
+several length penalties. Its tables choose on the validation text alone:
+
+    python scripts/multi30k.py --data data/multi30k --runs runs/screening --screen --seeds 3 --parallel 6
+
 --systems selects single systems by name without the seed, and the runs that they need. --gather collects the finished
 runs and trains nothing. --tables FILE prints the tables of a results.json and exits.
 """
@@ -30,10 +36,12 @@ from l0drop.runs.study import StudyResults
 from l0drop.runs.table import Table
 from l0drop.study.dial import dial_curve
 from l0drop.study.distillation import folder_name
-from l0drop.study.study import Options, Study, SystemRecipe, at_target, continued, with_shortener
+from l0drop.study.length_penalty import length_penalty_curve
+from l0drop.study.study import BASE, Options, Study, SystemRecipe, at_target, continued, with_shortener
 from l0drop.study.sweep import UNGATED
 from result_tables.labels import SHORTENERS
 from result_tables.quality import elastic_table, seeds_table, single_table
+from result_tables.screening import chosen_table, screened_table, steps_table
 from study_command import carry_out, options_of, parser_of
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
@@ -41,6 +49,31 @@ GATINGS = ("zero", "mask", "weight")
 TARGETS = (0.5, 0.3, 0.7)
 KEEPS = (0.3, 0.5, 0.7, 1.0)
 ELASTIC = "elastic"
+
+
+SCREENED = (0.47, 0.7)
+"""The targets of a screening."""
+VARIANTS: Mapping[str, Sequence[str]] = {
+    "slowly": ("train.steer_over=0.8", "train.steer_gain=0.15"),
+    "annealed": ("train.anneal=0.4",),
+    "falling": ("train.schedule=linear",),
+    "settled": ("train.settle=0.3",),
+    "fixed": ("train.fixed_gates=0.3",),
+    "fixed-falling": ("train.fixed_gates=0.3", "train.schedule=linear"),
+    "together": (
+        "train.steer_over=0.5", "train.steer_gain=0.15", "train.anneal=0.3", "train.fixed_gates=0.3",
+        "train.schedule=linear",
+    ),
+    "layers": ("l0drop.gate=layers", "l0drop.gate_args={layers: [0, 3, 6]}"),
+    "network": ("l0drop.gate=network",),
+}  # fmt: skip
+"""Ways to a sparsity, by name: the way to the target, then what the gate reads (docs/training.md, docs/gates.md)."""
+RATES = (1e-4, 6e-4, 1e-3)
+"""Learning rates of the reference beside the recipe's."""
+STEPS = (500, 2000, 4000)
+"""Numbers of steps of both sides beside the recipe's."""
+PENALTIES = (0.2, 0.6, 1.0, 1.4, 1.8)
+"""Length penalties that every screened run is scored at."""
 
 
 class Multi30k(Study):
@@ -101,10 +134,36 @@ class Multi30k(Study):
 
     @staticmethod
     def tables(found: StudyResults) -> list[Table]:
-        """Every system with its difference to the continued baseline, then the dial."""
+        """Every system with its difference to the continued baseline, then the dial; or those of a screening."""
         compared = any(system.against_on is not None for system in found.systems.values())
+        if any(run.length_penalties for system in found.systems.values() for run in system.runs):
+            return [screened_table(found), chosen_table(found), steps_table(found)]
         tables = [seeds_table(found) if compared else single_table(found)]
         return [*tables, elastic_table(found)] if ELASTIC in found.systems else tables
+
+
+class Screening(Multi30k):
+    """Variants of `zero` at two sparsities, next to a reference that is tuned too."""
+
+    def systems(self) -> list[SystemRecipe]:
+        rates = {f"rate-{rate:g}": (f"train.learning_rate={rate}",) for rate in RATES}
+        steps = {f"{count}-steps": (f"train.steps={count}",) for count in STEPS}
+        dense: Mapping[str, Sequence[str]] = {**rates, "falling": VARIANTS["falling"], **steps}
+        systems = [SystemRecipe("on-taught", UNGATED)]
+        systems += [SystemRecipe(f"on-taught-{name}", (*UNGATED, *values)) for name, values in dense.items()]
+        for target in SCREENED:
+            systems.append(at_target(f"zero-{target:g}", target))
+            variants = {**VARIANTS, **steps}.items()
+            systems += [at_target(f"zero-{target:g}-{name}", target, *values) for name, values in variants]
+        return systems
+
+    def train(self, recipes: Sequence[Recipe]) -> None:
+        """Train, then score all runs but the baselines at several length penalties."""
+        super(Multi30k, self).train(recipes)
+        for name in self.recipes:
+            folder = RunFolder(self.runs / name)
+            if folder.is_finished and not name.startswith(f"{BASE}-") and not folder.length_penalties.exists():
+                length_penalty_curve(folder.path, PENALTIES).write(folder.length_penalties)
 
 
 def main() -> None:
@@ -121,6 +180,7 @@ def main() -> None:
         "--also", nargs="+", type=variant, default=[], metavar="NAME:a.b=value,...",
         help="also train `zero` with these changes",
     )  # fmt: skip
+    parser.add_argument("--screen", action="store_true", help="train the systems of the screening instead")
     parser.add_argument("--elastic", type=int, default=1, help="number of seeds that also train an elastic model")
     parser.add_argument(
         "--rivals", nargs="+", type=share_dropped, default=(), metavar="SPARSITY",
@@ -131,6 +191,10 @@ def main() -> None:
         chosen, *others = arguments.distil
         if arguments.distil_dense and chosen == "no":
             parser.error("--distil-dense: needs a way to distil, but --distil is no")
+        if arguments.screen:
+            if chosen == "no" or others:
+                parser.error("--screen: needs one way to distil, which both sides share")
+            return Screening(options_of(arguments))
         return Multi30k(
             options_of(arguments),
             gatings=arguments.gatings,

@@ -65,6 +65,14 @@ def analyze(
         typer.Option(help="Folder for analysis.json and figures/. Default: the run's folder.", metavar="FOLDER"),
     ] = None,
     brief: Annotated[bool, typer.Option("--brief", help="For a sweep: analyse no point in full.")] = False,
+    zero_row: Annotated[
+        bool,
+        typer.Option(
+            "--zero-row",
+            help="Of a model of gating mask: also measure attention mass with a zero row for dropped words, which it "
+            "was not trained with (Figure 6 of the paper).",
+        ),
+    ] = False,
     threads: Threads = None,
 ) -> None:
     """Measure what sparse runs drop, where attention goes, and what closing other gates costs; draw figures.
@@ -88,13 +96,13 @@ def analyze(
     quiet_libraries()
     if reads_audio(Path(folders[0]), audio):
         text_only = {"entmax": entmax, "source": source, "reference": reference, "language": language, "only": only,
-                     "brief": brief}  # fmt: skip
+                     "brief": brief, "zero_row": zero_row}  # fmt: skip
         refuse(text_only, "text")
         for folder in folders:
             analyze_speech(folder, audio, baseline, sentences, show or (), output)
         return
     reading = Reading(source, reference, sentences, language)
-    job = AnalysisJob(reading, baseline, entmax, only or (), show or (), output, brief)
+    job = AnalysisJob(reading, baseline, entmax, only or (), show or (), output, brief, zero_row)
     for folder in folders:
         with bars() as bar:
             for result, target in job.run(folder, bar, say):

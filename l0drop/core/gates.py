@@ -18,6 +18,9 @@ NOISE = "noise"
 """The name of the hint with the uniforms, [B, N] in [0, 1), from which gates are sampled in training."""
 
 
+STATES = "states"
+"""The name of the hint with the outputs of the encoder layers that a gate `reads`, [B, N, L, D]."""
+
 LIMIT = math.log(100)
 """In training, gates are sampled from log α clipped to ±ln 100, as in the code of Louizos et al."""
 
@@ -75,10 +78,12 @@ class Gate(Buildable):
     encodings: [B, N, D], differentiable.
     mask: [B, N], True on real tokens.
     hints: per-token tensors [B, N] by name, such as tags or frequency ranks. `needs` lists the required ones.
+    reads: encoder layers, counted from 1; 0 is the input of the first. `forward` gets their outputs as hints[STATES].
     """
 
     arguments_field = "gate_args"
     needs: ClassVar[tuple[str, ...]] = ()
+    reads: tuple[int, ...] = ()
 
     def forward(
         self,
@@ -128,12 +133,17 @@ class LearnedGate(Gate):
     `settled`: in training, the gate is the test-time gate instead of a sample, so that the rest of the model learns
     with the very rows that it will have. Gates that are exactly 0 or 1 then get no gradient from the loss.
 
+    `noise_scale`: a tensor without dimensions that scales the noise of samples (`hard_concrete.sample`), to lead them
+    from the full noise to the test-time gate; None is the full noise. The open probability, and with it the penalty,
+    stays that of the full noise. It is a tensor so that compiled and captured steps read its current value.
+
     `moved` is the distance by which the calibration has moved the threshold of the test-time gate. It does not affect
     sampling.
     """
 
     moved: Tensor
     settled = False
+    noise_scale: Tensor | None = None
 
     def __init__(
         self, width: int, beta: float = 2 / 3, epsilon: float = 0.1, start: float | None = None, normalize: bool = False
@@ -183,13 +193,13 @@ class LearnedGate(Gate):
         return by_formula.masked_fill(by_formula == 0, 1).masked_fill(self._closed(log_alpha), 0)
 
     def sampled(self, log_alpha: Tensor, uniforms: Tensor) -> Tensor:
-        return hard_concrete.sample(log_alpha, uniforms, self.beta, self.epsilon)
+        return hard_concrete.sample(log_alpha, uniforms, self.beta, self.epsilon, self.noise_scale)
 
     @property
     def threshold(self) -> float:
         return float(self.moved) - hard_concrete.threshold(self.epsilon)
 
-    def graph_key(self) -> tuple[Any, ...]:
+    def graph_key(self) -> tuple[Any, ...] | None:
         return self.beta, self.epsilon, self.normalize
 
     def close_at(self, log_alpha: float) -> None:

@@ -24,12 +24,21 @@ def threshold(epsilon: float) -> float:
     return math.log((1 + epsilon) / epsilon)
 
 
-def sample(log_alpha: Tensor, uniforms: Tensor, beta: float, epsilon: float) -> Tensor:
-    """A gate in [0, 1], sampled with `uniforms` and differentiable in log α (Eq. 6-8)."""
+def sample(
+    log_alpha: Tensor, uniforms: Tensor, beta: float, epsilon: float, noise_scale: Tensor | None = None
+) -> Tensor:
+    """A gate in [0, 1], sampled with `uniforms` and differentiable in log α (Eq. 6-8).
+
+    noise_scale: s in [0, 1]. The noise is multiplied by s, and β becomes 1 - s · (1 - β): 1 is Eq. 6-8 (as None), 0 the
+    test-time gate (Eq. 13).
+    """
     log_alpha = wide(log_alpha)
     edge = torch.finfo(log_alpha.dtype).eps
     noise = torch.logit(uniforms.to(log_alpha.dtype).clamp(edge, 1 - edge))
-    concrete = torch.sigmoid((noise + log_alpha) / beta)
+    if noise_scale is None:
+        concrete = torch.sigmoid((noise + log_alpha) / beta)
+    else:
+        concrete = torch.sigmoid((noise_scale * noise + log_alpha) / (1 - noise_scale * (1 - beta)))
     return (concrete * (1 + 2 * epsilon) - epsilon).clamp(0, 1)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
+from l0drop.core import readers as readers  # registers its gates, so that a saved model finds its gate
 from l0drop.core.gates import gate_class
 from l0drop.core.memory import GATINGS, Gating
 from l0drop.core.penalty import Reduction

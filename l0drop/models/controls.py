@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -45,9 +45,12 @@ class Controls(nn.Module):
     inner_gates: nn.ModuleList
     schedule: LambdaSchedule
     get_encoder: Any
+    base_class: Any
     calibration: Calibration | None = None
     _dial_key: object  # identifies the model and its views, not its copies
     _steps_unsteered: int = 0
+    _fixed: list[nn.Parameter] | None = None
+    """The parameters that `fix_gates` has excluded from training."""
     training_counts: tuple[Tensor, Tensor] | None = None
     """Dropped and real tokens of the training batches that `forward` has seen in this process since λ was last moved.
     A loop that adds them up itself sets this to None before each batch."""
@@ -170,6 +173,54 @@ class Controls(nn.Module):
         for module in (self.gate, *self.inner_gates):
             if isinstance(module, LearnedGate):
                 module.settled = settled
+
+    def scale_noise(self, scale: float | Tensor | None) -> None:
+        """Scale the noise from which learned gates are sampled in training, 0 to 1; None: the full noise.
+
+        A number becomes a tensor on the gates' device, so that compiled steps need not be compiled again.
+        """
+        for module in (self.gate, *self.inner_gates):
+            if isinstance(module, LearnedGate):
+                device = module.weight.device
+                module.noise_scale = torch.full((), scale, device=device) if isinstance(scale, float) else scale
+
+    def fix_gates(self, fixed: bool = True) -> None:
+        """Let only the decoder learn from now on, with the rows that the gates keep in decoding; False ends this.
+
+        Encoder and gates stay as they are: their parameters get no gradient, and they run in eval mode, so without
+        dropout, and gates have their test-time values. A parameter that the decoder shares with them, such as a table
+        of embeddings, is fixed too: if it moved, the encodings would change, and with them the gates. Bring the gates
+        to their target first, with `calibrate`.
+        """
+        if fixed == (self._fixed is not None):
+            return
+        if self._fixed is not None:
+            for parameter in self._fixed:
+                parameter.requires_grad_(True)
+            self._fixed = None
+        else:
+            unique = {id(p): p for module in self._before_decoder() for p in module.parameters() if p.requires_grad}
+            self._fixed = list(unique.values())
+            for parameter in self._fixed:
+                parameter.requires_grad_(False)
+                parameter.grad = None
+        self.train(self.training)
+
+    @property
+    def has_fixed_gates(self) -> bool:
+        """Whether `fix_gates` is in effect."""
+        return self._fixed is not None
+
+    def _before_decoder(self) -> tuple[nn.Module, ...]:
+        """The encoder and all gates."""
+        return self.base_class.get_encoder(self), self.gate, self.inner_gates
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        if self._fixed is not None:
+            for module in self._before_decoder():
+                module.eval()
+        return self
 
     def _require_enabled(self) -> None:
         if not self.config.l0drop.enabled:

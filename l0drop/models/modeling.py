@@ -18,7 +18,7 @@ import functools
 import json
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from l0drop.core import hard_concrete
 from l0drop.core.dial import Dial, Dials, Draw
-from l0drop.core.gates import NOISE, Gate, Gates, gate_class, gate_name
+from l0drop.core.gates import NOISE, STATES, Gate, Gates, LearnedGate, gate_class, gate_name
 from l0drop.core.memory import Memory, dense_memory, keep_one, short_memory
 from l0drop.core.penalty import penalised, penalty
 from l0drop.core.registry import Buildable
@@ -74,7 +74,8 @@ class GatedEncoder:
         noise_key: Tensor | None = None,
         **kwargs: Any,
     ) -> L0DropEncoderOutput:
-        return self._model._encode(self._encoder, input_ids, attention_mask, hints, noise_key, **kwargs)
+        with torch.no_grad() if self._model.has_fixed_gates else nullcontext():
+            return self._model._encode(self._encoder, input_ids, attention_mask, hints, noise_key, **kwargs)
 
     __call__ = forward
 
@@ -174,6 +175,8 @@ class L0DropModel(Controls, PreTrainedModel):
         cut_early(encoder)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "gate" and isinstance(value, Gate):
+            self._check_reads(value)
         is_built = "gate" in self.__dict__.get("_modules", {})
         if is_built and name in ("gate", "shortener") and isinstance(value, Buildable):
             self._check_replacement(name, value)
@@ -193,6 +196,22 @@ class L0DropModel(Controls, PreTrainedModel):
             )
         if isinstance(value, Shortener):
             self._check_attention_for(value)
+
+    def _check_reads(self, gate: Gate) -> None:
+        """Raise ValueError unless the encoder has the layers that a gate reads, with one output per source position."""
+        if not gate.reads:
+            return
+        layers, l0drop = self.config.num_hidden_layers, self.config.l0drop
+        if l0drop.layerwise or l0drop.cut_padding is not None:
+            name = "layerwise" if l0drop.layerwise else "cut_padding"
+            raise ValueError(
+                f"{name}: removes rows inside the encoder, so {type(gate).__name__} cannot read several of its layers; "
+                "use the learned gate"
+            )
+        if max(gate.reads) > layers:
+            raise ValueError(f"gate_args: the encoder has {layers} layers, so there is no layer {max(gate.reads)}")
+        if getattr(self.config, "encoder_layerdrop", 0):
+            raise ValueError(f"gate: set encoder_layerdrop to 0; {type(gate).__name__} needs the layers that it skips")
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -222,9 +241,9 @@ class L0DropModel(Controls, PreTrainedModel):
         else:
             name = gate_name(self.gate)
             arguments = _plain(self.gate, name)
-            if name == "learned":  # store only arguments that differ from the config
+            if isinstance(self.gate, LearnedGate):  # store only arguments that differ from the config
                 defaults = self._gate_defaults()
-                arguments = {k: v for k, v in arguments.items() if v != defaults[k] and k != "width"}
+                arguments = {k: v for k, v in arguments.items() if k not in defaults or v != defaults[k]}
             l0drop.gate, l0drop.gate_args = name, arguments
         super().save_pretrained(save_directory, *args, **kwargs)
         if args[0] if args else kwargs.get("is_main_process", True):
@@ -278,6 +297,9 @@ class L0DropModel(Controls, PreTrainedModel):
         """Run the encoder, with the gates between its layers if there are any, then the gate or the shortener."""
         check_adds_bias(self._attention_implementation)
         kwargs.update(attention_mask=attention_mask, return_dict=True)
+        asked = kwargs.get("output_hidden_states")
+        if self.gate.reads:
+            kwargs["output_hidden_states"] = True
         if input_ids is not None:
             kwargs["input_ids"] = input_ids
         if self.shortener is not None:
@@ -311,7 +333,10 @@ class L0DropModel(Controls, PreTrainedModel):
             _, counted_BN = self.source_rows(attention_mask, run.mask_BN)
             source = run.mask_BN, counted_BN[:, : run.mask_BN.shape[1]] & run.mask_BN
         inner = run if self.config.l0drop.layerwise else None
-        return self._gate(outputs, input_ids, attention_mask, hints, noise_key, dial, inner, source)
+        memory = self._gate(outputs, input_ids, attention_mask, hints, noise_key, dial, inner, source)
+        if self.gate.reads and not (self.config.output_hidden_states if asked is None else asked):
+            memory.hidden_states = None
+        return memory
 
     def _encode_and_shorten(
         self, shortener: Shortener, encoder: Any, attention_mask: Tensor | None, arguments: dict[str, Any]
@@ -377,6 +402,8 @@ class L0DropModel(Controls, PreTrainedModel):
         removed = run is not None and run.remove_rows
         visible_BN = run.alive_BN if run is not None and removed else mask_BN
         stream = len(self.inner_gates)
+        if self.gate.reads:
+            hints = {**(hints or {}), STATES: self._states(outputs)}
         gates = self._call_gate(self.gate, encodings, visible_BN, None, stream, input_ids, hints, noise_key, mask_BN)
         if run is not None:
             if l0drop.gating == "mask" and not removed:
@@ -421,6 +448,15 @@ class L0DropModel(Controls, PreTrainedModel):
             dropped=dropped_B,
             real=counted_BN.sum(1),
         )
+
+    def _states(self, outputs: Any) -> Tensor:
+        """[B, N, L, D], the outputs of the encoder layers that the gate reads."""
+        if outputs.hidden_states is None:
+            raise ValueError(
+                f"encoder_outputs: {type(self.gate).__name__} reads the encoder layers {list(self.gate.reads)}; call "
+                "the encoder with output_hidden_states=True"
+            )
+        return torch.stack([outputs.hidden_states[layer] for layer in self.gate.reads], 2)
 
     def _call_gate(
         self,

@@ -97,6 +97,10 @@ class Ramp(Section):
             yield "end", f"{self.end} should be after start, {self.start}"
 
 
+LEARNED_GATES = ("learned", "layers", "network")
+"""The gates of l0drop that learn; rules and other people's gates are not among them."""
+
+
 class L0Drop(Section):
     """How the model drops encodings: the fields of `L0DropConfig`, and the ramp of λ."""
 
@@ -116,7 +120,8 @@ class L0Drop(Section):
     start: Number | None = None
     """The initial bias of the gate; lower it for short training. Default: large enough that every gate is open."""
     gate: Text = "learned"
-    """The name of a registered gate: `learned`, `open` (drops nothing), or a rule such as `pos`."""
+    """The name of a registered gate: `learned`, `layers` (reads several encoder layers), `network` (a small network),
+    `open` (drops nothing), or a rule such as `pos`."""
     gate_args: dict[str, JsonValue] = Field(default_factory=dict)
     """Arguments of the gate."""
     always_keep: tuple[Token, ...] = ()
@@ -137,8 +142,8 @@ class L0Drop(Section):
 
     @property
     def has_learned_gate(self) -> bool:
-        """Whether the gates are the learned ones, and not a rule's; a shortener has none."""
-        return self.gate == "learned" and self.shortener is None
+        """Whether the gate is one of l0drop's learned gates, and not a rule; a shortener has none."""
+        return self.gate in LEARNED_GATES and self.shortener is None
 
     @rule
     def _a_shortener_has_no_gates(self) -> Faults:
@@ -157,12 +162,12 @@ class L0Drop(Section):
     @rule
     def _a_learned_gate_needs_a_penalty(self) -> Faults:
         if self.has_learned_gate and self.lambda_ is None and self.target_sparsity is None:
-            yield "lambda_", "the learned gate needs lambda_ or target_sparsity"
+            yield "lambda_", "a learned gate needs lambda_ or target_sparsity"
 
     @rule
     def _rules_have_no_target(self) -> Faults:
-        if self.gate != "learned" and self.target_sparsity is not None:
-            yield "target_sparsity", f"only the learned gate can reach a target sparsity; {self.gate} drops by its rule"
+        if not self.has_learned_gate and self.target_sparsity is not None:
+            yield "target_sparsity", f"only a learned gate can reach a target sparsity; {self.gate} drops by its rule"
 
     @rule
     def _ramps_are_for_lambda(self) -> Faults:

@@ -81,7 +81,7 @@ class Recipe(Section):
 
     @rule
     def _a_new_model_reaches_its_target(self) -> Faults:
-        if self.model.transformer is not None and 2 * self.train.steer_over >= 1:
+        if self.model.transformer is not None and 2 * self.train.steer_over + self.train.fixed_gates >= 1:
             yield (
                 "train.steer_over",
                 f"{self.train.steer_over:g} of the steps without λ and the same again up to the target leave no steps",
@@ -90,12 +90,12 @@ class Recipe(Section):
     @rule
     def _elastic_needs_a_learned_gate(self) -> Faults:
         if self.train.elastic and (self.l0drop is None or not self.l0drop.has_learned_gate):
-            yield "train.elastic", "needs l0drop with the learned gate, which ranks the encodings"
+            yield "train.elastic", "needs l0drop with a learned gate, which ranks the encodings"
 
     @rule
     def _freezing_leaves_a_gate(self) -> Faults:
         if self.train.freeze == "all_but_gate" and (self.l0drop is None or not self.l0drop.has_learned_gate):
-            yield "train.freeze", "all_but_gate needs l0drop with the learned gate; there is nothing else to train"
+            yield "train.freeze", "all_but_gate needs l0drop with a learned gate; there is nothing else to train"
 
     @rule
     def _a_new_model_is_not_frozen(self) -> Faults:

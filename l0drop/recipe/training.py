@@ -85,6 +85,13 @@ class Train(Section):
     settle: Rate = 0.0
     """The share of the steps, at the end, in which learned gates are not sampled but have their test-time values. The
     rest of the model then learns with the very rows that decoding keeps."""
+    anneal: Rate = 0.0
+    """The share of the steps in which the noise of learned gates shrinks linearly from full to none, so that samples
+    become the test-time gate. It ends where `settle` or `fixed_gates` begins, otherwise with the last step."""
+    fixed_gates: Rate = 0.0
+    """The share of the steps, at the end, in which only the decoder learns. First the gates are calibrated to
+    `target_sparsity` on the validation text; then gates, encoder and shared embeddings stay as they are, without
+    dropout, so the decoder learns with exactly the rows that decoding keeps."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """The precision of training: float32, or mixed precision with bfloat16."""
     fast: Flag | None = None
@@ -119,6 +126,58 @@ class Train(Section):
     from scratch spends the same number of steps before that without a penalty."""
     report_to: list[Text] = Field(default_factory=list)
     """Experiment trackers, such as tensorboard."""
+
+    @property
+    def fixed_from(self) -> int | None:
+        """The number of steps after which gates are fixed; None if they never are."""
+        steps = round(self.fixed_gates * self.steps)
+        return self.steps - steps if steps else None
+
+    @property
+    def settled_from(self) -> float:
+        """The number of steps after which gates are no longer sampled."""
+        return (1 - max(self.settle, self.fixed_gates)) * self.steps
+
+    def noise_scale(self, step: int) -> float | None:
+        """The scale of the gates' noise after this number of steps; None without `anneal`."""
+        return min(1.0, max(0.0, (self.settled_from - step) / (self.anneal * self.steps))) if self.anneal else None
+
+    @rule
+    def _noise_has_time_to_shrink(self) -> Faults:
+        last = max(self.settle, self.fixed_gates)
+        if self.anneal + last > 1:
+            yield "anneal", f"{self.anneal:g} of the steps do not fit before the last {last:g} (settle, fixed_gates)"
+
+    @rule
+    def _the_target_is_reached_before_gates_are_fixed(self) -> Faults:
+        if self.fixed_from is not None and self.steer_over + self.fixed_gates > 1:
+            yield (
+                "fixed_gates",
+                f"the last {self.fixed_gates:g} of the steps begin before the target is reached, after "
+                f"{self.steer_over:g} of them (steer_over)",
+            )
+
+    @rule
+    def _averaged_checkpoints_have_the_same_gates(self) -> Faults:
+        if self.fixed_from is None:
+            return
+        saved = sorted({*range(self.save_every, self.steps + 1, self.save_every), self.steps})[-self.average :]
+        if saved[0] <= self.fixed_from:
+            yield (
+                "fixed_gates",
+                f"gates are fixed after step {self.fixed_from}, but the averaged checkpoints begin with that of step "
+                f"{saved[0]}; lower average or raise fixed_gates",
+            )
+
+    @rule
+    def _fixed_gates_are_reached(self) -> Faults:
+        if self.fixed_from is not None and self.patience is not None:
+            yield "fixed_gates", "the run may stop before them; remove patience"
+
+    @rule
+    def _a_decoder_is_left_to_train(self) -> Faults:
+        if self.fixed_from is not None and self.freeze == "all_but_gate":
+            yield "fixed_gates", "leaves nothing to train with freeze: all_but_gate"
 
     @rule
     def _averaged_checkpoints_are_kept(self) -> Faults:

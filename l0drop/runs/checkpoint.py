@@ -20,8 +20,8 @@ def restore_checkpoint(file: Path) -> str:
 class ResumeState(JsonFile):
     """How far a run has got.
 
-    made_from: digests of the training and the validation text, and of the teacher's weights. compiled_at: per process,
-    the steps that triggered compilation.
+    calibration: the fields of `Calibration`, if gates are fixed. made_from: digests of the training and the validation
+    text, and of the teacher's weights. compiled_at: per process, the steps that triggered compilation.
     """
 
     COMMAND = "l0drop train"
@@ -31,6 +31,7 @@ class ResumeState(JsonFile):
     evaluations_without_improvement: int = 0
     stopped_early: bool = False
     schedule: Settings = field(default_factory=dict)
+    calibration: dict[str, float] | None = None
     made_from: dict[str, str | None] | None = None
     compiled_at: list[list[int]] = field(default_factory=list)
 

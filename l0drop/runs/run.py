@@ -99,6 +99,10 @@ class RunFolder:
         return self.path / "report.html"
 
     @property
+    def length_penalties(self) -> Path:
+        return self.path / "length_penalties.json"
+
+    @property
     def is_finished(self) -> bool:
         return self.metrics.exists()
 
@@ -201,4 +205,26 @@ class DialCurve(JsonFile):
     seed: int
     decoding: Settings
     references: str | None = optional()
+    made_by: Provenance | None = flat()
+
+
+@dataclass(frozen=True)
+class LengthPenaltyRow:
+    """The scores at one length penalty."""
+
+    length_penalty: float
+    valid: float
+    test: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthPenaltyCurve(JsonFile):
+    """`length_penalties.json`: one model at several length penalties; the other settings are those of `decoding`."""
+
+    COMMAND = "the script of the study"
+
+    run: str
+    rows: list[LengthPenaltyRow]
+    seed: int
+    decoding: Settings
     made_by: Provenance | None = flat()

@@ -6,7 +6,7 @@ from l0drop.data.score import Score
 from l0drop.runs.evaluation import Difference, DifferenceOverBaselines
 from l0drop.runs.json_file import JsonFile, Settings, flat, optional
 from l0drop.runs.provenance import Provenance
-from l0drop.runs.run import CalibrationRecord, DialRow, Scored, Split
+from l0drop.runs.run import CalibrationRecord, DialRow, LengthPenaltyRow, Scored, Split
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class SeedRun:
     valid: Scored | None = optional()
     test: Scored | None = optional()
     dial: list[DialRow] | None = optional()
+    length_penalties: list[LengthPenaltyRow] | None = optional()
     outputs_sha256: str | None = optional()
 
     def value(self, split: Split = "test") -> float:

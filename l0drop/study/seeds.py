@@ -20,7 +20,7 @@ from l0drop.data.score import MetricName
 from l0drop.data.text import read_lines
 from l0drop.data.whole import write_whole
 from l0drop.recipe import Evaluate, Recipe, TextCorpus, load_recipe
-from l0drop.runs.run import DialCurve, RunFolder, RunMetrics
+from l0drop.runs.run import DialCurve, LengthPenaltyCurve, RunFolder, RunMetrics
 from l0drop.runs.study import SeedRun, StatisticsFile, StudiedSystem, StudyResults
 from l0drop.study.parallel import train_in_parallel
 from l0drop.study.sentence_statistics import SentenceStatistics, Statistics, counted_metrics
@@ -241,6 +241,9 @@ def _seed_run(folder: RunFolder, seed: int, metrics: RunMetrics, outputs: bytes)
         valid=metrics.valid,
         test=metrics.test,
         dial=DialCurve.read(folder.dial).rows if folder.dial.exists() else None,
+        length_penalties=(
+            LengthPenaltyCurve.read(folder.length_penalties).rows if folder.length_penalties.exists() else None
+        ),
         outputs_sha256=hashlib.sha256(outputs).hexdigest(),
     )
 

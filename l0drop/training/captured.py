@@ -3,7 +3,7 @@
 A step of a small model has over a thousand kernels, and launching one takes longer than running it. If batches have few
 shapes (`TokenBatches` with `multiple`), the forward and backward passes of a shape are captured when it occurs for the
 second time, and replayed on other inputs from then on. Every value that differs between steps is a tensor: the batch,
-λ, totals. Dropout draws a new mask at every replay.
+λ, totals, the scale of the gates' noise. Dropout draws a new mask at every replay.
 """
 
 from collections.abc import Callable, Hashable
@@ -121,15 +121,18 @@ class CapturedSteps:
         tensors = {name: batch[name] for name in ("input_ids", "attention_mask", "labels", "real")}
         tensors |= {f"hints.{name}": hint for name, hint in batch["hints"].items()}
         moving = [float(totals.target_tokens), float(totals.sentences), float(batch.get("lambda", 0.0))]
+        scale = batch.get("noise_scale")
+        moving.append(1.0 if scale is None else scale)
         on_gpu = device.type == "cuda"
         tensors["moving"] = torch.tensor(moving, pin_memory=on_gpu).to(device, non_blocking=True)
         if "noise_key" in batch:
             tensors["noise_key"] = batch["noise_key"]
-        return self.captured.step(tensors, (batch["elastic"], batch["settled"]))
+        return self.captured.step(tensors, (batch["elastic"], batch["settled"], batch["fixed"], scale is not None))
 
-    def _forward(self, tensors: dict[str, Tensor], variant: tuple[bool, bool]) -> tuple[Tensor, dict[str, Tensor]]:
+    def _forward(self, tensors: dict[str, Tensor], variant: tuple[bool, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         """The captured part of a forward pass: every value that differs between steps is a tensor."""
-        tokens, sentences, lambda_ = tensors["moving"].unbind()
+        tokens, sentences, lambda_, scale = tensors["moving"].unbind()
+        elastic, settled, fixed, shrinking = variant
         hints = {name.removeprefix("hints."): t for name, t in tensors.items() if name.startswith("hints.")}
         totals: Any = SimpleNamespace(target_tokens=tokens, sentences=sentences)
         batch = {
@@ -137,8 +140,10 @@ class CapturedSteps:
             "hints": hints,
             "totals": totals,
             "lambda": lambda_,
-            "elastic": variant[0],
-            "settled": variant[1],
+            "elastic": elastic,
+            "settled": settled,
+            "fixed": fixed,
+            "noise_scale": scale if shrinking else None,
         }
         with self.precision():
             loss, numbers, _ = self.objective(self.model(), batch)

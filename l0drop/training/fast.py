@@ -91,7 +91,7 @@ class FastPath:
             ),
             "the model's attention inspects its mask": config._attn_implementation != "sdpa",
             "all logits are computed": self.student.output_layer is None,
-            "only the learned gate is known not to synchronise with the GPU": section is not None
+            "only learned gates are known not to synchronise with the GPU": section is not None
             and not section.has_learned_gate,
             "l0drop.always_keep is set": section is not None and len(section.always_keep) > 0,
             "there are gates between layers": section is not None and section.layerwise,

@@ -97,13 +97,15 @@ class Objective:
     def complete(self, batch: dict[str, Any]) -> dict[str, Any]:
         """A batch with the values of its loss that change from step to step."""
         if not self.gated:
-            return {**batch, "elastic": False, "settled": False}
+            return {**batch, "elastic": False, "settled": False, "fixed": False}
         return {
             **batch,
             "noise_key": noise_keys(batch["index"], batch["step"], self.seed),
             "lambda": self.model.lambda_,
             "elastic": self.train.elastic and batch["step"] % 2 == 1,
-            "settled": batch["step"] >= (1 - self.train.settle) * self.train.steps,
+            "settled": batch["step"] >= self.train.settled_from,
+            "fixed": self.train.fixed_from is not None and batch["step"] >= self.train.fixed_from,
+            "noise_scale": self.train.noise_scale(batch["step"]),
         }
 
     def __call__(self, model: Any, batch: dict[str, Any]) -> StepLoss:
@@ -116,6 +118,8 @@ class Objective:
         if self.gated:
             arguments |= {"noise_key": batch["noise_key"], "own_loss": True, "hints": batch["hints"] or None}
             self.model.settle(batch["settled"])
+            self.model.scale_noise(batch["noise_scale"])
+            self.model.fix_gates(batch["fixed"])
             if batch["elastic"]:
                 dial = self.model.dial(keep=self._elastic_keep(batch["noise_key"]))
             if self.processes == 1:

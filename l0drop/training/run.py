@@ -4,7 +4,6 @@ runs/NAME/  recipe.yaml  tokenizer/  data/  checkpoints/  log.jsonl  model/  out
 """
 
 import shutil
-import warnings
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -47,6 +46,7 @@ from l0drop.training.corpora import build_corpora, build_tokenizers, has_teacher
 from l0drop.training.examples import RunCorpus
 from l0drop.training.inputs import check_inputs
 from l0drop.training.speech import build_clips, build_extractor
+from l0drop.training.steering import calibrated
 from l0drop.training.step_lines import StepLines
 from l0drop.training.trainer import L0DropTrainer
 
@@ -241,12 +241,11 @@ def _finish(trainer: L0DropTrainer, folder: Path, tokenizers: TokenizerPair, bar
         made_by=provenance(trainer.args.device),
     )
     if trainer.gated and recipe.l0drop is not None and recipe.l0drop.target_sparsity is not None:
-        valid = trainer.corpora["valid"]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the warning goes into metrics.json and to the console
-            # force: hours of training must not be lost because the target was missed
-            calibration = model.calibrate(trainer.scoring.encoder_batches(valid, len(valid)), force=True)
-        record = CalibrationRecord(**asdict(calibration), met=calibration.met, warning=calibration.warning)
+        fixed = recipe.train.fixed_from is not None
+        made = model.calibration if fixed else calibrated(model, trainer.held_out())
+        assert made is not None
+        warning = None if fixed and made.met else made.warning  # the decoder has learned with fixed gates since
+        record = CalibrationRecord(**asdict(made), met=made.met, warning=warning)
         metrics = replace(metrics, calibration=record)
     if trainer.args.should_save:
         with locked(RunFolder(folder).model), whole_folder(RunFolder(folder).model) as partial:

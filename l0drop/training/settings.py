@@ -35,7 +35,7 @@ def trainer_arguments(recipe: Recipe, folder: Path) -> TrainingArguments:
         ignore_data_skip=True,  # the stream itself starts at the right step
         disable_tqdm=True,
         average_tokens_across_devices=False,
-        ddp_find_unused_parameters=False,
+        ddp_find_unused_parameters=train.fixed_from is not None,  # then the encoder gets no gradient
     )
 
 

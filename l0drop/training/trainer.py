@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from l0drop.core.penalty import Calibration
 from l0drop.data.clips import ClipCorpus, unpacked_windows
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.models.modeling import L0DropModel
@@ -39,7 +41,7 @@ from l0drop.training.objective import Objective
 from l0drop.training.ragged import any_shape, plain_attention
 from l0drop.training.scoring import Scoring
 from l0drop.training.settings import build_optimizer, trainer_arguments
-from l0drop.training.steering import Steering
+from l0drop.training.steering import FixedGates, Steering
 from l0drop.training.stream import PackedStream, StepStream, unpacked
 from l0drop.training.transfers import Early, together
 
@@ -97,8 +99,11 @@ class L0DropTrainer(Trainer):
         if self.gated:
             has_target = recipe.l0drop is not None and recipe.l0drop.target_sparsity is not None
             every = recipe.train.steer_every if has_target else None
-            self.steering = Steering(model, every, self.scoring.validation_sparsity, alone=alone)
+            until = recipe.train.fixed_from
+            self.steering = Steering(model, every, self.scoring.validation_sparsity, alone=alone, until=until)
             self.add_callback(self.steering)
+            if until is not None:
+                self.add_callback(FixedGates(model, until, self.held_out))
         self.batches = training_batches(
             recipe,
             corpora["train"],
@@ -212,6 +217,11 @@ class L0DropTrainer(Trainer):
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         return 0  # unused; counting the parameters at every step would take milliseconds
 
+    def held_out(self) -> Iterator[dict[str, Any]]:
+        """The encoder inputs of the whole validation text, for the calibration."""
+        valid = self.corpora["valid"]
+        return self.scoring.encoder_batches(valid, len(valid))
+
     # --- evaluation and logging ----------------------------------------------------------------------------------
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -265,6 +275,8 @@ class L0DropTrainer(Trainer):
             if self.args.should_save:
                 if self.gated:
                     self.resume_state.schedule = self.model.schedule.state_dict()
+                    made: Calibration | None = self.model.calibration
+                    self.resume_state.calibration = None if made is None else asdict(made)
                 self.resume_state.made_from = self._made_from
                 self.resume_state.write(self.checkpoint_folder / STAGING / name / STATE)
             self.accelerator.wait_for_everyone()
@@ -284,6 +296,8 @@ class L0DropTrainer(Trainer):
         self.resume_state = resume_state(checkpoint, self._made_from)
         if self.gated:
             self.model.schedule.load_state_dict(self.resume_state.schedule)
+            made = self.resume_state.calibration
+            self.model.calibration = None if made is None else Calibration(**made)
         self._to_compile_at = self.resume_state.compiled_by(self.accelerator.process_index)
 
     @cached_property

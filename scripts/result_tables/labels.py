@@ -56,6 +56,8 @@ def label(system: str, labels: Mapping[str, str] = SYSTEMS) -> str:
     """
     if system in labels:
         return labels[system]
+    if system.startswith(f"{SAME_WAY}-"):
+        return f"{labels.get(SAME_WAY, SYSTEMS[SAME_WAY])}, {system.removeprefix(f'{SAME_WAY}-')}"
     gating, _, rest = system.partition("-")
     target, _, how = rest.partition("-")
     kind = "shortener" if gating in SHORTENERS else "sparse"

@@ -52,6 +52,26 @@ def test_a_settled_gate_does_not_sample() -> None:
     assert not torch.equal(gate(x, mask).values, gate.eval()(x, mask).values)
 
 
+def test_scaled_noise_leads_from_the_sample_to_the_test_time_gate() -> None:
+    gate = LearnedGate(8, start=0.0).train()
+    torch.nn.init.normal_(gate.weight, generator=torch.Generator().manual_seed(1))
+    noise = torch.rand(3, 6, generator=torch.Generator().manual_seed(4))
+
+    def at(scale: float | None) -> Gates:
+        gate.noise_scale = None if scale is None else torch.tensor(scale)
+        return gate(encodings(), MASK, hints={NOISE: noise})
+
+    plain, without = at(None), gate.eval()(encodings(), MASK)
+    gate.train()
+    torch.testing.assert_close(at(1.0).values, plain.values)
+    torch.testing.assert_close(at(0.0).values, without.values)
+    half = torch.sigmoid((0.5 * torch.logit(noise) + plain.log_alpha) / (1 - 0.5 * (1 - 2 / 3)))
+    torch.testing.assert_close(at(0.5).values, (half * 1.2 - 0.1).clamp(0, 1) * MASK)
+    assert torch.equal(at(0.5).open_probability, plain.open_probability), "the penalty does not change"
+    assert not torch.allclose(at(0.5).values, plain.values)
+    assert at(0.5).values.dtype == torch.float32
+
+
 def test_a_gate_far_outside_the_bound_can_return() -> None:
     """Without the bound, a gate at log α = -30 is never sampled open and has no gradient."""
     gate = LearnedGate(8, start=-30.0).train()

@@ -239,7 +239,8 @@ DRY = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize(
-    "kind", ["plain", "zero", "mask", "weight", "mean", "elastic", "distilled", "compiled", "compiled-elastic"]
+    "kind",
+    ["plain", "zero", "mask", "weight", "mean", "elastic", "distilled", "compiled", "compiled-elastic", "phases"],
 )
 def test_captured_steps_equal_uncaptured_ones(kind, precision, tmp_path):
     """Several epochs of several shapes, so that most steps are replayed; gradients are compared by their norm."""
@@ -259,6 +260,7 @@ def test_captured_steps_equal_uncaptured_ones(kind, precision, tmp_path):
     settings = {"steps": 40, "accumulation": 2, "batch_tokens": 1_000, "precision": precision, "length_multiple": 4}
     more = {"elastic": {"elastic": True}, "distilled": {"teacher": {"weight": 0.5}}, "compiled": {"compile": True}}
     more["compiled-elastic"] = {"elastic": True, "compile": True}
+    more["phases"] = {"anneal": 0.4, "fixed_gates": 0.4, "compile": True}
     for capture in (False, True):
         ours = {**settings, **more.get(kind, {}), "capture": capture}
         values = tiny.sparse(tmp_path, str(tmp_path / "runs" / "base"), f"captured-{capture}", train=ours)
@@ -276,7 +278,7 @@ def test_captured_steps_equal_uncaptured_ones(kind, precision, tmp_path):
             assert captured["divergence"] == pytest.approx(plain["divergence"], rel=0.1, abs=0.02)
 
 
-@pytest.mark.parametrize("kind", ["plain", "zero", "launched", "compiled"])
+@pytest.mark.parametrize("kind", ["plain", "zero", "launched", "compiled", "phases"])
 def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(kind, tmp_path, monkeypatch):
     """With dropout; the resumed run launches steps that the other replays, because it has not seen their shapes yet."""
     pytest.importorskip("pydantic", reason="recipes need pydantic")
@@ -291,8 +293,10 @@ def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(kind, tmp_p
     sizes = {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "heads": 2, "ffn": 64, "positions": 64}
     settings = {"steps": 40, "save_every": 10, "eval_every": 40, "batch_tokens": 1_000, "precision": "bf16"}
     settings |= {"capture": kind != "launched", "compile": kind == "compiled", "length_multiple": 4}
+    if kind == "phases":
+        settings |= {"anneal": 0.3, "fixed_gates": 0.5, "steer_over": 0.2}
     values = tiny.recipe(tmp_path, model={"transformer": sizes}, train=settings)
-    values["l0drop"] = {"target_sparsity": 0.4, "start": 1.0} if kind == "zero" else None
+    values["l0drop"] = {"target_sparsity": 0.4, "start": 1.0} if kind in ("zero", "phases") else None
     recipe = parse_recipe(values, "test")
     train(recipe, tmp_path / "whole", Console(quiet=True))
     stopped_at(23, lambda: train(recipe, tmp_path / "stopped", Console(quiet=True)), monkeypatch)

@@ -95,7 +95,7 @@ def test_a_sweep(runs, tmp_path, monkeypatch) -> None:
     assert done.exit_code == 0, done.output
     assert [file.parent.name for file in (tmp_path / "evaluated").glob("*/analysis.json")] == ["sparse"]
     refused = invoke(tmp_path, "--only", "mass")
-    assert "--only, --show, --entmax: are for single runs" in str(refused.exception)
+    assert "--only, --show, --entmax, --zero-row: are for single runs" in str(refused.exception)
 
 
 def test_points_that_lack_a_part_leave_their_cells_empty() -> None:

@@ -93,7 +93,8 @@ def free_port() -> str:
 
 
 def test_one_process_and_two_take_the_same_steps(baseline: Path, tmp_path: Path) -> None:
-    values = tiny.sparse(tmp_path, str(baseline), train={"steps": 20, "save_every": 20, "batch_tokens": 600})
+    phases = {"anneal": 0.3, "fixed_gates": 0.3}
+    values = tiny.sparse(tmp_path, str(baseline), train={"steps": 20, "save_every": 20, "batch_tokens": 600, **phases})
     values["model"] = {**values["model"], "dropout": 0.0}
     del values["data"]["valid"], values["data"]["test"]  # held out of the training text
     recipe = written(tmp_path, values)

@@ -10,7 +10,7 @@ from l0drop.decoding.corpus import decode_corpus
 from l0drop.recipe import parse_recipe
 from l0drop.report.benchmark import dial_table
 from l0drop.runs.run import DialCurve
-from l0drop.study import dial
+from l0drop.study import finished
 from l0drop.study.dial import dial_curve
 from l0drop.training.run import train
 from tests.training import tiny
@@ -27,7 +27,7 @@ def test_the_curve_keeps_the_requested_shares(baseline: Path, tmp_path: Path, mo
         said.append("decoding")
         return decode_corpus(*arguments, **settings)
 
-    monkeypatch.setattr(dial, "decode_corpus", decoded)
+    monkeypatch.setattr(finished, "decode_corpus", decoded)
     curve = dial_curve(run, [0.25, 1.0], said.append)
     own, quarter, everything = curve.rows
     assert said[::2] == ["warming up", "as trained", "keep 0.25", "keep 1"]

@@ -8,7 +8,7 @@ from transformers import MarianConfig, MarianMTModel
 
 import europarl
 import multi30k
-from l0drop.runs.run import RunMetrics
+from l0drop.runs.run import LengthPenaltyCurve, LengthPenaltyRow, RunMetrics
 from l0drop.runs.study import StudyResults
 from l0drop.study import study as studies
 from l0drop.study.study import Options
@@ -253,9 +253,91 @@ def test_memories_without_gates_are_trained_like_the_gated_models(data):
     assert label("merge-0.47") == "shortener `merge`, target 0.47"
 
 
+def test_the_screening_trains_variants_and_a_tuned_reference(data):
+    made = planned(multi30k.Screening(Options(data, Path("runs"), seeds=3)))
+    sides = counted(made)
+    assert set(sides.values()) == {3}
+    steps = ["500-steps", "2000-steps", "4000-steps"]
+    reference = ["rate-0.0001", "rate-0.0006", "rate-0.001", "falling", *steps]
+    ways = [*multi30k.VARIANTS, *steps]
+    assert [*sides] == [
+        "base", "on", "on-taught", *(f"on-taught-{name}" for name in reference),
+        "zero-0.47", *(f"zero-0.47-{name}" for name in ways), "zero-0.7", *(f"zero-0.7-{name}" for name in ways),
+    ]  # fmt: skip
+    for name, recipe in made.items():
+        if name.startswith(("on-taught", "zero")):
+            assert recipe.train.teacher.model == f"runs/on-s{recipe.seed}", "both sides are distilled the same way"
+            assert recipe.data.train.target == "runs/train.translated"
+            assert recipe.evaluate == made["on-s1"].evaluate
+        assert (recipe.l0drop is None) == name.startswith(("on", "base"))
+    assert made["on-taught-rate-0.0006-s2"].train.learning_rate == 6e-4
+    assert made["zero-0.7-4000-steps-s1"].train.steps == made["on-taught-4000-steps-s1"].train.steps == 4000
+    assert made["zero-0.47-fixed-s1"].train.fixed_gates == 0.3
+    assert made["zero-0.47-layers-s1"].l0drop.gate_args == {"layers": [0, 3, 6]}
+    assert made["zero-0.7-together-s1"].l0drop.target_sparsity == 0.7
+    assert len({recipe.model_dump_json(exclude={"name"}) for recipe in made.values()}) == len(made), "no two are equal"
+
+
+def test_runs_of_a_screening_are_scored_at_length_penalties_once(data, tmp_path, monkeypatch):
+    made = multi30k.Screening(Options(data, tmp_path, seeds=1, systems=["zero-0.7", "zero-0.47"]))
+    recipes = made.plan()
+    for name in ("base-s1", "on-s1", "zero-0.47-s1"):
+        (tmp_path / name).mkdir()
+        finished_at(0.5).write(tmp_path / name / "metrics.json")
+    monkeypatch.setattr(studies, "train_all", lambda *_: None)
+    curve = LengthPenaltyCurve(run="r", rows=[LengthPenaltyRow(0.6, 30.0, 31.0)], seed=1, decoding={})
+    scored = []
+    monkeypatch.setattr(multi30k, "length_penalty_curve", lambda run, _: (scored.append(run.name), curve)[1])
+    for _ in range(2):
+        made.train(recipes)
+        assert scored == ["on-s1", "zero-0.47-s1"]
+    assert LengthPenaltyCurve.read(tmp_path / "on-s1" / "length_penalties.json") == curve
+
+
+def test_the_tables_of_a_screening_choose_on_the_validation_text():
+    def system(steps, target, *rows):
+        """rows: one for each seed, of valid and test scores at penalties 0.6 and 1.4."""
+        runs = [
+            {
+                "seed": seed,
+                "length_penalties": [
+                    {"length_penalty": penalty, "valid": valid, "test": test}
+                    for penalty, (valid, test) in zip((0.6, 1.4), row, strict=True)
+                ],
+                "valid": {"score": {"value": row[0][0]}},
+                "test": {"score": {"value": row[0][1]}, **({"sparsity": target} if target else {})},
+            }
+            for seed, row in enumerate(rows, 1)
+        ]
+        gate = {"target_sparsity": target} if target else None
+        return {"recipe": {"train": {"steps": steps}, "l0drop": gate}, "runs": runs}
+
+    found = {
+        "on": system(1000, None, [(39, 38), (38, 38)]),
+        "on-taught": system(1000, None, [(40, 39), (41, 38)], [(40, 39), (43, 40)]),
+        "on-taught-falling": system(1000, None, [(41, 50), (40, 50)], [(41, 50), (40, 50)]),
+        "on-taught-2000-steps": system(2000, None, [(49, 49), (49, 49)], [(49, 49), (49, 49)]),
+        "zero-0.47": system(1000, 0.47, [(40, 36), (39, 60)], [(40, 37), (39, 60)]),
+        "zero-0.47-fixed": system(1000, 0.47, [(40.5, 37), (39, 60)], [(40.5, 38.5), (39, 60)]),
+        "zero-0.7-2000-steps": system(2000, 0.7, [(30, 29), (31, 28)], [(30, 29), (31, 28)]),
+    }
+    screened, chosen, steps = multi30k.Multi30k.tables(filled(StudyResults, {"systems": found}))
+    assert ["sparse `zero`, target 0.47, fixed", "47.0%", "2", "40.50", "0.6", "40.50"] in screened.rows
+    assert not any("60" in cell for row in [*screened.rows, *chosen.rows, *steps.rows] for cell in row)
+    dense = "dense, continued, distilled the same way"
+    assert chosen.rows == [
+        ["dense", dense, "1.4", "42.00", "39.00", "-"],
+        ["target 0.47", "sparse `zero`, target 0.47, fixed", "0.6", "40.50", "37.75", "-1.25 (-1.00, -1.50)"],
+    ]
+    assert steps.rows == [["1,000", "42.00", "40.00", "-"], ["2,000", "49.00", "-", "31.00"]]
+    assert steps.head[1] == f"{dense}: BLEU, valid"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--screen", "--distil", "no"], "--screen: needs one way to distil"),
+        (["--screen", "--distil", "both", "token"], "--screen: needs one way to distil"),
         (["--also", "slow"], "slow: expected a name and its changes"),
         (["--rivals", "47"], "47: expected a share between 0 and 1"),
         (["--rivals", "half"], "half: expected a share between 0 and 1"),

@@ -25,6 +25,7 @@ _MASS = {
     "baseline": ("dense, all words", GREY),
     "baseline_renormalised": ("dense, kept words only", GOLD),
     "sparse": ("sparse, kept words", BLUE),
+    "sparse_zero_row": ("sparse with untrained zero row, kept words", BLUE),
     "entmax": ("sparse attention, all words", PURPLE),
 }
 

@@ -4,7 +4,7 @@ Shapes: B sentences, N source positions, T target positions, H heads. Masks are 
 """
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,14 @@ from torch import Tensor
 
 from l0drop.core.gates import Gates
 from l0drop.core.memory import has_shared_row
+from l0drop.models.adopt import adopt_parameters
 from l0drop.models.modeling import L0DropModel
+from l0drop.models.sparsify import sparsify
 from l0drop.runs.analysis import AttentionWeights, Entropy, Histogram, KeptAndDropped, Mass, MassOf
 from l0drop.training.objective import decoder_inputs
 
+ZERO_ROW = "sparse_zero_row"
+"""The role of a sparse model that is measured with a zero row, although it was trained without one."""
 LITTLE = 0.6
 """The paper's threshold for little attention; the mean is 1 if source and target have the same length."""
 
@@ -49,6 +53,22 @@ def observable(model: Any) -> Any:
     if watched.config._attn_implementation != "eager":
         watched.set_attn_implementation("eager")
     return watched
+
+
+def with_zero_row(model: L0DropModel) -> L0DropModel:
+    """A model of gating `mask` as its authors measured theirs (Figure 6): a zero row stands for the dropped encodings.
+
+    It shares the model's parameters and gate, but was never trained with that row, so it is for measuring only.
+    """
+    l0drop = model.config.l0drop
+    if l0drop.gating != "mask":
+        raise ValueError(f"`zero_row`: is for a model of gating mask, and this one has gating {l0drop.gating}")
+    if l0drop.layerwise:
+        raise ValueError("`zero_row`: with gates between layers, masked rows are gone before the last gate")
+    base = adopt_parameters(model, model.base_class, model.config.to_base())
+    other = sparsify(base, replace(l0drop, gating="zero"))
+    other.gate = model.gate
+    return other
 
 
 def cells_per_sentence(model: Any, source: int, target: int) -> int:
@@ -172,10 +192,11 @@ class MassStudy:
             if sparse is None:
                 self._add(name, mass_BN[attention.mask])
                 continue
-            dropped_BN = attention.mask & ~sparse.kept
+            kept_BN = attention.kept if name == ZERO_ROW else sparse.kept  # it may drop all rows of a sentence
+            dropped_BN = attention.mask & ~kept_BN
             self.on_dropped[name] = self.on_dropped.get(name, 0.0) + float(mass_BN[dropped_BN].sum())
-            if name == "sparse":
-                self._add(name, mass_BN[sparse.kept])
+            if name in ("sparse", ZERO_ROW):
+                self._add(name, mass_BN[kept_BN])
                 continue
             self._add(name, mass_BN[attention.mask])
             if name == "baseline":
@@ -192,6 +213,7 @@ class MassStudy:
             "baseline": "every source word",
             "entmax": "every source word",
             "sparse": "kept words",
+            ZERO_ROW: "kept words; the sparse model was trained without a zero row, and is measured with one here",
             "baseline_kept": "words that the sparse model keeps",
             "baseline_dropped": "words that the sparse model drops",
             "baseline_renormalised": "words that the sparse model keeps; each target position's weights on them are "

@@ -19,7 +19,8 @@ class AnalysisJob:
 
     baseline: the dense model to compare with (default: the start of fine-tuning). entmax: a run with sparse attention.
     only: the parts to measure (default: all). show: sentences to draw attention maps of. output: the folder to write
-    (default: the run's). brief: of a sweep, analyse no point in full.
+    (default: the run's). brief: of a sweep, analyse no point in full. zero_row: measure the attention mass of a model
+    of gating `mask` also with a zero row, as in Figure 6.
     """
 
     reading: Reading
@@ -29,6 +30,7 @@ class AnalysisJob:
     show: Sequence[int] = ()
     output: Path | None = None
     brief: bool = False
+    zero_row: bool = False
 
     def run(self, folder: str, bar: Bar = no_bar, say: Say = print) -> Iterator[tuple[Analysis | SweepAnalysis, Path]]:
         """Analyse a run, a model or a sweep; yields each analysis with its folder once it is written."""
@@ -40,7 +42,7 @@ class AnalysisJob:
         if not target.is_dir() and self.output is None:
             raise ValueError(f"`output`: {folder} is not a folder here; name one for analysis.json and figures")
         with opened(folder, self.reading, baseline=self.baseline, entmax=self.entmax) as subject:
-            result = analyze(subject, self.only, self.show, bar)
+            result = analyze(subject, self.only, self.show, bar, self.zero_row)
         if self.only:
             write_parts(result, RunFolder(target).analysis)
         else:
@@ -48,8 +50,8 @@ class AnalysisJob:
         yield result, target
 
     def _sweep(self, sweep: SweepFolder, bar: Bar, say: Say) -> Iterator[tuple[Analysis | SweepAnalysis, Path]]:
-        if self.only or self.show or self.entmax:
-            raise ValueError(f"`only`, `show`, `entmax`: are for single runs, and {sweep.path} is a sweep")
+        if self.only or self.show or self.entmax or self.zero_row:
+            raise ValueError(f"`only`, `show`, `entmax`, `zero_row`: are for single runs, and {sweep.path} is a sweep")
         result = analyze_sweep(sweep.path, self.reading, self.baseline, bar, say)
         target = self.output or sweep.path
         result.write(SweepFolder(target).analysis)

@@ -18,6 +18,7 @@ from l0drop.runs.run import SPLITS
 from l0drop.runs.sweep import SweepFolder
 from l0drop.study.analysis.annotate import marks
 from l0drop.study.analysis.attention import (
+    ZERO_ROW,
     Attention,
     EntropyStudy,
     MassStudy,
@@ -25,6 +26,7 @@ from l0drop.study.analysis.attention import (
     attention_map,
     cells_per_sentence,
     observable,
+    with_zero_row,
 )
 from l0drop.study.analysis.dropped import DroppedStudy
 from l0drop.study.analysis.interventions import interventions
@@ -118,9 +120,17 @@ def chosen_parts(subject: Subject, only: Sequence[str] | None) -> tuple[list[str
 
 
 def analyze(
-    subject: Subject, only: Sequence[str] | None = None, shown: Sequence[int] = (), bar: Bar = no_bar
+    subject: Subject,
+    only: Sequence[str] | None = None,
+    shown: Sequence[int] = (),
+    bar: Bar = no_bar,
+    zero_row: bool = False,
 ) -> Analysis:
-    """The analysis of one run; shown: sentences, counted from 0, to draw attention maps of."""
+    """The analysis of one run.
+
+    shown: sentences, counted from 0, to draw attention maps of. zero_row: measure the attention mass of a model of
+    gating `mask` also with a zero row (`with_zero_row`).
+    """
     parts, omitted = chosen_parts(subject, only)
     material = subject.material
     for index in shown:
@@ -130,9 +140,16 @@ def analyze(
     sparse = subject.models.get("sparse")
     gating = None if sparse is None else sparse.config.l0drop.gating
     watched = {name: observable(model) for name, model in subject.models.items()}
+    in_pass = dict(watched)
+    if zero_row:
+        if sparse is None or "mass" not in parts:
+            raise ValueError(
+                "`zero_row`: measures the attention mass of a sparse model; there is none, or no such part"
+            )
+        in_pass[ZERO_ROW] = observable(with_zero_row(sparse))
     found: dict[str, Any] = {}
     if set(parts) & {"mass", "maps", "gates", "groups", "words", "places", "entropy"}:
-        collected = one_pass(watched, material, "entropy" in parts, bar)
+        collected = one_pass(in_pass, material, "entropy" in parts, bar)
         if collected.dropped is not None:
             found["sparsity"] = collected.dropped.sparsity
         found |= {part: value for part, value in collected.parts(material, gating).items() if part in parts}
@@ -181,7 +198,7 @@ def one_pass(watched: dict[str, Any], material: Material, with_entropy: bool, ba
             if collected.dropped is not None:
                 collected.dropped.add(systems["sparse"], batch["input_ids"], marks(batch["hints"], material.tagged))
             if with_entropy:
-                compared = {name: found for name, found in systems.items() if name != "entmax"}
+                compared = {name: found for name, found in systems.items() if name in ("sparse", "baseline")}
                 collected.entropy.add(compared, systems["sparse"].kept)
             collected.note(batch["index"].tolist(), systems)
             tick(len(batch["index"]))

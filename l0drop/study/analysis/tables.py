@@ -12,6 +12,7 @@ MASS = {
     "baseline_kept": "dense, words that the sparse model keeps",
     "baseline_renormalised": "the same words, weights scaled to a sum of 1",
     "sparse": "sparse, kept words",
+    "sparse_zero_row": "the same with a zero row, without training for it",
     "entmax": "sparse attention (entmax), all words",
 }
 CLOSED_GATES = "closed gates"
@@ -104,7 +105,8 @@ def mass_table(points: Sequence[ModelAnalysis]) -> Table:
         if not number:
             notes.append(_note(point.mass.what))
         if len(points) == 1 and (on_dropped := point.mass.share_on_dropped):
-            shown = (f"{'dense' if name == 'baseline' else name} {share:.1%}" for name, share in on_dropped.items())
+            names = {"baseline": "dense", "sparse_zero_row": "sparse with a zero row"}
+            shown = (f"{names.get(name, name)} {share:.1%}" for name, share in on_dropped.items())
             notes.append(f"Attention on dropped tokens: {', '.join(shown)}.")
     return Table(head, rows, " ".join(notes), prose=frozenset({"attention of"}))
 

@@ -10,6 +10,7 @@ from l0drop import L0DropConfig, sparsify
 from l0drop.core.memory import GATINGS, has_shared_row
 from l0drop.runs.json_file import as_json
 from l0drop.study.analysis.attention import (
+    ZERO_ROW,
     Attention,
     EntropyStudy,
     MassMeter,
@@ -21,6 +22,7 @@ from l0drop.study.analysis.attention import (
     mass,
     observable,
     renormalised,
+    with_zero_row,
 )
 from tests.models import zoo
 
@@ -83,6 +85,42 @@ def test_mass_and_entropy_equal_those_of_single_sentences(family, gating) -> Non
         length = len(expected_entropies)
         np.testing.assert_allclose(entropies[row, :length], expected_entropies, atol=1e-4)
         assert all(-1e-9 <= value <= math.log(length) + 1e-6 for value in entropies[row, :length].tolist())
+
+
+@torch.no_grad()
+def test_a_zero_row_takes_its_share_from_the_kept_rows_of_a_masked_model() -> None:
+    """In the first layer, where both have the same queries, the weights on kept rows differ by a factor alone."""
+    model, batch = sparse("marian", "mask"), zoo.ragged_batch()
+    other = with_zero_row(model)
+    assert (model.config.l0drop.gating, other.config.l0drop.gating) == ("mask", "zero")
+    assert next(other.parameters()) is next(model.parameters()), "nothing is copied"
+    given = {**batch, "labels": labels().clamp_min(0), "output_attentions": True}
+    masked, zeroed = observable(model), observable(other)
+    with masked.dial(dense=True), zeroed.dial(dense=True):
+        plain, with_row = (one(**given).cross_attentions[0] for one in (masked, zeroed))
+    got = attend(zeroed, batch, labels())
+    some = got.kept.any(1)
+    on_kept = with_row * got.kept[:, None, None]
+    torch.testing.assert_close((on_kept / on_kept.sum(-1, keepdim=True))[some], plain[some])
+    assert float(on_kept.sum(-1)[some & (got.kept != got.mask).any(1)].max()) < 1
+    study = MassStudy()
+    study.add({"sparse": attend(masked, batch, labels()), ZERO_ROW: got})
+    found = study.result("mask")
+    assert found.share_on_dropped["sparse"] == 0 < found.share_on_dropped[ZERO_ROW] < 1
+    assert found.systems[ZERO_ROW].words == int(got.kept.sum())
+    assert "trained without a zero row" in found.systems[ZERO_ROW].of
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"gating": "zero"}, "`zero_row`: is for a model of gating mask, and this one has gating zero"),
+        ({"gating": "mask", "layerwise": True}, "`zero_row`: with gates between layers"),
+    ],
+)
+def test_a_zero_row_is_for_masked_models_with_one_gate(config, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        with_zero_row(sparsify(zoo.build("marian"), L0DropConfig(**config)))
 
 
 @torch.no_grad()

@@ -312,6 +312,20 @@ def test_languages(runs, tmp_path) -> None:
         assert "groups" in analyze(subject, ["groups"])
 
 
+def test_a_masked_model_is_also_measured_with_a_zero_row(runs) -> None:
+    with opened(str(runs / "mask"), Reading(sentences=6)) as subject:
+        result = analyze(subject, ["mass", "entropy"], zero_row=True)
+        plain = analyze(subject, ["mass"])
+        with pytest.raises(ValueError, match="`zero_row`: measures the attention mass"):
+            analyze(subject, ["groups"], zero_row=True)
+    systems = dict(result["mass"]["systems"])
+    assert systems.pop("sparse_zero_row")["words"] <= systems["sparse"]["words"]
+    assert systems == plain["mass"]["systems"], "the model's own measurements stay"
+    assert result["mass"]["share_on_zero_row"] == 0
+    _, rows = tables_of(result)["Attention mass per word"]
+    assert [row[1] for row in rows][-1] == "the same with a zero row, without training for it"
+
+
 def test_refusals(runs, baseline, tmp_path) -> None:
     def refused(message, name, reading=None, **options):
         with (
