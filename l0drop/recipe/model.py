@@ -166,7 +166,7 @@ class L0Drop(Section):
 
     @rule
     def _rules_have_no_target(self) -> Faults:
-        if not self.has_learned_gate and self.target_sparsity is not None:
+        if self.gate not in LEARNED_GATES and self.target_sparsity is not None:
             yield "target_sparsity", f"only a learned gate can reach a target sparsity; {self.gate} drops by its rule"
 
     @rule
