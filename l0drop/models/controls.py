@@ -181,8 +181,10 @@ class Controls(nn.Module):
         """
         for module in (self.gate, *self.inner_gates):
             if isinstance(module, LearnedGate):
-                device = module.weight.device
-                module.noise_scale = torch.full((), scale, device=device) if isinstance(scale, float) else scale
+                if scale is None or isinstance(scale, Tensor):
+                    module.noise_scale = scale
+                else:
+                    module.noise_scale = torch.full((), float(scale), device=module.weight.device)
 
     def fix_gates(self, fixed: bool = True) -> None:
         """Let only the decoder learn from now on, with the rows that the gates keep in decoding; False ends this.

@@ -49,9 +49,13 @@ def logged(folder: Path, name: str) -> list[float]:
     return [entry[name] for entry in entries if "loss" in entry]
 
 
-@pytest.mark.parametrize("fast", [False, True])
-def test_only_the_decoder_learns_once_gates_are_fixed(fast: bool, baseline: Path, tmp_path: Path) -> None:
-    metrics = trained(recipe(tmp_path, baseline, fast=fast, weight_decay=0.1, average=1), tmp_path / "runs")
+@pytest.mark.parametrize(("fast", "precision"), [(False, "fp32"), (True, "bf16")])
+def test_only_the_decoder_learns_once_gates_are_fixed(
+    fast: bool, precision: str, baseline: Path, tmp_path: Path
+) -> None:
+    """In bfloat16 the layers' parameters are copies, which must get no gradient either."""
+    settings = {"fast": fast, "precision": precision, "weight_decay": 0.1, "average": 1}
+    metrics = trained(recipe(tmp_path, baseline, **settings), tmp_path / "runs")
     folder = tmp_path / "runs" / "sparse"
     start, later, end = (weights(folder / "checkpoints" / f"checkpoint-{step}") for step in (START, START + 3, 12))
     shared = {name for name in start if "embed" in name or "shared" in name or "lm_head" in name}
@@ -66,6 +70,16 @@ def test_only_the_decoder_learns_once_gates_are_fixed(fast: bool, baseline: Path
     assert float(end["gate.moved"]) == pytest.approx(calibration["threshold"] + 2.3979, abs=1e-4)
     lambdas = logged(folder, "lambda")
     assert len(set(lambdas[START:])) == 1 < len(set(lambdas[:START])), "λ stays with the gates"
+
+
+@pytest.mark.parametrize(("share", "warns"), [(0.0, True), (0.5, False)])
+def test_a_calibration_that_the_decoder_has_learned_with_gives_no_warning(
+    share: float, warns: bool, baseline: Path, tmp_path: Path
+) -> None:
+    settings = {"steps": 4, "save_every": 4, "average": 1, "learning_rate": 1e-4, "fixed_gates": share}
+    calibration = trained(recipe(tmp_path, baseline, **settings), tmp_path / "runs")["calibration"]
+    assert calibration["after"] - calibration["before"] > 0.1
+    assert ("warning" in calibration) == warns
 
 
 @pytest.mark.parametrize("stop", [START, START + 2])
