@@ -8,6 +8,8 @@
     python scripts/whisper_study.py judge ROOT           # compare the transcripts of all models
     python scripts/whisper_study.py collect ROOT OUT     # results, logs and weights as few files
     python scripts/whisper_study.py publish ROOT OUT     # docs/results/whisper-tiny-LIST.json: no texts, no words
+    python scripts/whisper_study.py small RUN OUT NAME=EVALUATION ...   # docs/results/whisper-tiny-small.json: a run of
+                                                         # recipes/whisper-tiny-small.yaml, its folders of evaluations
     python scripts/whisper_study.py restore DELTA WHISPER FOLDER   # a trained model's folder from what was collected
     python scripts/whisper_study.py opened MODEL WHISPER FOLDER    # its weights, padding cut, no learned gate
 
@@ -110,6 +112,11 @@ def main() -> None:
             command.add_argument("out", type=Path)
         if name == "collect":
             command.add_argument("--weights", type=int, default=3)
+    single = commands.add_parser("small")
+    for name in ("run", "out"):
+        single.add_argument(name, type=Path)
+    single.add_argument("evaluations", nargs="+", metavar="NAME=FOLDER")
+    single.add_argument("--cpu-seconds", nargs="+", default=[], metavar="PHASE=SECONDS")
     restoring = commands.add_parser("restore")
     for name in ("delta", "whisper", "folder"):
         restoring.add_argument(name, type=Path)
@@ -119,6 +126,9 @@ def main() -> None:
     a = parser.parse_args()
     if a.command == "plan":
         print(*PLANS[a.name], sep="\n")
+        return
+    if a.command == "small":
+        small(a)
         return
     if a.command == "opened":
         opened(a.model, a.whisper, a.folder)
@@ -558,25 +568,14 @@ def publish(a: argparse.Namespace) -> None:
         if not file.exists():
             print(f"{name}: no evaluation")
             continue
-        content = json.loads(file.read_text())
+        content = without_names(json.loads(file.read_text()))
         run_away = runaways(a.root, name, content)
         for system in (*content["systems"], content["baseline"]):
             model = Path(system["name"]).name
             system["name"] = "whisper-tiny" if model in ("whisper-tiny", "base") else f"whisper-tiny-{model}"
-            (system.get("tail") or {}).pop("worst", None)
-            for stamp in system["files"]:
-                stamp["path"] = Path(stamp["path"]).name
             run = a.root / "runs" / model
             if (run / "recipe.yaml").exists():
-                from l0drop.recipe import load_recipe
-
-                recipe = load_recipe(run / "recipe.yaml")
-                system["recipe"] = {
-                    "l0drop": None if recipe.l0drop is None else recipe.l0drop.model_dump(mode="json"),
-                    "train": recipe.train.model_dump(mode="json"),
-                    "seed": recipe.seed,
-                    **{key: getattr(recipe.data, key) for key in ("join", "timestamps", "cut")},
-                }
+                system["recipe"] = settings_of(run)
             if name == "pooled":
                 clips = read_spoken(a.root / "speech" / "pooled.tsv")
                 texts = json.loads((a.root / "results" / _key(model) / "pooled.json").read_text())["texts"]
@@ -594,11 +593,49 @@ def publish(a: argparse.Namespace) -> None:
                     score = wer(found["texts"], [clip.text for clip in clips[: len(texts)]])
                     row = {"keep": float(dialled.stem.rpartition("-")[2]), "wer": score.value}
                     system["dial"].append(row | {key: found[key] for key in ("sparsity", "sparsity_of_all")})
-        content["audio"].pop("path", None)
         a.out.mkdir(parents=True, exist_ok=True)
         target = a.out / f"whisper-tiny-{name}.json"
         target.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         print(target)
+
+
+def small(a: argparse.Namespace) -> None:
+    """The evaluations of one run as a file for docs/results."""
+    content: dict[str, Any] = {"recipe": settings_of(a.run), "evaluations": {}}
+    content["calibration"] = json.loads((a.run / "metrics.json").read_text())["calibration"]
+    phases = (one.partition("=") for one in a.cpu_seconds)
+    content["cpu_seconds"] = {phase: int(seconds) for phase, _, seconds in phases}
+    for name, _, folder in (one.partition("=") for one in a.evaluations):
+        found = without_names(json.loads((Path(folder) / "metrics.json").read_text()))
+        for system in (*found["systems"], found["baseline"]):
+            system["name"] = Path(system["name"]).name
+        content["evaluations"][name] = found
+    target = a.out / "whisper-tiny-small.json"
+    target.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(target)
+
+
+def without_names(evaluation: dict[str, Any]) -> dict[str, Any]:
+    """An evaluation without the names of folders and clips."""
+    for system in (*evaluation["systems"], evaluation["baseline"]):
+        (system.get("tail") or {}).pop("worst", None)
+        for stamp in system["files"]:
+            stamp["path"] = Path(stamp["path"]).name
+    evaluation["audio"].pop("path", None)
+    return evaluation
+
+
+def settings_of(run: Path) -> dict[str, Any]:
+    """The settings of a run that results depend on."""
+    from l0drop.recipe import load_recipe
+
+    recipe = load_recipe(run / "recipe.yaml")
+    return {
+        "l0drop": None if recipe.l0drop is None else recipe.l0drop.model_dump(mode="json"),
+        "train": recipe.train.model_dump(mode="json"),
+        "seed": recipe.seed,
+        **{key: getattr(recipe.data, key) for key in ("join", "timestamps", "cut")},
+    }
 
 
 def runaways(root: Path, name: str, evaluation: dict[str, Any]) -> set[int]:

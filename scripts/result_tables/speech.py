@@ -154,10 +154,26 @@ def timestamps_table() -> Table:
     return Table(["full windows", "WER without timestamps", "WER with timestamps", words], rows)
 
 
+def small_table() -> Table:
+    """A short training with timestamps on a CPU: short clips and long recordings, against the dense model."""
+    rows = []
+    for recordings, found in read(f"{PREFIX}-small")["evaluations"].items():
+        (sparse,), dense = found["systems"], found["baseline"]
+        against = sparse["differences"]["wer"]
+        skipped = sparse["tail"]["skipped"]
+        rows.append([
+            f"{found['clips']} {recordings}", f"{wer_of(dense):.2f}", f"{wer_of(sparse):.2f}", _difference(against),
+            _share(sparse["sparsity"]), f"{skipped['baseline']}, {skipped['system']}",
+        ])  # fmt: skip
+    head = ["recordings", "WER, dense", "WER, sparse `zero`", "difference [95%]", "covered rows dropped"]
+    return Table([*head, "words skipped: dense, sparse"], rows)
+
+
 def speech_tables() -> dict[str, Table]:
     found = {f"whisper-tiny-{name}": rates_table(name) for name in ("pooled", "joined", "long")}
     found |= {"whisper-tiny-speakers": speakers_table(), "whisper-tiny-tail": tail_table()}
     found["whisper-tiny-timestamps"] = timestamps_table()
+    found["whisper-tiny-small"] = small_table()
     return found | race_tables()
 
 

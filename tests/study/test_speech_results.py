@@ -2,8 +2,9 @@
 
 import pytest
 
+from l0drop.recipe import load_recipe
 from result_tables import speech
-from result_tables.files import read
+from result_tables.files import ROOT, read
 
 
 def test_the_reference_comes_first_and_is_not_compared_with_itself():
@@ -43,6 +44,24 @@ def test_speed_ups_follow_from_the_seconds_of_the_clips():
 
 
 def test_published_files_have_no_texts_and_no_names_of_clips():
-    for name in ("whisper-tiny-pooled", "whisper-tiny-joined", "whisper-tiny-long", "whisper-tiny-race"):
+    for name in (
+        "whisper-tiny-pooled",
+        "whisper-tiny-joined",
+        "whisper-tiny-long",
+        "whisper-tiny-race",
+        "whisper-tiny-small",
+    ):
         text = str(read(name))
         assert not any(part in text for part in (".opus", ".wav", "'texts'", "/tmp", "worst"))
+
+
+def test_the_small_training_is_the_recipe():
+    content = read("whisper-tiny-small")
+    recipe = load_recipe(ROOT / "recipes" / "whisper-tiny-small.yaml")
+    assert content["recipe"]["train"] == recipe.train.model_dump(mode="json")
+    assert content["recipe"]["l0drop"] == recipe.l0drop.model_dump(mode="json")
+    assert {key: content["recipe"][key] for key in ("seed", "timestamps", "cut", "join")} == {
+        "seed": recipe.seed, "timestamps": recipe.data.timestamps, "cut": recipe.data.cut, "join": recipe.data.join,
+    }  # fmt: skip
+    long = content["evaluations"]["long recordings"]
+    assert long["long"] == long["clips"] == 4
