@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -20,6 +21,8 @@ GRANULARITIES = "timestamp_granularities[]"
 """OpenAI's list in a form: the field may occur several times."""
 MOST_FIELDS = 30
 """Fields of a form with a file."""
+MOST_DIGITS = 40
+"""Characters of a number in a form."""
 
 
 class Problem(Exception):  # noqa: N818
@@ -37,6 +40,11 @@ class Strict(BaseModel):
 
 
 Body = TypeVar("Body", bound=BaseModel)
+
+
+def shown(value: str) -> str:
+    """A client's value as an error quotes it."""
+    return repr(value if len(value) <= MOST_DIGITS else value[:MOST_DIGITS] + "…")
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -87,11 +95,11 @@ def parse_json(body: bytes) -> Any:
     """JSON without duplicate keys, NaN and infinity, which parsers read differently."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            names = [name for name, _ in pairs]
-            again = next(name for name in names if names.count(name) > 1)
-            raise Problem(400, f"JSON: the key {again!r} occurs twice")
+        found: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in found:
+                raise Problem(400, f"JSON: the key {name!r} occurs twice")
+            found[name] = value
         return found
 
     def no_constant(name: str) -> Any:
@@ -127,21 +135,21 @@ def checked(kind: type[Body], value: Any) -> Body:
 
 
 def _number(value: str, name: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        raise Problem(400, f"{name}: expected a number, got {value!r}") from None
+    if value.isascii() and len(value) <= MOST_DIGITS:
+        with suppress(ValueError):
+            return float(value)
+    raise Problem(400, f"{name}: expected a number, got {shown(value)}")
 
 
 def _whole(value: str, name: str) -> int:
-    if not value.isdecimal():
-        raise Problem(400, f"{name}: expected a whole number, got {value!r}")
+    if not (value.isascii() and value.isdecimal() and len(value) <= MOST_DIGITS):
+        raise Problem(400, f"{name}: expected a whole number, got {shown(value)}")
     return int(value)
 
 
 def _truth(value: str, name: str) -> bool:
     if value not in ("true", "false"):
-        raise Problem(400, f"{name}: expected true or false, got {value!r}")
+        raise Problem(400, f"{name}: expected true or false, got {shown(value)}")
     return value == "true"
 
 
