@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -51,11 +51,6 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
     # a client's own invalid characters may be quoted in an error
     content = json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
     return Response(content, status, dict(headers or {}), media_type=JSON)
-
-
-def error_response(problem: Problem) -> Response:
-    """The form of errors in all dialects but OpenAI's."""
-    return json_response({"error": problem.message}, problem.status, problem.headers)
 
 
 def media_type(request: Request) -> str:
@@ -165,21 +160,26 @@ def form_value(name: str, value: str) -> Any:
     return _FORM_TYPES[name](value, name) if name in _FORM_TYPES else value
 
 
-async def read_upload(request: Request, limits: Limits) -> tuple[bytes, dict[str, Any]]:
-    """The content of a form's `file`, and the other fields. The file stays in memory; its name is not used."""
-    if media_type(request) != MULTIPART:
-        raise Problem(415, f"Content-Type: expected {MULTIPART}")
-    body = await read_body(request, limits, limits.audio_body)
+async def parse_multipart(request: Request, body: bytes, most_bytes: int, most_fields: int) -> FormData:
+    """A form with at most one file; of another field, at most `most_bytes` are read. Everything stays in memory."""
 
     async def stream() -> AsyncGenerator[bytes, None]:
         yield body
 
-    parser = MultiPartParser(request.headers, stream(), max_files=1, max_fields=MOST_FIELDS, max_part_size=limits.body)
-    parser.spool_max_size = limits.audio_body
+    parser = MultiPartParser(request.headers, stream(), max_files=1, max_fields=most_fields, max_part_size=most_bytes)
+    parser.spool_max_size = len(body) + 1
     try:
-        form = await parser.parse()
+        return await parser.parse()
     except (MultiPartException, KeyError, ValueError) as error:
         raise Problem(400, f"form: {getattr(error, 'message', error)}") from None
+
+
+async def read_upload(request: Request, limits: Limits) -> tuple[bytes, dict[str, Any]]:
+    """The content of a form's `file`, and the other fields. The file's name is not used."""
+    if media_type(request) != MULTIPART:
+        raise Problem(415, f"Content-Type: expected {MULTIPART}")
+    body = await read_body(request, limits, limits.audio_body)
+    form = await parse_multipart(request, body, limits.body, MOST_FIELDS)
     file = form.get("file")
     if not isinstance(file, UploadFile):
         raise Problem(400, "file: expected a sound file")
