@@ -112,9 +112,8 @@ async def run_task(request: Request) -> Response:
 def _outputs(result: Result, field: str, kept: bool) -> list[dict[str, Any]]:
     """The outputs for one text, best first: as many as `num_return_sequences`."""
     spans = {"kept": _spans(result.kept)} if kept else {}
-    return [
-        {field: one.text, **({"score": one.score, **spans} if kept else {})} for one in (result, *result.alternatives)
-    ]
+    scored = [(result.text, result.score), *((other.text, other.score) for other in result.alternatives)]
+    return [{field: text, **({"score": score, **spans} if kept else {})} for text, score in scored]
 
 
 async def _recognize(request: Request, served: ServedSpeech) -> Response:

@@ -105,7 +105,6 @@ class Translate(Dialled):
     alternatives: Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=r"^[0-9]{1,9}$")] | None = None
     api_key: Annotated[str | None, Field(description="A key, unless the Authorization header has one.")] = None
     kept: Annotated[bool | None, Field(description="Add the source tokens that were kept.")] = None
-    dense: Annotated[bool | None, Field(description="Decode on the full gated memory.")] = None
 
 
 class Detect(BaseModel):

@@ -30,7 +30,7 @@ class Dialled(Strict):
         None
     )
     shift: Annotated[float | None, Field(ge=-1000, le=1000, description="Added to log α; above 0 keeps more.")] = None
-    dense: Annotated[bool, Field(description="Decode on the full gated memory.")] = False
+    dense: Annotated[bool | None, Field(description="Decode on the full gated memory.")] = None
 
     def dial(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in DIAL}

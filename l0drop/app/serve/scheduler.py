@@ -39,12 +39,24 @@ SHORTEST = 16
 """Expected memory lengths below this count as equal."""
 
 
+@dataclass(frozen=True)
+class OutputBounds:
+    """Hypotheses of a search for one text, and the bounds of the new tokens of each."""
+
+    beams: int = 1
+    least: int = 0
+    most: int = 1
+
+    def expected(self, length: int) -> int:
+        """As many tokens as the source has, within the bounds."""
+        return min(self.most, max(self.least, length))
+
+
 @dataclass(eq=False)
 class Item:
     """A text in the queue. `run` replaces the decoding of a batch for an item that is decoded alone.
 
-    beams, least_new, most_new: of its search, the hypotheses and the bounds of their new tokens. is_counted: whether
-    the metrics of live traffic count it.
+    is_counted: whether the metrics of live traffic count it.
     """
 
     served: Served | ServedSpeech
@@ -54,9 +66,7 @@ class Item:
     deadline: float
     run: Callable[[], Any] | None = None
     alone: bool = False
-    beams: int = 1
-    least_new: int = 0
-    most_new: int = 1
+    bounds: OutputBounds = OutputBounds()
     is_counted: bool = True
     future: "asyncio.Future[DecodedItem]" = field(init=False)
     queued: float = field(init=False)
@@ -85,12 +95,12 @@ class Item:
 
     @property
     def cost(self) -> int:
-        return self.length * self.beams
+        return self.length * self.bounds.beams
 
     @property
     def new_tokens(self) -> int:
-        """Expected: as many as source tokens, within the bounds of the search."""
-        return min(self.most_new, max(self.least_new, self.length))
+        """The expected length of its output."""
+        return self.bounds.expected(self.length)
 
 
 class Batch:
@@ -129,7 +139,7 @@ class Batch:
         return max(tokens, MIN_CPU_TOKENS if self.items[0].served.on_cpu else 1)
 
     def _has_room(self, longest: int, most_new: int) -> bool:
-        texts, beams = len(self.items) + 1, self.items[0].beams
+        texts, beams = len(self.items) + 1, self.items[0].bounds.beams
         return texts * longest <= self._tokens and texts * beams * most_new <= BEAMS * self._tokens
 
 

@@ -12,7 +12,7 @@ from l0drop.app.serve.limits import Limits
 from l0drop.app.serve.metrics import Metrics
 from l0drop.app.serve.models import Models, Served, ServedSpeech, check_dial
 from l0drop.app.serve.requests import Problem
-from l0drop.app.serve.scheduler import DecodedItem, Item, Scheduler, expired
+from l0drop.app.serve.scheduler import DecodedItem, Item, OutputBounds, Scheduler, expired
 from l0drop.app.serve.shadow import CLIENT, Shadow
 from l0drop.app.serve.turns import Turns, in_one_step
 from l0drop.data.audio import Audio, audio_of_bytes
@@ -135,7 +135,7 @@ class Service:
         texts = await self._read(self._tokenizing, query.client, deadline, self._encode(query))
         live = query.client != CLIENT
         items = [
-            Item(query.served, source, settings, query.client, deadline, alone=query.alone, is_counted=live, **bounds)
+            Item(query.served, source, settings, query.client, deadline, None, query.alone, bounds, live)
             for text in texts
             for source in text.sources
             if not source.is_blank
@@ -163,7 +163,7 @@ class Service:
             raise Problem(400, "text: is blank, there is nothing to explain")
         given: dict[str, Any] = {**query.languages, **query.dial, **query.generation}
         run = partial(query.served.model.explain, text, prefix=query.prefix, **given)
-        item = Item(query.served, source, settings, query.client, deadline, run, **bounds)
+        item = Item(query.served, source, settings, query.client, deadline, run, bounds=bounds)
         (done,) = await self.scheduler.decode([item])
         return done.result, done
 
@@ -197,9 +197,9 @@ class Service:
             settings["seed"], alone = seed, True
         if clip.is_silent:
             return AudioAnswer(Transcript("", seconds=clip.seconds), clip, 0.0, 0.0, 0)
-        beams = int(settings.get("num_beams") or 1)
         most_new = int(settings.get("max_new_tokens") or served.most_new_tokens)
-        item = Item(served, clip, settings, client, deadline, alone=alone, beams=beams, most_new=most_new)
+        bounds = OutputBounds(int(settings.get("num_beams") or 1), most=most_new)
+        item = Item(served, clip, settings, client, deadline, alone=alone, bounds=bounds)
         (done,) = await self.scheduler.decode([item])
         if self.log_texts:
             log.info("%s: %.1f s of audio -> %r", served.name, clip.seconds, done.result.text)
@@ -236,16 +236,15 @@ class Service:
             if (generation.get(name) or 0) > most:
                 raise Problem(400, f"{name}: at most {most}, got {generation[name]}")
 
-    def _search(self, query: Query) -> tuple[dict[str, Any], dict[str, int]]:
-        """All settings of the search, checked; and the bounds of its output that an Item has."""
+    def _search(self, query: Query) -> tuple[dict[str, Any], OutputBounds]:
+        """All settings of the search, checked, and the bounds of its outputs."""
         model = query.served.model
         try:
             settings = model.settings(query.languages.get("target_lang"), query.generation)
             search = model.engine.search(**settings)
         except (TypeError, ValueError) as error:
             raise Problem(400, str(error)) from None
-        least, most = search.min_length - search.given, search.max_length - search.given
-        return settings, {"beams": search.beams, "least_new": least, "most_new": most}
+        return settings, OutputBounds(search.beams, search.min_length - search.given, search.max_length - search.given)
 
     def _encode(self, query: Query) -> Steps[list[_Text]]:
         """The texts as sources, in steps of one text or of one part that is tried."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from l0drop.app.serve.scheduler import BEAMS, Batch, FairQueue, Item
+from l0drop.app.serve.scheduler import BEAMS, Batch, FairQueue, Item, OutputBounds
 from l0drop.decoding.sources import BATCH_TOKENS, MIN_CPU_TOKENS
 
 
@@ -89,7 +89,7 @@ def test_clients_share_a_batch_and_keep_their_order() -> None:
 )
 def test_rows_and_output_tokens_have_a_budget(on_cpu: bool, beams: int, least_new: int, most_new: int) -> None:
     served = Lengths(on_cpu)
-    items = arrived(served, [20] * 600, beams=beams, least_new=least_new, most_new=most_new)
+    items = arrived(served, [20] * 600, bounds=OutputBounds(beams, least_new, most_new))
     least = MIN_CPU_TOKENS if on_cpu else 1
     new = max(least, min(most_new, max(least_new, 20)))
     batch = Batch(items[0], BATCH_TOKENS)
