@@ -14,6 +14,7 @@ from l0drop.app.serve.requests import (
     JSON,
     Problem,
     Strict,
+    Texts,
     checked,
     json_response,
     media_type,
@@ -58,7 +59,7 @@ class Parameters(TaskSearch, Dialled):
 class Inputs(Strict):
     """A request of a text task."""
 
-    inputs: str | list[str]
+    inputs: str | Texts
     parameters: Parameters | None = None
     options: Annotated[dict[str, Any] | None, Field(description="Accepted without effect.")] = None
 

@@ -17,6 +17,7 @@ from l0drop.app.serve.requests import (
     JSON,
     MULTIPART,
     Problem,
+    Texts,
     checked,
     form_value,
     json_response,
@@ -98,7 +99,7 @@ class Translate(Dialled):
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    q: str | list[str]
+    q: str | Texts
     source: str
     target: str
     format: str | None = "text"

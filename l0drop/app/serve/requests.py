@@ -4,9 +4,9 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
@@ -21,6 +21,8 @@ GRANULARITIES = "timestamp_granularities[]"
 """OpenAI's list in a form: the field may occur several times."""
 MOST_FIELDS = 30
 """Fields of a form with a file."""
+MOST_NAMES = 1000
+"""Keys of a JSON object: each unknown one costs an error."""
 MOST_DIGITS = 40
 """Characters of a number in a form."""
 
@@ -39,6 +41,8 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+Texts = Annotated[list[str], Field(fail_fast=True)]
+"""A list whose first fault ends its check, because a body has room for a million faults."""
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -90,6 +94,8 @@ def parse_json(body: bytes) -> Any:
     """JSON without duplicate keys, NaN and infinity, which parsers read differently."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(pairs) > MOST_NAMES:
+            raise Problem(400, f"JSON: an object has {len(pairs):,} keys; at most {MOST_NAMES:,} are read")
         found: dict[str, Any] = {}
         for name, value in pairs:
             if name in found:

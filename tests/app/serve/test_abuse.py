@@ -13,11 +13,16 @@ import httpx
 import numpy as np
 import pytest
 import soundfile
+from pydantic import BaseModel
 
+from l0drop.app.serve import requests
 from l0drop.app.serve.guard import LOCAL, Access
+from l0drop.app.serve.huggingface import Inputs
+from l0drop.app.serve.libretranslate import Translate
 from l0drop.app.serve.limits import Limits
 from l0drop.app.serve.models import Served, ServedSpeech
-from l0drop.app.serve.requests import Problem, form_value, parse_json
+from l0drop.app.serve.native import Generate
+from l0drop.app.serve.requests import Problem, checked, form_value, parse_json
 from l0drop.decoding.speech import SpeechModel
 from l0drop.decoding.text import TextModel
 from tests.app.serve.running import Running, running
@@ -63,12 +68,29 @@ class SlowTokenizer:
 # --- the event loop ---------------------------------------------------------------------------------------------------
 
 
-def test_many_names_are_read_in_linear_time() -> None:
+def test_repeated_names_are_found_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "MOST_NAMES", 1_000_000)
     names = [f'"{number}":1' for number in range(100_000)]
     began = time.monotonic()
     with pytest.raises(Problem, match="the key '99999' occurs twice"):
         parse_json(f"{{{','.join([*names, names[-1]])}}}".encode())
     assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("kind", [Generate, Inputs, Translate])
+@pytest.mark.parametrize("value", ["1", "{}", "[]"])
+def test_a_million_faults_are_one(kind: type[BaseModel], value: str) -> None:
+    field = {Generate: "text", Inputs: "inputs", Translate: "q"}[kind]
+    values = parse_json(f'{{"{field}": [{",".join([value] * 600_000)}]}}'.encode())
+    began = time.monotonic()
+    with pytest.raises(Problem, match=field):
+        checked(kind, values)
+    assert time.monotonic() - began < 1
+
+
+def test_objects_with_many_names_are_refused() -> None:
+    with pytest.raises(Problem, match="an object has 1,001 keys; at most 1,000 are read"):
+        parse_json(json.dumps(dict.fromkeys(map(str, range(1001)))).encode())
 
 
 # --- the tokenizer ----------------------------------------------------------------------------------------------------
