@@ -103,7 +103,7 @@ class Item:
         return self.bounds.expected(self.length)
 
 
-class Batch:
+class ItemBatch:
     """Items that are decoded together, as long as their tokens stay within a budget.
 
     tokens: padded source tokens. The output tokens of all beams may be BEAMS times as many.
@@ -181,9 +181,9 @@ class FairQueue:
         self._forget()
         return gone
 
-    def take(self, begin: Callable[[Item], Batch]) -> list[Item]:
+    def take(self, begin: Callable[[Item], ItemBatch]) -> list[Item]:
         """The next batch: the first item in turn begins it, others in turn join it until it is full."""
-        batch: Batch | None = None
+        batch: ItemBatch | None = None
         passed: dict[str, list[Item]] = {}
         turns = [(self._work[client], order, client) for order, client in enumerate(self._items)]
         heapify(turns)
@@ -334,8 +334,8 @@ class Scheduler:
                 lane.queue.drop(lambda item: item.future.cancelled())
                 self.queue_changed()
 
-    def begin(self, first: Item) -> Batch:
-        return Batch(first, self.batch_tokens)
+    def begin(self, first: Item) -> ItemBatch:
+        return ItemBatch(first, self.batch_tokens)
 
     def observe(self, batch: Sequence[Item], outcomes: Sequence[Any], began: float, seconds: float) -> None:
         """Learn from the outcomes of a batch, and count those of live traffic."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from l0drop.app.serve.scheduler import BEAMS, Batch, FairQueue, Item, OutputBounds
+from l0drop.app.serve.scheduler import BEAMS, ItemBatch, FairQueue, Item, OutputBounds
 from l0drop.decoding.sources import BATCH_TOKENS, MIN_CPU_TOKENS
 
 
@@ -47,19 +47,19 @@ def taken(queue: FairQueue) -> list[list[Item]]:
     """All batches of a queue."""
     found = []
     while queue.count:
-        found.append(queue.take(lambda item: Batch(item, BATCH_TOKENS)))
+        found.append(queue.take(lambda item: ItemBatch(item, BATCH_TOKENS)))
     return found
 
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_every_item_is_looked_at_once(monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
-    served, tried, real = Lengths(), Counter[str](), Batch.add
+    served, tried, real = Lengths(), Counter[str](), ItemBatch.add
 
-    def counted(batch: Batch, item: Item) -> bool:
+    def counted(batch: ItemBatch, item: Item) -> bool:
         tried["add"] += 1
         return real(batch, item)
 
-    monkeypatch.setattr(Batch, "add", counted)
+    monkeypatch.setattr(ItemBatch, "add", counted)
     queue = FairQueue()
     for item in arrived(served, [64] * 2048, clients=7, alone=alone):
         queue.put(item)
@@ -73,7 +73,7 @@ def test_clients_share_a_batch_and_keep_their_order() -> None:
     queue, items = FairQueue(), arrived(Lengths(), [16, 500] * 20, clients=4)
     for item in items:
         queue.put(item)
-    first = queue.take(lambda item: Batch(item, 16 * 10))
+    first = queue.take(lambda item: ItemBatch(item, 16 * 10))
     assert [item.source for item in first] == [16] * 10
     assert Counter(item.client for item in first) == {"client 0": 5, "client 2": 5}
     rest = [item for batch in taken(queue) for item in batch]
@@ -92,7 +92,7 @@ def test_rows_and_output_tokens_have_a_budget(on_cpu: bool, beams: int, least_ne
     items = arrived(served, [20] * 600, bounds=OutputBounds(beams, least_new, most_new))
     least = MIN_CPU_TOKENS if on_cpu else 1
     new = max(least, min(most_new, max(least_new, 20)))
-    batch = Batch(items[0], BATCH_TOKENS)
+    batch = ItemBatch(items[0], BATCH_TOKENS)
     for item in items[1:]:
         if batch.is_full:
             break

@@ -31,12 +31,12 @@ def test_clients_take_turns_and_requests_of_one_client_share_them() -> None:
     log: list[str] = []
 
     async def main(turns: Turns) -> list[str]:
-        many = [turns.run("many", work(name, log, 10)) for name in ("many", "more")]
+        many = [turns.run("many", work(name, log, 10)) for name in ("many", "more", "most")]
         first = [asyncio.create_task(one) for one in many]
         await asyncio.sleep(2 * TURN)
         return await asyncio.gather(*first, turns.run("one", work("one", log, 4)))
 
-    assert asyncio.run(with_turns(main)) == ["many", "more", "one"]
+    assert asyncio.run(with_turns(main)) == ["many", "more", "most", "one"]
     last = max(index for index, name in enumerate(log) if name == "one")
     assert last < 16, "every second step is that of the second client"
 
