@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from l0drop.app.serve.scheduler import BEAMS, ItemBatch, FairQueue, Item, OutputBounds
+from l0drop.app.serve.scheduler import BEAMS, FairQueue, Item, ItemBatch, OutputBounds
 from l0drop.decoding.sources import BATCH_TOKENS, MIN_CPU_TOKENS
 
 
