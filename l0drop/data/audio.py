@@ -24,6 +24,8 @@ BLOCK_SECONDS = 60
 """Seconds that are read, resampled or transformed at once."""
 SILENT = 1e-4
 """Audio whose samples all stay below this (-80 dB of full scale) is silent."""
+LOUDEST = 1e10
+"""Larger samples are no sound, and the squares of their spectrum would exceed float32. Full scale is 1."""
 
 TRIM_FRAME = 160
 """Samples of the frames whose loudness decides what `trimmed` cuts: 10 ms."""
@@ -93,7 +95,7 @@ def _mixed_blocks(opened: Any, name: str, most_seconds: float) -> Iterator[Sampl
         if not len(block):
             break
         mixed = block.mean(1, dtype=np.float32)
-        _check_finite(mixed, name, opened.samplerate, read)
+        _check_samples(mixed, name, opened.samplerate, read)
         read += len(block)
         if read > most_seconds * opened.samplerate:
             raise AudioError(f"{name}: is longer than {most_seconds:g} seconds")
@@ -103,12 +105,13 @@ def _mixed_blocks(opened: Any, name: str, most_seconds: float) -> Iterator[Sampl
         raise AudioError(f"{name}: is damaged after {read / rate:.1f} of {opened.frames / rate:.1f} seconds")
 
 
-def _check_finite(samples: Samples, name: str, rate: int, before: int = 0) -> None:
-    """Refuse NaN and infinite samples; `before`: the number of samples before these."""
-    bad = ~np.isfinite(samples)
+def _check_samples(samples: Samples, name: str, rate: int, before: int = 0) -> None:
+    """Refuse samples that are no sound; `before`: the number of samples before these."""
+    bad = ~(np.abs(samples) <= LOUDEST)
     if bad.any():
-        seconds = (before + int(bad.argmax())) / rate
-        raise AudioError(f"{name}: has NaN or infinite samples, the first at {seconds:.2f} seconds")
+        first = int(bad.argmax())
+        kind = "samples far beyond full scale, which is 1" if np.isfinite(samples[first]) else "NaN or infinite samples"
+        raise AudioError(f"{name}: has {kind}, the first at {(before + first) / rate:.2f} seconds")
 
 
 def _resampled(blocks: Iterator[Samples], rate: int) -> Samples:
@@ -137,7 +140,7 @@ def as_audio(values: Any, name: str, rate: int = RATE) -> Audio:
     if not isinstance(rate, int) or isinstance(rate, bool) or rate < 1:
         raise ValueError(f"sampling_rate: expected samples per second, got {rate!r}")
     samples = array.astype(np.float32)
-    _check_finite(samples, name, rate)
+    _check_samples(samples, name, rate)
     size = BLOCK_SECONDS * rate
     return Audio(name, _resampled((samples[i : i + size] for i in range(0, len(samples), size)), rate))
 

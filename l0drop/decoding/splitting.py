@@ -1,9 +1,10 @@
 """Long texts: split where they exceed the model's positions, and their results joined again."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import TypeVar, cast
 
 from l0drop.decoding.results import Alternative, Result
 from l0drop.decoding.sources import Source
@@ -18,20 +19,56 @@ PREFERRED = (
 Piece = tuple[int, int]
 """The characters `text[start:end]`."""
 Encode = Callable[[Sequence[str]], list[Source]]
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""Work that can be interrupted between its steps, and its result."""
 
 
 def split_text(text: str, fits: Callable[[str], bool]) -> list[Piece]:
     """The text in as few halvings as it takes until each piece fits; one piece if the text fits.
 
-    A piece begins and ends without white space, except a text that is one piece.
+    A piece begins and ends without white space, except a text that is one piece. Raises ValueError if not even one
+    character fits.
     """
+    return _result(_split_in_steps(text, fits))
+
+
+def encode_pieces(text: str, encode: Encode) -> tuple[list[Piece], list[Source]]:
+    """The pieces of a text that fit the model, and their sources; `encode` is `TextModel.encode` with its settings."""
+    return _result(encode_in_steps(text, encode))
+
+
+def encode_in_steps(text: str, encode: Encode) -> Steps[tuple[list[Piece], list[Source]]]:
+    """`encode_pieces`, which may take long, in steps: each encodes one part of the text."""
+    encoded: dict[str, Source] = {}
+
+    def fits(part: str) -> bool:
+        (encoded[part],) = encode([part])
+        return not encoded[part].cut
+
+    pieces = yield from _split_in_steps(text, fits)
+    return pieces, [encoded[text[start:end]] for start, end in pieces]
+
+
+def check_room(text: str, fits: Callable[[str], bool]) -> None:
+    """Raise ValueError if not even the first character of a text fits, so that splitting could not help."""
+    first = text.strip()[:1]
+    if first and not fits(first):
+        raise ValueError(f"`prefix`: it leaves no room for the text, not even for its first character {first!r}")
+
+
+def _split_in_steps(text: str, fits: Callable[[str], bool]) -> Steps[list[Piece]]:
+    """`split_text`, pausing after every part that was tried."""
     if fits(text):
         return [(0, len(text))]
+    yield
+    check_room(text, fits)
     pieces: list[Piece] = []
     todo = [_stripped(text, 0, len(text))]
     while todo:
+        yield
         start, end = todo.pop()
-        if end - start < 2 or fits(text[start:end]):
+        if fits(text[start:end]) or end - start < 2:
             pieces.append((start, end))
             continue
         middle = start + _boundary(text[start:end])
@@ -39,10 +76,13 @@ def split_text(text: str, fits: Callable[[str], bool]) -> list[Piece]:
     return pieces
 
 
-def encode_pieces(text: str, encode: Encode) -> tuple[list[Piece], list[Source]]:
-    """The pieces of a text that fit the model, and their sources; `encode` is `TextModel.encode` with its settings."""
-    pieces = split_text(text, lambda part: not encode([part])[0].cut)
-    return pieces, encode([text[start:end] for start, end in pieces])
+def _result(steps: Steps[T]) -> T:
+    """The result of all steps."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return cast("T", done.value)
 
 
 def join_results(text: str, pieces: Sequence[Piece], results: Sequence[Result]) -> Result:

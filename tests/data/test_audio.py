@@ -90,6 +90,9 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
         as_audio(sound, "x")
     with pytest.raises(AudioError, match=r"x: has NaN or infinite samples, the first at 0\.25"):
         as_audio(sound, "x", 48_000)
+    sound[12_000] = 1e30
+    with pytest.raises(AudioError, match=r"a\.wav: has samples far beyond full scale, which is 1, the first at 0\.75"):
+        read_audio(written(tmp_path, sound, subtype="FLOAT"))
     no_samples = read_audio(written(tmp_path, np.zeros(0, np.float32), name="none.wav"))
     assert no_samples.is_silent
 

@@ -1,11 +1,14 @@
 """Splitting of long texts, and joining of their results."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from l0drop.decoding.results import Alternative, Result, SourceToken
-from l0drop.decoding.splitting import join_results, split_text
+from l0drop.decoding.sources import Source
+from l0drop.decoding.splitting import encode_in_steps, encode_pieces, join_results, split_text
 
 OTHER = Alternative("D", -4.0)
 
@@ -27,6 +30,34 @@ def test_pieces_fit_and_only_white_space_is_between_them(text: str, most: int) -
 
 def test_a_text_that_fits_stays_whole() -> None:
     assert split_text("  a b.\n c ", at_most(10)) == [(0, 10)]
+
+
+def test_a_prefix_that_leaves_no_room_is_refused_after_two_trials() -> None:
+    tried: list[str] = []
+
+    def nothing_fits(text: str) -> bool:
+        tried.append(text)
+        return False
+
+    with pytest.raises(ValueError, match=r"`prefix`: it leaves no room for the text, not even for .* 'a'"):
+        split_text(" a b c " * 100, nothing_fits)
+    assert len(tried) == 2
+
+
+def test_every_part_is_a_step_and_is_encoded_once() -> None:
+    encoded: list[str] = []
+
+    def encode(texts: Sequence[str]) -> list[Source]:
+        encoded.extend(texts)
+        return [Source(text, cut=max(0, len(text) - 9)) for text in texts]
+
+    steps = encode_in_steps("one two three four", encode)
+    for count, _ in enumerate(steps, 1):
+        assert len(encoded) <= count + 1, "one part per step, and the probe of one character"
+    pieces, sources = encode_pieces("one two three four", encode)
+    assert [source.name for source in sources] == ["one two", "three", "four"]
+    assert pieces == split_text("one two three four", at_most(9))
+    assert len(encoded) == 2 * (2 + 5), "the whole, one character, and five parts"
 
 
 @pytest.mark.parametrize(

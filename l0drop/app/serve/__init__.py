@@ -7,6 +7,7 @@ requests.py     bodies within limits, strict JSON, errors as answers
 limits.py       the limits of the service
 models.py       the models that are served: names, languages, tasks, what their dial can do
 service.py      from a query to results: checks, splitting, decoding, shadow
+turns.py        reading of inputs in one thread, in turns
 scheduler.py    one fair queue for all connections, batches, deadlines
 shadow.py       a share of requests decoded a second time, for comparison
 metrics.py      Prometheus

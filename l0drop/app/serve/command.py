@@ -13,7 +13,7 @@ from l0drop.app.options import Device, Dtype, DtypeOption, Threads, use_threads
 from l0drop.app.terminal import say, warn
 
 if TYPE_CHECKING:
-    from l0drop.app.serve.models import Served, ServedSpeech
+    from l0drop.app.serve.models import Models, Served, ServedSpeech
 
 KEYS = "L0DROP_KEYS"
 """Keys in the environment, separated by white space."""
@@ -29,7 +29,9 @@ def serve(
         ),
     ],
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="N", help="The port to listen on; 0 takes a free one.", min=0)] = 8000,
+    port: Annotated[
+        int, typer.Option(metavar="N", help="The port to listen on; 0 takes a free one.", min=0, max=65535)
+    ] = 8000,
     languages: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=EN:DE", help="The language pair of a model, for LibreTranslate's clients."),
@@ -71,7 +73,6 @@ def serve(
 
     from l0drop.app.serve.guard import LOCAL, Access
     from l0drop.app.serve.limits import Limits
-    from l0drop.app.serve.models import Served
     from l0drop.app.serve.server import application, uvicorn_config
     from l0drop.app.serve.service import Service
     from l0drop.models.quiet import quiet_libraries
@@ -83,16 +84,7 @@ def serve(
     if host not in LOCAL and not secrets:
         warn(f"anyone who can reach {host} can use the service; --keys FILE asks for a key")
     found = load_models(models, languages or [], summarizes or [], device, dtype)
-    reference = None
-    if shadow_model is not None:
-        reference = found.by_name.get(shadow_model)
-        if not isinstance(reference, Served):
-            raise ValueError(f"--shadow-model: {shadow_model} is not one of the text models that are served")
-    elif shadow and (without := [served.name for served in found if served.model.engine.shortener is not None]):
-        raise ValueError(
-            f"--shadow: {without[0]} has a shortener instead of gates, so it has no dense decoding to compare with; "
-            "name a dense model with --shadow-model"
-        )
+    reference = shadow_reference(found, shadow, shadow_model)
     access = Access(secrets, allow_host or (LOCAL if host in LOCAL else ()), cors or ())
     service = Service(found, limits, shadow, reference, log_texts)
     app = application(service, access, _detector(detector))
@@ -109,7 +101,7 @@ def serve(
 
 def load_models(
     names: list[str], languages: list[str], summarizes: list[str], device: str | None, dtype: Dtype | None
-) -> Any:
+) -> "Models":
     """The models to serve, from the command line's arguments."""
     from l0drop.app.serve.models import Models
 
@@ -124,6 +116,30 @@ def load_models(
     return Models(
         [_served(name, path, pairs.get(name), name in summarizes, device, dtype) for name, path in paths.items()]
     )
+
+
+def shadow_reference(models: "Models", share: float, name: str | None) -> "Served | None":
+    """The model of the second decoding; None for the same model, dense."""
+    from l0drop.app.serve.models import Served
+
+    texts = [served for served in models if isinstance(served, Served)]
+    if name is None:
+        if share and not any(served.model.is_gated for served in texts):
+            raise ValueError("--shadow: no text model has gates, so the second decoding would be the same")
+        if share and (without := [served.name for served in texts if served.model.engine.shortener is not None]):
+            raise ValueError(
+                f"--shadow: {without[0]} has a shortener instead of gates, so it has no dense decoding; name a dense model "
+                "with --shadow-model"
+            )
+        return None
+    if not share:
+        raise ValueError("--shadow-model: without --shadow SHARE, nothing is decoded a second time")
+    reference = next((served for served in texts if served.name == name), None)
+    if reference is None:
+        raise ValueError(f"--shadow-model: {name} is not one of the text models that are served")
+    if not any(served.model.is_gated for served in texts if served is not reference):
+        raise ValueError(f"--shadow-model: no text model other than {name} has gates; there is nothing to compare")
+    return reference
 
 
 def _served(
@@ -161,6 +177,9 @@ def _keys(file: Path | None) -> list[str]:
     keys = [*text.split(), *os.environ.get(KEYS, "").split()]
     if file is not None and not text.split():
         raise ValueError(f"--keys: {file} has no key")
+    strange = [number for number, key in enumerate(keys, 1) if not (key.isascii() and key.isprintable())]
+    if strange:
+        raise ValueError(f"--keys: key {strange[0]} has characters that a header cannot carry; use letters and digits")
     short = [number for number, key in enumerate(keys, 1) if len(key) < 8]
     if short:
         raise ValueError(f"--keys: key {short[0]} has fewer than 8 characters and could be guessed")
@@ -171,7 +190,12 @@ def _detector(name: str | None) -> Any:
     if name is None:
         return None
     module, _, function = name.partition(":")
-    found = getattr(importlib.import_module(module), function, None) if function else None
-    if not callable(found):
+    if not all(part.isidentifier() for part in (*module.split("."), function)):
         raise ValueError(f"--detector: expected MODULE:NAME of a function, got {name!r}")
+    try:
+        found = getattr(importlib.import_module(module), function, None)
+    except ImportError as error:
+        raise ValueError(f"--detector: {module} cannot be imported: {error}") from error
+    if not callable(found):
+        raise ValueError(f"--detector: {module} has no function {function}")
     return found

@@ -6,25 +6,31 @@ import hashlib
 import hmac
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, Literal, TypeVar
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from l0drop.app.serve.requests import Problem, error_response, json_response
+from l0drop.app.serve.limits import Limits
+from l0drop.app.serve.requests import Problem, json_response
 from l0drop.app.serve.service import Service
 
 log = logging.getLogger("l0drop.serve")
 
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/health", "/frontend/settings"})
 """Answered without a key."""
-KEY_IN_BODY = frozenset({"/translate", "/detect", "/languages"})
-"""LibreTranslate's clients send the key as a field of the body; these routes check it themselves."""
+HEALTH_PATHS = frozenset({"/healthz", "/readyz", "/health"})
+"""Those of them that answer probes without a Host header, as HTTP/1.0 allows."""
+KEY_IN_BODY = {"/translate": ("POST",), "/detect": ("POST",), "/languages": ("GET", "HEAD")}
+"""LibreTranslate's clients send the key as `api_key`; with these methods the routes check it themselves."""
+SLOT, CLIENT = "l0drop.slot", "l0drop.client"
+"""Names in the scope of a request: its Slot, and the owner of its key."""
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -66,20 +72,41 @@ def bearer(request: Request) -> str | None:
     return key.strip() if kind.lower() == "bearer" else None
 
 
+class Slot:
+    """A request among those in progress. It counts as that of a stranger until its key has been found."""
+
+    def __init__(self, limits: Limits, taken: Counter[str]) -> None:
+        self._limits, self._taken, self._kind = limits, taken, ""
+
+    def take(self, kind: Literal["strangers", "requests"]) -> None:
+        """Count among requests of this kind; a Problem if there are too many."""
+        if self._taken[kind] >= getattr(self._limits, kind):
+            raise Problem(503, "too many requests in progress", {"Retry-After": "1"})
+        self.free()
+        self._taken[kind] += 1
+        self._kind = kind
+
+    def free(self) -> None:
+        if self._kind:
+            self._taken[self._kind] -= 1
+            self._kind = ""
+
+
 def require_key(request: Request, key: Any) -> None:
-    """For routes of KEY_IN_BODY: raise a Problem unless header or body have a valid key."""
+    """For routes of KEY_IN_BODY: raise a Problem unless the header had a valid key, or `key` is one."""
     access: Access = request.app.state.access
-    if not access.keys:
+    if not access.keys or CLIENT in request.scope:
         return
-    client = access.client(bearer(request)) or access.client(key if isinstance(key, str) else None)
+    client = access.client(key if isinstance(key, str) else None)
     if client is None:
-        raise Problem(403, "Invalid API key")
-    request.scope["l0drop.client"] = client
+        raise Problem(403, "Invalid API key", {"Connection": "close"})
+    request.scope[SLOT].take("requests")
+    request.scope[CLIENT] = client
 
 
 def client_of(request: Request) -> str:
     """Whose turn it is in the queue: the key's owner, else the address."""
-    return request.scope.get("l0drop.client") or (request.client.host if request.client else "unknown")
+    return request.scope.get(CLIENT) or (request.client.host if request.client else "unknown")
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
@@ -108,7 +135,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, service: Service, access: Access) -> None:
         self.app, self.service, self.access = app, service, access
-        self._in_progress = 0
+        self._taken: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -129,10 +156,10 @@ class Guard:
                 ]
             await send(message)
 
-        self._in_progress += 1
+        slot = scope[SLOT] = Slot(self.service.limits, self._taken)
         self.service.metrics.in_progress.inc()
         try:
-            refused = self._refusal(request)
+            refused = self._refusal(request, slot)
             if refused is not None:
                 await refused(scope, receive, send_with_headers)
             else:
@@ -144,7 +171,7 @@ class Guard:
                 raise
             await json_response({"error": "the service failed on this request"}, 500)(scope, receive, send_with_headers)
         finally:
-            self._in_progress -= 1
+            slot.free()
             self.service.metrics.in_progress.dec()
             route = getattr(scope.get("route"), "path", "other")
             seconds = time.perf_counter() - began
@@ -152,31 +179,42 @@ class Guard:
             self.service.metrics.seconds.labels(route).observe(seconds)
             log.info("%s %s %d %.3f s", request.method, route, status, seconds)
 
-    def _refusal(self, request: Request) -> Response | None:
-        """The answer to a request that may not pass."""
-        access, path = self.access, request.scope["path"]
-        host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-        if access.hosts and host not in access.hosts:
-            return json_response({"error": "Host: this service does not answer to this name"}, 421)
-        origin = request.headers.get("origin")
-        if origin is not None and not self._is_own(request, origin) and not self._is_allowed(origin):
-            return json_response({"error": "Origin: requests from other sites are not accepted"}, 403)
-        if request.method == "OPTIONS" and origin is not None and self._is_allowed(origin):
-            return Response(status_code=204)
-        if path in OPEN_PATHS:
-            return None
-        if self._in_progress > self.service.limits.requests:
-            return json_response({"error": "too many requests in progress"}, 503, {"Retry-After": "1"})
-        if access.keys and path not in KEY_IN_BODY:
-            client = access.client(bearer(request))
-            if client is None:
-                message = "a valid key is needed: Authorization: Bearer KEY"
-                return _unauthorized(path, message)
-            request.scope["l0drop.client"] = client
+    def _refusal(self, request: Request, slot: Slot) -> Response | None:
+        """The answer to a request that may not pass; one that may pass takes a slot."""
+        try:
+            self._check_sites(request)
+            if request.method == "OPTIONS" and self._cors(request):
+                return Response(status_code=204)
+            if request.scope["path"] not in OPEN_PATHS:
+                self._check_key(request, slot)
+        except Problem as problem:
+            return problem_response(request, problem)
         return None
 
-    def _is_own(self, request: Request, origin: str) -> bool:
-        return urlsplit(origin).netloc == request.headers.get("host")
+    def _check_sites(self, request: Request) -> None:
+        """Refuse other names of this service than its own, and pages of other sites."""
+        hosts, given, origin = self.access.hosts, request.headers.get("host"), request.headers.get("origin")
+        is_probe = given is None and request.scope["path"] in HEALTH_PATHS
+        host = _site(f"//{given or ''}", "Host").hostname
+        if hosts and host not in hosts and not is_probe:
+            raise Problem(421, "Host: this service does not answer to this name")
+        if origin is not None and _site(origin, "Origin").netloc != given and not self._is_allowed(origin):
+            raise Problem(403, "Origin: requests from other sites are not accepted")
+
+    def _check_key(self, request: Request, slot: Slot) -> None:
+        """Find the owner of the key in the header. A request whose key may follow in its body is a stranger's."""
+        path = request.scope["path"]
+        client = self.access.client(bearer(request))
+        if not self.access.keys or client is not None:
+            slot.take("requests")
+            if client is not None:
+                request.scope[CLIENT] = client
+        elif path not in KEY_IN_BODY:
+            raise Problem(401, "a valid key is needed: Authorization: Bearer KEY", {"WWW-Authenticate": "Bearer"})
+        elif request.method in KEY_IN_BODY[path]:
+            slot.take("strangers")
+        else:
+            raise Problem(403, "Invalid API key")
 
     def _is_allowed(self, origin: str) -> bool:
         return origin in self.access.origins or "*" in self.access.origins
@@ -193,11 +231,12 @@ class Guard:
         }
 
 
-def _unauthorized(path: str, message: str) -> Response:
-    headers = {"WWW-Authenticate": "Bearer"}
-    if path.startswith("/v1/audio"):
-        return json_response({"error": openai_error(401, message)}, 401, headers)
-    return json_response({"error": message}, 401, headers)
+def _site(url: str, header: str) -> SplitResult:
+    """The parts of a header's address."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        raise Problem(400, f"{header}: is not an address") from None
 
 
 def openai_error(status: int, message: str) -> dict[str, Any]:
@@ -206,15 +245,22 @@ def openai_error(status: int, message: str) -> dict[str, Any]:
     return {"message": message, "type": kind, "param": None, "code": None}
 
 
+def problem_response(request: Request, problem: Problem) -> Response:
+    """The error in the form of the path's dialect."""
+    if request.scope["path"].startswith("/v1/audio/"):
+        error: Any = openai_error(problem.status, problem.message)
+    else:
+        error = problem.message
+    return json_response({"error": error}, problem.status, problem.headers)
+
+
 async def on_problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, Problem)
-    if request.scope["path"].startswith("/v1/audio/"):
-        return json_response({"error": openai_error(error.status, error.message)}, error.status, error.headers)
-    return error_response(error)
+    return problem_response(request, error)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """Unknown paths and methods."""
     assert isinstance(error, HTTPException)
     message = {404: "there is no such path", 405: "this path does not take this method"}.get(error.status_code)
-    return json_response({"error": message or error.detail}, error.status_code, error.headers)
+    return problem_response(request, Problem(error.status_code, message or error.detail, error.headers))

@@ -14,6 +14,7 @@ from l0drop.app.serve.requests import (
     JSON,
     Problem,
     Strict,
+    Texts,
     checked,
     json_response,
     media_type,
@@ -21,13 +22,28 @@ from l0drop.app.serve.requests import (
     read_json,
 )
 from l0drop.app.serve.service import Query, Service
+from l0drop.decoding.results import Result
 
 OUTPUT = {"translation": "translation_text", "summarization": "summary_text"}
 """The field that holds the output of each task."""
 TRUNCATION = {"do_not_truncate": "split", "longest_first": "cut", "only_first": "cut", "only_second": "cut"}
 
 
-class Parameters(SearchFields, Dialled):
+class TaskSearch(SearchFields):
+    """Generation settings, and those that only these tasks have."""
+
+    max_length: Annotated[int | None, Field(ge=1, description="As max_new_tokens, with the start token.")] = None
+    min_length: Annotated[int | None, Field(ge=0, description="As min_new_tokens, with the start token.")] = None
+    do_sample: Annotated[bool | None, Field(description="Only false: texts are decoded by beam search.")] = None
+
+    def generation(self) -> dict[str, Any]:
+        if self.do_sample:
+            raise Problem(400, "do_sample: texts are not sampled; omit it, and use num_return_sequences for variants")
+        lengths = {"max_length": self.max_length, "min_length": self.min_length}
+        return super().generation() | {name: value for name, value in lengths.items() if value is not None}
+
+
+class Parameters(TaskSearch, Dialled):
     """The parameters of the tasks, generation settings, and the dial."""
 
     src_lang: str | None = None
@@ -36,15 +52,15 @@ class Parameters(SearchFields, Dialled):
     clean_up_tokenization_spaces: Annotated[
         bool | None, Field(description="Accepted without effect: the tokenizer decides.")
     ] = None
-    generate_parameters: SearchFields | None = None
+    generate_parameters: TaskSearch | None = None
     kept: Annotated[bool, Field(description="Add the source tokens that were kept.")] = False
 
 
 class Inputs(Strict):
     """A request of a text task."""
 
-    inputs: str | list[str]
-    parameters: Parameters = Parameters()
+    inputs: str | Texts
+    parameters: Parameters | None = None
     options: Annotated[dict[str, Any] | None, Field(description="Accepted without effect.")] = None
 
 
@@ -60,7 +76,7 @@ class AudioInputs(Strict):
     """A request of speech recognition with parameters."""
 
     inputs: Annotated[str, Field(description="A sound file as base64.")]
-    parameters: Recognition = Recognition()
+    parameters: Recognition | None = None
 
 
 async def run_task(request: Request) -> Response:
@@ -71,7 +87,7 @@ async def run_task(request: Request) -> Response:
         return await _recognize(request, service.models.for_audio(name))
     served = service.models.for_text(name)
     body = checked(Inputs, await read_json(request, service.limits))
-    parameters = body.parameters
+    parameters = body.parameters or Parameters()
     inner = parameters.generate_parameters.generation() if parameters.generate_parameters is not None else {}
     languages = {"source_lang": parameters.src_lang, "target_lang": parameters.tgt_lang}
     given = {name: value for name, value in languages.items() if value is not None}
@@ -89,15 +105,16 @@ async def run_task(request: Request) -> Response:
         long=TRUNCATION[parameters.truncation],  # type: ignore[arg-type]
     )
     answers = await while_connected(request, service.generate(query))
-    return json_response(
-        [
-            {
-                OUTPUT[served.task]: answer.result.text,
-                **({"score": answer.result.score, "kept": _spans(answer.result.kept)} if parameters.kept else {}),
-            }
-            for answer in answers
-        ]
-    )
+    outputs = [_outputs(answer.result, OUTPUT[served.task], parameters.kept) for answer in answers]
+    is_flat = isinstance(body.inputs, str) or query.generation.get("num_return_sequences", 1) == 1
+    return json_response([output for one in outputs for output in one] if is_flat else outputs)
+
+
+def _outputs(result: Result, field: str, kept: bool) -> list[dict[str, Any]]:
+    """The outputs for one text, best first: as many as `num_return_sequences`."""
+    spans = {"kept": _spans(result.kept)} if kept else {}
+    scored = [(result.text, result.score), *((other.text, other.score) for other in result.alternatives)]
+    return [{field: text, **({"score": score, **spans} if kept else {})} for text, score in scored]
 
 
 async def _recognize(request: Request, served: ServedSpeech) -> Response:
@@ -106,7 +123,7 @@ async def _recognize(request: Request, served: ServedSpeech) -> Response:
     parameters = Recognition()
     if media_type(request) == JSON:
         body = checked(AudioInputs, await read_json(request, service.limits, service.limits.audio_body))
-        parameters = body.parameters
+        parameters = body.parameters or Recognition()
         try:
             content = base64.b64decode(body.inputs, validate=True)
         except ValueError:

@@ -15,18 +15,26 @@ from l0drop.app.serve.native import Dialled
 from l0drop.app.serve.requests import (
     FORM,
     JSON,
+    MULTIPART,
     Problem,
+    Texts,
     checked,
     form_value,
     json_response,
     media_type,
     parse_json,
+    parse_multipart,
     read_body,
+    shown,
 )
+from l0drop.app.serve.scheduler import expired
 from l0drop.app.serve.service import Answer, Query, Service
 
 Detector = Callable[[str], list[dict[str, Any]]]
 """Takes a text; returns dictionaries with `language` and `confidence`, best first."""
+
+MOST_PAIRS = 10_000
+"""Fields of a form; `q` may occur several times."""
 
 NAMES = dict(
     pair.split(maxsplit=1)
@@ -91,13 +99,13 @@ class Translate(Dialled):
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    q: str | list[str]
+    q: str | Texts
     source: str
     target: str
-    format: str = "text"
-    alternatives: Annotated[int, Field(ge=0)] = 0
-    api_key: str | None = None
-    kept: Annotated[bool, Field(description="Add the source tokens that were kept.")] = False
+    format: str | None = "text"
+    alternatives: Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=r"^[0-9]{1,9}$")] | None = None
+    api_key: Annotated[str | None, Field(description="A key, unless the Authorization header has one.")] = None
+    kept: Annotated[bool | None, Field(description="Add the source tokens that were kept.")] = None
 
 
 class Detect(BaseModel):
@@ -106,18 +114,17 @@ class Detect(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     q: str
-    api_key: str | None = None
+    api_key: Annotated[str | None, Field(description="A key, unless the Authorization header has one.")] = None
 
 
 async def translate(request: Request) -> Response:
     """`POST /translate`"""
     service: Service = request.app.state.service
     values = await _values(request)
-    require_key(request, values.get("api_key"))
     body = checked(Translate, values)
     if not body.q:
         raise Problem(400, "Invalid request: missing q parameter")
-    if body.format != "text":
+    if body.format not in (None, "text"):
         raise Problem(400, f"format: {body.format!r} is not supported; send format=text")
     texts = [body.q] if isinstance(body.q, str) else body.q
     source, detected = body.source, None
@@ -126,7 +133,7 @@ async def translate(request: Request) -> Response:
         source = detected["language"]
     served = service.models.for_pair(source, body.target)
     pair = served.languages(source, body.target)
-    alternatives = body.alternatives
+    alternatives = int(body.alternatives or 0)
     generation: dict[str, Any] = {}
     if alternatives:
         own = served.model.settings(pair.get("target_lang"), {})
@@ -144,7 +151,7 @@ def _answer(body: Translate, answers: list[Answer], detected: dict[str, Any] | N
         return values[0] if isinstance(body.q, str) else values
 
     answer = {"translatedText": one_or_all([answer.result.text for answer in answers])}
-    if body.alternatives:
+    if int(body.alternatives or 0):
         others = [[other.text for other in answer.result.alternatives] for answer in answers]
         answer["alternatives"] = one_or_all(others)
     if detected is not None:
@@ -158,7 +165,6 @@ def _answer(body: Translate, answers: list[Answer], detected: dict[str, Any] | N
 async def detect(request: Request) -> Response:
     """`POST /detect`"""
     values = await _values(request)
-    require_key(request, values.get("api_key"))
     body = checked(Detect, values)
     if not body.q:
         raise Problem(400, "Invalid request: missing q parameter")
@@ -168,8 +174,11 @@ async def detect(request: Request) -> Response:
 async def languages(request: Request) -> Response:
     """`GET /languages`"""
     service: Service = request.app.state.service
-    body = await read_body(request, service.limits)  # some clients send the key in the body of a GET
-    require_key(request, dict(parse_qsl(body.decode("utf-8", "replace"))).get("api_key"))
+    key = request.query_params.get("api_key")
+    if key is None:  # some clients send the key in the body of a GET
+        body = await read_body(request, service.limits)
+        key = dict(parse_qsl(body.decode("utf-8", "replace"))).get("api_key")
+    require_key(request, key)
     targets: dict[str, list[str]] = {}
     for served in service.models:
         if isinstance(served, Served) and served.task == "translation":
@@ -218,40 +227,64 @@ async def _detect(request: Request, texts: list[str]) -> list[dict[str, Any]]:
     if detector is None:
         raise Problem(400, "no language detector is configured; name the source language")
     request.app.state.service.check_texts(texts)
-    found = await asyncio.to_thread(detector, texts[0])
+    try:
+        async with asyncio.timeout(request.app.state.service.limits.seconds):
+            found = await asyncio.to_thread(detector, texts[0])
+    except TimeoutError:
+        raise expired() from None
     if not found:
         raise Problem(400, "the language of the text could not be detected; name the source language")
     return found
 
 
 async def _values(request: Request) -> dict[str, Any]:
+    """The fields of a request with a valid key. Without one, nothing is said about other faults of the body."""
+    try:
+        values = await _fields(request)
+    except Problem:
+        require_key(request, None)
+        raise
+    require_key(request, values.get("api_key"))
+    return values
+
+
+async def _fields(request: Request) -> dict[str, Any]:
     """The fields of a JSON object, or of a form."""
     limits = request.app.state.service.limits
-    body = await read_body(request, limits)
     kind = media_type(request)
+    if kind not in (JSON, FORM, MULTIPART):
+        raise Problem(415, f"Content-Type: expected {JSON}, {FORM} or {MULTIPART}")
+    body = await read_body(request, limits)
     if kind == JSON:
         values = parse_json(body)
         if not isinstance(values, dict):
             raise Problem(400, "JSON: expected an object")
         return values
-    if kind == FORM:
-        return _form(body)
-    raise Problem(415, f"Content-Type: expected {JSON} or {FORM}")
+    return _form_values(_form(body) if kind == FORM else await _multipart(request, body))
 
 
-def _form(body: bytes) -> dict[str, Any]:
-    """The fields of a form; `q` may occur several times."""
+def _form(body: bytes) -> list[tuple[str, str]]:
     try:
-        pairs = parse_qsl(body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=10_000)
+        return parse_qsl(body.decode("utf-8"), keep_blank_values=True, errors="strict", max_num_fields=MOST_PAIRS)
     except ValueError as error:
         raise Problem(400, f"form: {error}") from None
+
+
+async def _multipart(request: Request, body: bytes) -> list[tuple[str, str]]:
+    form = await parse_multipart(request, body, len(body), MOST_PAIRS)
+    pairs = [(name, value) for name, value in form.multi_items() if isinstance(value, str)]
+    if len(pairs) < len(form.multi_items()):
+        raise Problem(400, "form: files are not translated")
+    return pairs
+
+
+def _form_values(pairs: list[tuple[str, str]]) -> dict[str, Any]:
+    """The fields of a form; `q` may occur several times."""
     values: dict[str, Any] = {}
     for name, value in pairs:
         if name != "q" and name in values:
-            raise Problem(400, f"form: the field {name!r} occurs twice")
-        if name == "q" and name in values:
-            earlier = values[name]
-            values[name] = [*earlier, value] if isinstance(earlier, list) else [earlier, value]
-        else:
-            values[name] = form_value(name, value)
+            raise Problem(400, f"form: the field {shown(name)} occurs twice")
+        values[name] = [*values.get(name, ()), value] if name == "q" else form_value(name, value)
+    if len(values.get("q", ())) == 1:
+        (values["q"],) = values["q"]
     return values

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 class Limits:
     """Limits on one request, and on all requests together.
 
-    body, audio_body: bytes, without and with audio. audio_seconds: of one recording. text: characters of one text.
-    texts: texts in one request. beams, new_tokens: of the search. queue: texts that wait. requests: requests in
-    progress. seconds: from a request to its answer. body_seconds: until the body has arrived. header_seconds: until the
-    head of a new connection's request has arrived.
+    body, audio_body: bytes, without and with audio. audio_seconds: of one recording. text: characters of one text with
+    its prefix. texts: texts in one request. beams, new_tokens: of the search. queue: texts that wait. requests:
+    requests in progress. strangers: the same before the key is known, because it is in the body. seconds: from a
+    request, body included, to its answer. body_seconds: until the body has arrived. header_seconds: until the head of a
+    new connection's request has arrived. answer_seconds: until the client has taken the answer.
     """
 
     body: int = 2_000_000
@@ -22,9 +23,11 @@ class Limits:
     new_tokens: int = 1024
     queue: int = 2048
     requests: int = 512
+    strangers: int = 64
     seconds: float = 60.0
     body_seconds: float = 15.0
     header_seconds: float = 15.0
+    answer_seconds: float = 60.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -162,15 +162,15 @@ class ServedSpeech:
 
     def language(self, language: str | None) -> dict[str, str]:
         """The setting for a language; only multilingual models have one."""
+        if not language:
+            return {}
+        code = TO_LANGUAGE_CODE.get(language.lower(), language.lower())
         if self.is_multilingual:
-            if language is None:
-                return {}
-            code = TO_LANGUAGE_CODE.get(language.lower(), language.lower())
             known: Any = self.model.model.generation_config
             if f"<|{code}|>" not in known.lang_to_id:
                 raise Problem(400, f"language: {self.name} does not know {language!r}")
             return {"language": code}
-        if language not in (None, "en"):
+        if code != "en":
             raise Problem(400, f"language: {self.name} transcribes English only")
         return {}
 

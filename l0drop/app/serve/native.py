@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from l0drop.app.serve.guard import client_of, while_connected
 from l0drop.app.serve.models import Served
-from l0drop.app.serve.requests import Problem, Strict, checked, json_response, read_json
+from l0drop.app.serve.requests import Problem, Strict, Texts, checked, json_response, read_json
 from l0drop.app.serve.service import Answer, Query, Service
 from l0drop.decoding.results import Explained
 
@@ -30,7 +30,7 @@ class Dialled(Strict):
         None
     )
     shift: Annotated[float | None, Field(ge=-1000, le=1000, description="Added to log α; above 0 keeps more.")] = None
-    dense: Annotated[bool, Field(description="Decode on the full gated memory.")] = False
+    dense: Annotated[bool | None, Field(description="Decode on the full gated memory.")] = None
 
     def dial(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in DIAL}
@@ -82,7 +82,7 @@ class Explain(Dialled, SearchFields):
 class Generate(Explain):
     """Texts to decode."""
 
-    text: str | list[str]  # type: ignore[assignment]
+    text: str | Texts  # type: ignore[assignment]
     long: Annotated[
         Literal["split", "cut"], Field(description="What to do with a text that exceeds the model's positions.")
     ] = "split"

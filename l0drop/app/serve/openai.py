@@ -28,6 +28,9 @@ class Transcription(Recorded):
             description="With verbose_json: segment. The times of words are not known.",
         ),
     ]
+    chunking_strategy: Annotated[
+        Literal["auto"] | None, Field(description="Accepted without effect: long recordings are decoded in windows.")
+    ] = None
     stream: Annotated[bool, Field(description="Only false: the answer comes as a whole.")] = False
     kept: Annotated[bool, Field(description="Add the times of the frames that were kept.")] = False
 

@@ -6,7 +6,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from l0drop import __version__
-from l0drop.app.serve.guard import Access
+from l0drop.app.serve.guard import KEY_IN_BODY, Access
 from l0drop.app.serve.huggingface import AudioInputs, Inputs
 from l0drop.app.serve.libretranslate import Detect, Translate
 from l0drop.app.serve.native import Explain, Generate
@@ -72,9 +72,9 @@ def description(service: Service, access: Access) -> dict[str, Any]:
             "/v1/models": {"get": _get("The models, in OpenAI's schema", _MODELS)},
             "/v1/models/{name}": {"get": {**_get("One model", _MODEL), "parameters": [model]}},
             "/models/{name}": {"post": {**_task(), "parameters": [model]}},
-            "/translate": {"post": _post("LibreTranslate", Translate, _TRANSLATED, FORM)},
-            "/detect": {"post": _post("LibreTranslate's language detection", Detect, _DETECTED, FORM)},
-            "/languages": {"get": _get("LibreTranslate's languages", _LANGUAGES)},
+            "/translate": {"post": _post("LibreTranslate", Translate, _TRANSLATED, FORM, MULTIPART)},
+            "/detect": {"post": _post("LibreTranslate's language detection", Detect, _DETECTED, FORM, MULTIPART)},
+            "/languages": {"get": {**_get("LibreTranslate's languages", _LANGUAGES), "parameters": [_API_KEY]}},
             "/frontend/settings": {"get": {**_get("LibreTranslate's settings", {"type": "object"}), "security": []}},
             "/health": {"get": {**_get("LibreTranslate's health check", _STATUS), "security": []}},
             "/healthz": {"get": {**_get("Whether the process answers", _STATUS), "security": []}},
@@ -94,10 +94,13 @@ def description(service: Service, access: Access) -> dict[str, Any]:
     if access.keys:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
-    for path in document["paths"].values():
-        for operation in path.values():
-            if access.keys and operation.get("security") != []:
-                operation["responses"]["401"] = _error("a key is needed")
+        for path, methods in document["paths"].items():
+            for operation in methods.values():
+                if path in KEY_IN_BODY:  # a key in the header, or `api_key`, which a scheme cannot describe for a body
+                    operation["security"] = [{"key": []}, {}]
+                    operation["responses"]["403"] = _error("no valid key as `api_key` or in the Authorization header")
+                elif operation.get("security") != []:
+                    operation["responses"]["401"] = _error("a key is needed")
     return document
 
 
@@ -158,6 +161,7 @@ def _object(**properties: Any) -> dict[str, Any]:
 
 
 _NUMBER, _INTEGER, _STRING, _BOOLEAN = ({"type": name} for name in ("number", "integer", "string", "boolean"))
+_API_KEY = {"name": "api_key", "in": "query", "schema": _STRING, "description": "A key, unless the header has one."}
 _STATUS = _object(status=_STRING)
 _ERROR = {"type": "object", "required": ["error"], "properties": {"error": {}}}
 _RESULT = _object(
@@ -169,7 +173,11 @@ _RESULT = _object(
     cut=_INTEGER,
     alternatives={"type": "array", "items": _object(text=_STRING, score=_NUMBER)},
     pieces=_INTEGER,
-    seconds=_object(queue=_NUMBER, decode=_NUMBER),
+    seconds={
+        **_object(queue=_NUMBER, decode=_NUMBER),
+        "description": "queue: of the piece that waited longest. decode: of its batch; of a text in several pieces the "
+        "slowest batch, and with `alone` the sum of all pieces.",
+    },
     batch=_INTEGER,
 )
 _GENERATED = _object(model=_STRING, results={"type": "array", "items": _RESULT}, seconds=_NUMBER)
@@ -206,7 +214,8 @@ _TRANSCRIBED = _object(
 )
 _MODEL = _object(id=_STRING, object=_STRING, created=_INTEGER, owned_by=_STRING, l0drop={"type": "object"})
 _MODELS = _object(object=_STRING, data={"type": "array", "items": _MODEL})
-_TASK = {"anyOf": [{"type": "array", "items": {"type": "object"}}, _object(text=_STRING)]}
+_OUTPUTS = {"type": "array", "items": {"type": "object"}}
+_TASK = {"anyOf": [_OUTPUTS, {"type": "array", "items": _OUTPUTS}, _object(text=_STRING)]}
 _TRANSLATED = _object(translatedText=ONE_OR_MORE)
 _DETECTED = {"type": "array", "items": _object(language=_STRING, confidence=_NUMBER)}
 _LANGUAGES = {"type": "array", "items": _object(code=_STRING, name=_STRING, targets=STRINGS)}

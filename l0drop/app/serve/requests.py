@@ -3,10 +3,11 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any, TypeVar
+from contextlib import suppress
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-from starlette.datastructures import UploadFile
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -21,6 +22,10 @@ GRANULARITIES = "timestamp_granularities[]"
 """OpenAI's list in a form: the field may occur several times."""
 MOST_FIELDS = 30
 """Fields of a form with a file."""
+MOST_NAMES = 1000
+"""Keys of a JSON object: each unknown one costs an error."""
+MOST_DIGITS = 40
+"""Characters of a number in a form."""
 
 
 class Problem(Exception):  # noqa: N818
@@ -42,18 +47,20 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+Texts = Annotated[list[str], Field(fail_fast=True)]
+"""A list whose first fault ends its check, because a body has room for a million faults."""
 Body = TypeVar("Body", bound=BaseModel)
+
+
+def shown(value: str) -> str:
+    """A client's value as an error quotes it."""
+    return repr(value if len(value) <= MOST_DIGITS else value[:MOST_DIGITS] + "…")
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     # a client's own invalid characters may be quoted in an error
     content = json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
     return Response(content, status, dict(headers or {}), media_type=JSON)
-
-
-def error_response(problem: Problem) -> Response:
-    """The form of errors in all dialects but OpenAI's."""
-    return json_response({"error": problem.message}, problem.status, problem.headers)
 
 
 def media_type(request: Request) -> str:
@@ -93,11 +100,13 @@ def parse_json(body: bytes) -> Any:
     """JSON without duplicate keys, NaN and infinity, which parsers read differently."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            names = [name for name, _ in pairs]
-            again = next(name for name in names if names.count(name) > 1)
-            raise Problem(400, f"JSON: the key {again!r} occurs twice")
+        if len(pairs) > MOST_NAMES:
+            raise Problem(400, f"JSON: an object has {len(pairs):,} keys; at most {MOST_NAMES:,} are read")
+        found: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in found:
+                raise Problem(400, f"JSON: the key {name!r} occurs twice")
+            found[name] = value
         return found
 
     def no_constant(name: str) -> Any:
@@ -133,21 +142,21 @@ def checked(kind: type[Body], value: Any) -> Body:
 
 
 def _number(value: str, name: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        raise Problem(400, f"{name}: expected a number, got {value!r}") from None
+    if value.isascii() and len(value) <= MOST_DIGITS:
+        with suppress(ValueError):
+            return float(value)
+    raise Problem(400, f"{name}: expected a number, got {shown(value)}")
 
 
 def _whole(value: str, name: str) -> int:
-    if not value.isdecimal():
-        raise Problem(400, f"{name}: expected a whole number, got {value!r}")
+    if not (value.isascii() and value.isdecimal() and len(value) <= MOST_DIGITS):
+        raise Problem(400, f"{name}: expected a whole number, got {shown(value)}")
     return int(value)
 
 
 def _truth(value: str, name: str) -> bool:
     if value not in ("true", "false"):
-        raise Problem(400, f"{name}: expected true or false, got {value!r}")
+        raise Problem(400, f"{name}: expected true or false, got {shown(value)}")
     return value == "true"
 
 
@@ -163,21 +172,26 @@ def form_value(name: str, value: str) -> Any:
     return _FORM_TYPES[name](value, name) if name in _FORM_TYPES else value
 
 
-async def read_upload(request: Request, limits: Limits) -> tuple[bytes, dict[str, Any]]:
-    """The content of a form's `file`, and the other fields. The file stays in memory; its name is not used."""
-    if media_type(request) != MULTIPART:
-        raise Problem(415, f"Content-Type: expected {MULTIPART}")
-    body = await read_body(request, limits, limits.audio_body)
+async def parse_multipart(request: Request, body: bytes, most_bytes: int, most_fields: int) -> FormData:
+    """A form with at most one file; of another field, at most `most_bytes` are read. Everything stays in memory."""
 
     async def stream() -> AsyncGenerator[bytes, None]:
         yield body
 
-    parser = MultiPartParser(request.headers, stream(), max_files=1, max_fields=MOST_FIELDS, max_part_size=limits.body)
-    parser.spool_max_size = limits.audio_body
+    parser = MultiPartParser(request.headers, stream(), max_files=1, max_fields=most_fields, max_part_size=most_bytes)
+    parser.spool_max_size = len(body) + 1
     try:
-        form = await parser.parse()
+        return await parser.parse()
     except (MultiPartException, KeyError, ValueError) as error:
         raise Problem(400, f"form: {getattr(error, 'message', error)}") from None
+
+
+async def read_upload(request: Request, limits: Limits) -> tuple[bytes, dict[str, Any]]:
+    """The content of a form's `file`, and the other fields. The file's name is not used."""
+    if media_type(request) != MULTIPART:
+        raise Problem(415, f"Content-Type: expected {MULTIPART}")
+    body = await read_body(request, limits, limits.audio_body)
+    form = await parse_multipart(request, body, limits.body, MOST_FIELDS)
     file = form.get("file")
     if not isinstance(file, UploadFile):
         raise Problem(400, "file: expected a sound file")

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from l0drop.app.serve.metrics import Metrics
@@ -32,13 +33,31 @@ PATIENCE = 0.5
 """A text that has waited so many seconds joins any batch of its model and search, whatever its length."""
 MOST_REMEMBERED = 1000
 """Clients without waiting texts whose work is remembered while others wait."""
+BEAMS = 4
+"""A batch has room for so many beams of every text; with more, it holds fewer texts."""
 SHORTEST = 16
 """Expected memory lengths below this count as equal."""
 
 
+@dataclass(frozen=True)
+class OutputBounds:
+    """Hypotheses of a search for one text, and the bounds of the new tokens of each."""
+
+    beams: int = 1
+    least: int = 0
+    most: int = 1
+
+    def expected(self, length: int) -> int:
+        """As many tokens as the source has, within the bounds."""
+        return min(self.most, max(self.least, length))
+
+
 @dataclass(eq=False)
 class Item:
-    """A text in the queue. `run` replaces the decoding of a batch for an item that is decoded alone."""
+    """A text in the queue. `run` replaces the decoding of a batch for an item that is decoded alone.
+
+    is_counted: whether the metrics of live traffic count it.
+    """
 
     served: Served | ServedSpeech
     source: Any
@@ -47,8 +66,22 @@ class Item:
     deadline: float
     run: Callable[[], Any] | None = None
     alone: bool = False
+    bounds: OutputBounds = OutputBounds()
+    is_counted: bool = True
     future: "asyncio.Future[DecodedItem]" = field(init=False)
     queued: float = field(init=False)
+    together: Hashable = field(init=False)
+    """Items with the same value can be decoded in one batch."""
+    length: int = field(init=False)
+    length_class: int = field(init=False)
+    """Items of one class have expected memory lengths within a factor of two."""
+
+    def arrive(self, search: Hashable, now: float) -> None:
+        """Compute what every look at the queue needs. search: identifies the settings."""
+        self.future, self.queued = asyncio.get_running_loop().create_future(), now
+        self.together = (self.served.name, search, self.served.kind(self.source))
+        self.length = self.served.length(self.source)
+        self.length_class = math.ceil(math.log2(max(SHORTEST, self.served.expected_rows(self.source))))
 
     @property
     def is_over(self) -> bool:
@@ -56,19 +89,58 @@ class Item:
         return self.future.done()
 
     @property
-    def together(self) -> Hashable:
-        """Items with the same value can be decoded in one batch."""
-        search = tuple(sorted((name, repr(value)) for name, value in self.settings.items()))
-        return (self.served.name, search, self.served.kind(self.source), id(self) if self.run or self.alone else None)
+    def is_single(self) -> bool:
+        """Whether it is decoded in a batch of its own."""
+        return self.alone or self.run is not None
 
     @property
     def cost(self) -> int:
-        return self.served.length(self.source) * int(self.settings.get("num_beams") or 1)
+        return self.length * self.bounds.beams
 
     @property
-    def length_class(self) -> int:
-        """Items of one class have expected memory lengths within a factor of two."""
-        return math.ceil(math.log2(max(SHORTEST, self.served.expected_rows(self.source))))
+    def new_tokens(self) -> int:
+        """The expected length of its output."""
+        return self.bounds.expected(self.length)
+
+
+class ItemBatch:
+    """Items that are decoded together, as long as their tokens stay within a budget.
+
+    tokens: padded source tokens. The output tokens of all beams may be BEAMS times as many.
+    """
+
+    def __init__(self, first: Item, tokens: int) -> None:
+        self.items = [first]
+        self._tokens = tokens
+        self._longest = self._counted(first.length)
+        self._most_new = self._counted(first.new_tokens)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no item, however short, fits in."""
+        return self.items[0].is_single or not self._has_room(self._longest, self._most_new)
+
+    def add(self, item: Item) -> bool:
+        """Take the item, if it fits in."""
+        first = self.items[0]
+        if first.is_single or item.is_single or item.together != first.together:
+            return False
+        if item.length_class != first.length_class and time.monotonic() - item.queued < PATIENCE:
+            return False
+        longest = max(self._longest, self._counted(item.length))
+        most_new = max(self._most_new, self._counted(item.new_tokens))
+        if not self._has_room(longest, most_new):
+            return False
+        self.items.append(item)
+        self._longest, self._most_new = longest, most_new
+        return True
+
+    def _counted(self, tokens: int) -> int:
+        return max(tokens, MIN_CPU_TOKENS if self.items[0].served.on_cpu else 1)
+
+    def _has_room(self, longest: int, most_new: int) -> bool:
+        texts, beams = len(self.items) + 1, self.items[0].bounds.beams
+        return texts * longest <= self._tokens and texts * beams * most_new <= BEAMS * self._tokens
 
 
 @dataclass(frozen=True)
@@ -109,26 +181,31 @@ class FairQueue:
         self._forget()
         return gone
 
-    def take(self, fits: Callable[[Sequence[Item], Item], bool]) -> list[Item]:
-        """The next batch: the first item in turn, and others for which `fits(batch, item)`."""
-        batch: list[Item] = []
-        passed: dict[str, deque[Item]] = {client: deque() for client in self._items}
-        turns = {client for client, items in self._items.items() if items}
-        while turns:
-            client = min(turns, key=lambda name: self._work[name])
-            item = self._items[client].popleft()
-            if not batch or fits(batch, item):
-                batch.append(item)
+    def take(self, begin: Callable[[Item], ItemBatch]) -> list[Item]:
+        """The next batch: the first item in turn begins it, others in turn join it until it is full."""
+        batch: ItemBatch | None = None
+        passed: dict[str, list[Item]] = {}
+        turns = [(self._work[client], order, client) for order, client in enumerate(self._items)]
+        heapify(turns)
+        while turns and not (batch and batch.is_full):
+            _, order, client = heappop(turns)
+            items = self._items[client]
+            while items:
+                item = items.popleft()
+                if batch is None:
+                    batch = begin(item)
+                elif not batch.add(item):
+                    passed.setdefault(client, []).append(item)
+                    continue
                 self._work[client] += item.cost
-            else:
-                passed[client].append(item)
-            if not self._items[client]:
-                turns.discard(client)
-        for client, items in passed.items():
-            self._items[client].extendleft(reversed(items))
-        self.count -= len(batch)
+                heappush(turns, (self._work[client], order, client))
+                break
+        for client, left in passed.items():
+            self._items[client].extendleft(reversed(left))
+        taken = batch.items if batch else []
+        self.count -= len(taken)
         self._forget()
-        return batch
+        return taken
 
     def _forget(self) -> None:
         """Drop clients without items, so that memory does not grow with the number of clients seen."""
@@ -163,7 +240,7 @@ class Lane:
                 self.wake.clear()
                 await self.wake.wait()
                 await asyncio.sleep(min(GATHER_MOST, GATHER_SHARE * self._last_seconds))
-            batch = self.queue.take(self.scheduler.fits)
+            batch = self.queue.take(self.scheduler.begin)
             self.scheduler.queue_changed()
             if not batch:
                 continue
@@ -221,22 +298,25 @@ class Scheduler:
         return sum(lane.queue.count for lane in self._lanes.values())
 
     def check_room(self, served: Served | ServedSpeech, texts: int) -> None:
-        """Raise a Problem unless the queue has room for so many texts."""
+        """Raise a Problem unless the queue has room for so many texts, the pieces of long texts counted one by one."""
+        if texts > self.most:
+            raise Problem(413, f"the request has {texts:,} texts after splitting; the queue holds {self.most:,}")
         if self.waiting + texts > self.most:
             lane = self.lane(served)
             seconds = max(1, math.ceil(lane.queue.count * lane.per_text))
             raise Problem(503, "the queue is full; try again later", {"Retry-After": str(min(seconds, 60))})
 
     async def decode(self, items: Sequence[Item]) -> list[DecodedItem]:
-        """The results of items of one model, in order.
+        """The results of items of one model and one search, in order.
 
         Cancelling it, a deadline that passes, or one failure takes its other items off the queue.
         """
         self.check_room(items[0].served, len(items))
         lane = self.lane(items[0].served)
         now = time.monotonic()
+        search = tuple(sorted((name, repr(value)) for name, value in items[0].settings.items()))
         for item in items:
-            item.future, item.queued = asyncio.get_running_loop().create_future(), now
+            item.arrive(search, now)
             lane.queue.put(item)
         self.queue_changed()
         lane.wake.set()
@@ -244,8 +324,9 @@ class Scheduler:
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + max(0.0, items[0].deadline - now)):
                 return await asyncio.gather(*(item.future for item in items))
         except TimeoutError:
-            self.metrics.expired.inc(sum(not item.future.done() or item.future.cancelled() for item in items))
-            raise Problem(504, "the deadline passed before the text was decoded", {"Retry-After": "5"}) from None
+            late = [item for item in items if not item.future.done() or item.future.cancelled()]
+            self.metrics.expired.inc(sum(item.is_counted for item in late))
+            raise expired() from None
         finally:
             for item in items:
                 item.future.cancel()
@@ -253,41 +334,48 @@ class Scheduler:
                 lane.queue.drop(lambda item: item.future.cancelled())
                 self.queue_changed()
 
-    def fits(self, batch: Sequence[Item], item: Item) -> bool:
-        first = batch[0]
-        if item.together != first.together:
-            return False
-        if item.length_class != first.length_class and time.monotonic() - item.queued < PATIENCE:
-            return False
-        least = MIN_CPU_TOKENS if item.served.on_cpu else 1
-        longest = max(least, *(other.served.length(other.source) for other in (*batch, item)))
-        return (len(batch) + 1) * longest <= self.batch_tokens
+    def begin(self, first: Item) -> ItemBatch:
+        return ItemBatch(first, self.batch_tokens)
 
     def observe(self, batch: Sequence[Item], outcomes: Sequence[Any], began: float, seconds: float) -> None:
+        """Learn from the outcomes of a batch, and count those of live traffic."""
         metrics, name = self.metrics, batch[0].served.name
-        metrics.batch_texts.labels(name).observe(len(batch))
-        metrics.batch_seconds.labels(name).observe(seconds)
+        counted = sum(item.is_counted for item in batch)
+        if counted:
+            metrics.batch_texts.labels(name).observe(counted)
+            metrics.batch_seconds.labels(name).observe(seconds)
         for item, outcome in zip(batch, outcomes, strict=True):
-            metrics.queue_seconds.observe(began - item.queued)
-            if isinstance(outcome, StoppedError):
-                metrics.stopped.labels(name).inc()
-            elif isinstance(outcome, BaseException):
-                metrics.failed.labels(name).inc()
-            elif isinstance(outcome, Transcript):
-                metrics.audio_seconds.labels(name).inc(outcome.seconds)
-                metrics.source_tokens.labels(name).inc(outcome.covered)
-                metrics.kept_tokens.labels(name).inc(len(outcome.kept))
-                metrics.kept_share.labels(name).observe(1 - outcome.sparsity)
-            elif isinstance(outcome, Result) and isinstance(item.served, Served):
+            if isinstance(outcome, Result) and isinstance(item.served, Served):
                 item.served.observe(item.source, outcome)
-                metrics.source_tokens.labels(name).inc(outcome.source_tokens)
-                metrics.kept_tokens.labels(name).inc(len(outcome.kept))
-                metrics.output_tokens.labels(name).inc(outcome.output_tokens)
-                if outcome.source_tokens:
-                    metrics.kept_share.labels(name).observe(len(outcome.kept) / outcome.source_tokens)
+            if item.is_counted:
+                metrics.queue_seconds.observe(began - item.queued)
+                self._count(name, outcome)
+
+    def _count(self, name: str, outcome: Any) -> None:
+        metrics = self.metrics
+        if isinstance(outcome, StoppedError):
+            metrics.stopped.labels(name).inc()
+        elif isinstance(outcome, BaseException):
+            metrics.failed.labels(name).inc()
+        elif isinstance(outcome, Transcript):
+            metrics.audio_seconds.labels(name).inc(outcome.seconds)
+            metrics.source_tokens.labels(name).inc(outcome.covered)
+            metrics.kept_tokens.labels(name).inc(len(outcome.kept))
+            metrics.kept_share.labels(name).observe(1 - outcome.sparsity)
+        elif isinstance(outcome, Result):
+            metrics.source_tokens.labels(name).inc(outcome.source_tokens)
+            metrics.kept_tokens.labels(name).inc(len(outcome.kept))
+            metrics.output_tokens.labels(name).inc(outcome.output_tokens)
+            if outcome.source_tokens:
+                metrics.kept_share.labels(name).observe(len(outcome.kept) / outcome.source_tokens)
 
     def queue_changed(self) -> None:
         self.metrics.queued.set(self.waiting)
+
+
+def expired() -> Problem:
+    """A request whose deadline has passed."""
+    return Problem(504, "the deadline passed before the answer was ready", {"Retry-After": "5"})
 
 
 class StoppedError(Exception):

@@ -67,25 +67,59 @@ def application(
 
 
 class TimedProtocol(H11Protocol):
-    """uvicorn's HTTP protocol, which closes a connection if the head of a request does not arrive in time."""
+    """uvicorn's HTTP protocol, which ends connections that wait too long for the client.
 
-    seconds = 15.0
+    head_seconds: for the head of a request. answer_seconds: until the client has taken an answer that was written.
+    """
+
+    head_seconds = 15.0
+    answer_seconds = 60.0
     _head_timer: asyncio.TimerHandle | None = None
+    _answer_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._head_timer = self.loop.call_later(self.seconds, self.transport.close)
+        self._head_timer = self.loop.call_later(self.head_seconds, self.transport.close)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._stop_timer()
         elif self._head_timer is None:  # the beginning of another head, for which uvicorn would wait without end
-            self._head_timer = self.loop.call_later(self.seconds, self.transport.close)
+            self._head_timer = self.loop.call_later(self.head_seconds, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_answer_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._start_answer_timer()
+
+    def resume_writing(self) -> None:
+        self._stop_answer_timer()
+        super().resume_writing()
+        self._start_answer_timer()
+
+    def on_response_complete(self) -> None:
+        self._stop_answer_timer()
+        self._start_answer_timer()
+        super().on_response_complete()
+
+    def _start_answer_timer(self) -> None:
+        """Wait for the client to take what has been written: closing would wait for it without end."""
+        if self._answer_timer is None and self.transport.get_write_buffer_size():
+            self._answer_timer = self.loop.call_later(self.answer_seconds, self._abort_unless_taken)
+
+    def _abort_unless_taken(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+
+    def _stop_answer_timer(self) -> None:
+        if self._answer_timer is not None:
+            self._answer_timer.cancel()
+            self._answer_timer = None
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
@@ -96,7 +130,9 @@ class TimedProtocol(H11Protocol):
 def uvicorn_config(app: Starlette, **options: Any) -> uvicorn.Config:
     """uvicorn's settings; SIGTERM ends the server after the requests that were accepted."""
     service: Service = app.state.service
-    protocol = type("Protocol", (TimedProtocol,), {"seconds": service.limits.header_seconds})
+    limits = service.limits
+    seconds = {"head_seconds": limits.header_seconds, "answer_seconds": limits.answer_seconds}
+    protocol = type("Protocol", (TimedProtocol,), seconds)
     return uvicorn.Config(
         app,
         http=protocol,
@@ -106,7 +142,7 @@ def uvicorn_config(app: Starlette, **options: Any) -> uvicorn.Config:
         proxy_headers=False,
         log_config=None,
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=int(service.limits.seconds) + 5,
+        timeout_graceful_shutdown=int(limits.seconds) + 5,
         **options,
     )
 

@@ -4,25 +4,26 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from l0drop.app.serve.limits import Limits
 from l0drop.app.serve.metrics import Metrics
 from l0drop.app.serve.models import Models, Served, ServedSpeech, check_dial
 from l0drop.app.serve.requests import Problem, refused
-from l0drop.app.serve.scheduler import DecodedItem, Item, Scheduler
-from l0drop.app.serve.shadow import Shadow
+from l0drop.app.serve.scheduler import DecodedItem, Item, OutputBounds, Scheduler, expired
+from l0drop.app.serve.shadow import CLIENT, Shadow
+from l0drop.app.serve.turns import Turns, in_one_step
 from l0drop.data.audio import Audio, audio_of_bytes
 from l0drop.decoding.results import Explained, Result
 from l0drop.decoding.sources import Source
 from l0drop.decoding.speech import Transcript
-from l0drop.decoding.splitting import Piece, encode_pieces, join_results
+from l0drop.decoding.splitting import Piece, Steps, check_room, encode_in_steps, join_results
 
 log = logging.getLogger("l0drop.serve")
 
+T = TypeVar("T")
 Long = Literal["split", "cut"]
 
 
@@ -31,8 +32,8 @@ class Query:
     """Texts for one model with one search.
 
     dial: `keep`, `max_memory`, `shift`, `dense`. languages: `source_lang` and `target_lang` of a multilingual model.
-    long: what happens to a text that exceeds the model's positions. alone: each text is decoded in a batch of its own,
-    so that its time is its own. seconds: the deadline, at most the service's.
+    long: what happens to a text that exceeds the model's positions. alone: each text, and each piece of a long text, is
+    decoded in a batch of its own, so that its time is its own. seconds: the deadline, at most the service's.
     """
 
     served: Served
@@ -49,7 +50,11 @@ class Query:
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of one text. pieces: how many parts it was split into. The times are those of its slowest part."""
+    """The result of one text. pieces: how many parts it was split into.
+
+    queue_seconds: of the part that waited longest. decode_seconds: the seconds of its batch; for a text of several
+    parts those of the slowest batch, and with `alone` the sum over all parts.
+    """
 
     result: Result
     pieces: int
@@ -95,8 +100,8 @@ class Service:
         self.on_failure: Callable[[], None] = lambda: None
         self.scheduler = Scheduler(self.metrics, limits.queue)
         self.shadow = Shadow(self.generate, self.metrics, shadow, reference)
-        self._tokenizing = ThreadPoolExecutor(1, "tokenizing")
-        self._listening = ThreadPoolExecutor(1, "reading-audio")  # long recordings do not hold up texts
+        self._tokenizing = Turns("tokenizing")
+        self._listening = Turns("reading-audio")  # long recordings do not hold up texts
         self._warming: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -106,9 +111,9 @@ class Service:
         if self._warming is not None:
             self._warming.cancel()
         await self.shadow.stop()
+        self._tokenizing.close()
+        self._listening.close()
         await self.scheduler.stop()
-        self._tokenizing.shutdown()
-        self._listening.shutdown()
 
     async def _warm_up(self) -> None:
         """Decode once with every model. A model that cannot is a `failure`, which `on_failure` is told."""
@@ -124,19 +129,21 @@ class Service:
 
     async def generate(self, query: Query) -> list[Answer]:
         """An answer per text, in order; the same as `TextModel.generate`, except that long texts are split."""
+        deadline = self._deadline(query.seconds)
         self._check(query)
-        settings = self._settings(query)
-        texts = await self._in_thread(self._tokenizing, self._encode, query)
-        deadline = time.monotonic() + min(query.seconds or self.limits.seconds, self.limits.seconds)
+        settings, bounds = self._search(query)
+        texts = await self._read(self._tokenizing, query.client, deadline, self._encode(query))
+        live = query.client != CLIENT
         items = [
-            Item(query.served, source, settings, query.client, deadline, alone=query.alone)
+            Item(query.served, source, settings, query.client, deadline, None, query.alone, bounds, live)
             for text in texts
             for source in text.sources
             if not source.is_blank
         ]
         done = iter(await self.scheduler.decode(items) if items else ())
         answers = [
-            _answer(text, [_BLANK if source.is_blank else next(done) for source in text.sources]) for text in texts
+            _answer(text, [_BLANK if source.is_blank else next(done) for source in text.sources], query.alone)
+            for text in texts
         ]
         if self.log_texts:
             for text, answer in zip(query.texts, answers, strict=True):
@@ -146,20 +153,22 @@ class Service:
 
     async def explain(self, query: Query) -> tuple[Explained, DecodedItem]:
         """The output for one text with gates and attention; a long text is cut."""
+        deadline = self._deadline(query.seconds)
         self._check(query)
         if (shortener := query.served.model.engine.shortener) is not None:
             raise Problem(
                 400, f"model: an explanation shows gates, and the memory of {query.served.name} comes from {shortener}"
             )
-        settings = self._settings(query)
+        settings, bounds = self._search(query)
         (text,) = query.texts
-        (source,) = await self._in_thread(self._tokenizing, self._sources, query, [text])
+        encoded = await self._read(self._tokenizing, query.client, deadline, self._encode(replace(query, long="cut")))
+        (source,) = encoded[0].sources
         if source.is_blank:
             raise Problem(400, "text: is blank, there is nothing to explain")
         given: dict[str, Any] = {**query.languages, **query.dial, **query.generation}
         run = partial(query.served.model.explain, text, prefix=query.prefix, **given)
-        deadline = time.monotonic() + min(query.seconds or self.limits.seconds, self.limits.seconds)
-        (done,) = await self.scheduler.decode([Item(query.served, source, settings, query.client, deadline, run=run)])
+        item = Item(query.served, source, settings, query.client, deadline, run, bounds=bounds)
+        (done,) = await self.scheduler.decode([item])
         return done.result, done
 
     async def transcribe(
@@ -178,6 +187,7 @@ class Service:
 
         seed: of a sampled output, which is decoded in a batch of its own. alone, seconds: as in Query.
         """
+        deadline = self._deadline(seconds)
         self._check_ready()
         self._check_search(generation, served.most_new_tokens - len(generation.get("prompt_ids", ())))
         check_dial(served, dial)
@@ -185,13 +195,16 @@ class Service:
             settings = served.model.settings({**generation, **dial})
         except (TypeError, ValueError) as error:
             raise refused(error) from None
-        clip: Audio = await self._in_thread(self._listening, audio_of_bytes, content, "file", self.limits.audio_seconds)
+        hear = in_one_step(partial(audio_of_bytes, content, "file", self.limits.audio_seconds))
+        clip = await self._read(self._listening, client, deadline, hear)
         if seed is not None:
             settings["seed"], alone = seed, True
         if clip.is_silent:
             return AudioAnswer(Transcript("", seconds=clip.seconds), clip, 0.0, 0.0, 0)
-        deadline = time.monotonic() + min(seconds or self.limits.seconds, self.limits.seconds)
-        (done,) = await self.scheduler.decode([Item(served, clip, settings, client, deadline, alone=alone)])
+        most_new = int(settings.get("max_new_tokens") or served.most_new_tokens)
+        bounds = OutputBounds(int(settings.get("num_beams") or 1), most=most_new)
+        item = Item(served, clip, settings, client, deadline, alone=alone, bounds=bounds)
+        (done,) = await self.scheduler.decode([item])
         if self.log_texts:
             log.info("%s: %.1f s of audio -> %r", served.name, clip.seconds, done.result.text)
         return AudioAnswer(done.result, clip, done.queue_seconds, done.decode_seconds, done.batch)
@@ -203,46 +216,53 @@ class Service:
     def _check(self, query: Query) -> None:
         """Raise a Problem for a query beyond the limits, or one that the model cannot follow."""
         self._check_ready()
-        self.check_texts(query.texts)
+        self.check_texts(query.texts, query.prefix)
         self._check_search(query.generation)
         check_dial(query.served, query.dial)
         self.scheduler.check_room(query.served, len(query.texts))
 
-    def check_texts(self, texts: Sequence[str]) -> None:
-        """Raise a Problem for too many texts, or one that is too long."""
+    def check_texts(self, texts: Sequence[str], prefix: str | None = None) -> None:
+        """Raise a Problem for too many texts, or one that is too long together with the prefix."""
         limits = self.limits
         if len(texts) > limits.texts:
             raise Problem(413, f"at most {limits.texts} texts per request, got {len(texts)}")
         for index, text in enumerate(texts):
-            if len(text) > limits.text:
+            length = len(prefix or "") + len(text)
+            if length > limits.text:
+                counted = " with its prefix" if prefix else ""
                 raise Problem(
-                    413, f"text {index + 1} has {len(text):,} characters; at most {limits.text:,} are accepted"
+                    413, f"text {index + 1} has {length:,} characters{counted}; at most {limits.text:,} are accepted"
                 )
 
     def _check_search(self, generation: Mapping[str, Any], positions: int | None = None) -> None:
         tokens = self.limits.new_tokens if positions is None else min(positions, self.limits.new_tokens)
-        for name, most in (("num_beams", self.limits.beams), ("max_new_tokens", tokens)):
+        for name, most in (("num_beams", self.limits.beams), ("max_new_tokens", tokens), ("max_length", tokens)):
             if (generation.get(name) or 0) > most:
                 raise Problem(400, f"{name}: at most {most}, got {generation[name]}")
 
-    def _settings(self, query: Query) -> dict[str, Any]:
-        """All settings of the search, checked."""
+    def _search(self, query: Query) -> tuple[dict[str, Any], OutputBounds]:
+        """All settings of the search, checked, and the bounds of its outputs."""
         model = query.served.model
         try:
             settings = model.settings(query.languages.get("target_lang"), query.generation)
-            model.engine.search(**settings)
+            search = model.engine.search(**settings)
         except (TypeError, ValueError) as error:
             raise refused(error) from None
-        return settings
+        return settings, OutputBounds(search.beams, search.min_length - search.given, search.max_length - search.given)
 
-    def _encode(self, query: Query) -> list[_Text]:
+    def _encode(self, query: Query) -> Steps[list[_Text]]:
+        """The texts as sources, in steps of one text or of one part that is tried."""
+        encode = partial(self._sources, query)
         texts = []
         for text in query.texts:
             if query.long == "cut":
-                pieces, sources = [(0, len(text))], self._sources(query, [text])
+                pieces, sources = [(0, len(text))], encode([text])
+                if sources[0].cut:
+                    check_room(text, lambda part: not encode([part])[0].cut)
             else:
-                pieces, sources = encode_pieces(text, partial(self._sources, query))
+                pieces, sources = yield from encode_in_steps(text, encode)
             texts.append(_Text(text, pieces, [replace(source, dial=query.dial) for source in sources]))
+            yield
         return texts
 
     def _sources(self, query: Query, texts: Sequence[str]) -> list[Source]:
@@ -250,10 +270,18 @@ class Service:
             texts, source_lang=query.languages.get("source_lang"), prefix=query.prefix, names=lambda index: "text"
         )
 
-    async def _in_thread(self, pool: ThreadPoolExecutor, work: Any, *arguments: Any) -> Any:
-        """Reading an input, off the event loop; errors in the client's input become Problems."""
+    def _deadline(self, seconds: float | None) -> float:
+        """The time by which a request that has just arrived must be answered."""
+        return time.monotonic() + min(seconds or self.limits.seconds, self.limits.seconds)
+
+    async def _read(self, turns: Turns, client: str, deadline: float, steps: Steps[T]) -> T:
+        """Read an input off the event loop, until the deadline; errors in the client's input become Problems."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(pool, partial(work, *arguments))
+            async with asyncio.timeout(deadline - time.monotonic()):
+                return await turns.run(client, steps)
+        except TimeoutError:
+            self.metrics.expired.inc(client != CLIENT)
+            raise expired() from None
         except (TypeError, ValueError) as error:
             raise refused(error) from None
 
@@ -261,11 +289,12 @@ class Service:
 _BLANK = DecodedItem(Result(""), 0.0, 0.0, 0)
 
 
-def _answer(text: _Text, parts: Sequence[DecodedItem]) -> Answer:
+def _answer(text: _Text, parts: Sequence[DecodedItem], alone: bool) -> Answer:
+    seconds = [part.decode_seconds for part in parts]
     return Answer(
         result=join_results(text.text, text.pieces, [part.result for part in parts]),
         pieces=len(parts),
         queue_seconds=max(part.queue_seconds for part in parts),
-        decode_seconds=max(part.decode_seconds for part in parts),
+        decode_seconds=sum(seconds) if alone else max(seconds),
         batch=max(part.batch for part in parts),
     )

@@ -48,13 +48,18 @@ class Shadow:
 
     def consider(self, query: "Query", answers: "Sequence[Answer]") -> None:
         """Choose texts of an answered query."""
-        if not self.share or query.client == CLIENT or query.served is self.reference:
+        if not self.share or query.client == CLIENT or not self._differs(query):
             return
         for text, answer in zip(query.texts, answers, strict=True):
             if answer.result.source_tokens and self._random.random() < self.share:
                 task = asyncio.create_task(self._compare(replace(query, texts=[text]), answer.result))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
+
+    def _differs(self, query: "Query") -> bool:
+        """Whether a second decoding is another one: without gates, and with `dense`, nothing was dropped."""
+        is_short = query.served.model.is_gated and not query.dial.get("dense")
+        return is_short and query.served is not self.reference
 
     async def stop(self) -> None:
         for task in self._tasks:

@@ -1,6 +1,7 @@
 """Keys: nothing but the exceptions answers without one. The description: schemathesis finds nothing."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,8 +20,11 @@ from schemathesis.specs.openapi.checks import (
 from starlette.datastructures import URL
 from starlette.requests import Request
 from starlette.routing import Route
+from typer.testing import CliRunner
 
-from l0drop.app.serve.guard import LOCAL, OPEN_PATHS, Access
+from l0drop.app.cli import app
+from l0drop.app.serve import command
+from l0drop.app.serve.guard import KEY_IN_BODY, LOCAL, OPEN_PATHS, Access
 from l0drop.app.serve.limits import Limits
 from l0drop.app.serve.models import Served, ServedSpeech
 from l0drop.app.serve.openapi import description
@@ -107,14 +111,55 @@ def test_allowed_origins_may_call(locked: Running) -> None:
     assert "access-control-allow-origin" not in refused.headers
 
 
+def test_keys_that_a_header_cannot_carry_are_refused(tmp_path: Path) -> None:
+    for key in ("schlüssel-1", "second\x07secret"):
+        (tmp_path / "keys").write_text(f"first-secret\n{key}\n", encoding="utf-8")
+        with pytest.raises(ValueError, match="--keys: key 2 has characters that a header cannot carry"):
+            command.serve(["any"], keys=tmp_path / "keys")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_module:f", "no_such_module cannot be imported"),
+        ("json:no_such_function", "json has no function no_such_function"),
+        ("json", "expected MODULE:NAME"),
+        (":f", "expected MODULE:NAME"),
+        (".json:loads", "expected MODULE:NAME"),
+    ],
+)
+def test_detectors_that_cannot_be_found(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"--detector: {message}"):
+        command._detector(name)
+
+
+def test_a_port_that_cannot_be() -> None:
+    ran = CliRunner().invoke(app, ["serve", "any", "--port", "70000"])
+    assert ran.exit_code == 2
+    assert "65535" in ran.output
+
+
 # --- the description --------------------------------------------------------------------------------------------------
 
 
 def test_the_description_names_every_route(service: Running) -> None:
     document = service.get("/openapi.json").json()
-    app = application(service.service)
-    routes = {route.path.replace(":path", "") for route in app.routes if isinstance(route, Route)}
+    routes = {
+        route.path.replace(":path", "") for route in application(service.service).routes if isinstance(route, Route)
+    }
     assert routes - {"/", "/openapi.json"} == set(document["paths"])
+
+
+def test_the_description_says_how_to_send_a_key(locked: Running) -> None:
+    document = locked.get("/openapi.json", headers={"Authorization": f"Bearer {KEYS[0]}"}).json()
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            if path in KEY_IN_BODY:
+                assert {} in operation["security"]
+                assert "401" not in operation["responses"]
+                assert "api_key" in operation["responses"]["403"]["description"]
+            else:
+                assert ("401" in operation["responses"]) == (path not in OPEN_PATHS)
 
 
 @pytest.fixture(scope="module")

@@ -262,6 +262,22 @@ def test_errors_have_the_form_of_openai(
     assert ask(spoken, wav(0.2)).status_code == 200
 
 
+def test_fields_that_openai_clients_send_without_effect(spoken: Running) -> None:
+    plain = ask(spoken, wav(0.3)).json()
+    for fields in ({"language": ""}, {"language": "EN"}, {"language": "English"}, {"chunking_strategy": "auto"}):
+        assert ask(spoken, wav(0.3), **fields).json() == plain
+    for name, value in (("include[]", "logprobs"), ("chunking_strategy", "server_vad")):
+        answer = ask(spoken, wav(0.3), **{name: value})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].startswith(name)
+
+
+def test_the_wrong_method_is_told_in_the_form_of_openai(spoken: Running) -> None:
+    answer = spoken.get(PATH)
+    assert answer.status_code == 405
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
 def test_bad_forms(spoken: Running) -> None:
     for content, kind in (
         (b"{}", "application/json"),
@@ -330,7 +346,8 @@ def test_one_row_is_too_few_with_a_shared_row(tmp_path: Path, gating: Any) -> No
 
 def test_a_language_that_a_whisper_does_not_know(tmp_path: Path) -> None:
     served = ServedSpeech("many", load(whispers.save(whispers.build(multilingual=True), tmp_path)))
-    assert served.language("English") == served.language("en") == {"language": "en"}
+    assert served.language("English") == served.language("EN") == {"language": "en"}
+    assert served.language("") == served.language(None) == {}
     with pytest.raises(Problem, match="language: many does not know 'xx'"):
         served.language("xx")
 

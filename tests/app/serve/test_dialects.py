@@ -78,6 +78,58 @@ def test_libretranslate_lists_alternatives_and_extra_fields(service: Running, sp
     assert form.json()["translatedText"] == [result.text for result in sparse.generate(TEXTS, keep=0.4)]
 
 
+@pytest.mark.parametrize("text", ["Über die Straße .", "the dog %26 a+b"])
+def test_forms_of_libretranslate(service: Running, sparse: TextModel, text: str) -> None:
+    wanted = {"translatedText": sparse.generate([text])[0].text}
+    fields = {"q": text, "source": "en", "target": "xx"}
+    raw = "&".join(f"{name}={value.replace('%', '%25').replace('+', '%2B')}" for name, value in fields.items())
+    url, form = service.url + "/translate", {"Content-Type": "application/x-www-form-urlencoded"}
+    assert httpx.post(url, data=fields).json() == wanted, "percent-encoded"
+    assert httpx.post(url, content=raw.encode(), headers=form).json() == wanted, "raw UTF-8, as curl -d sends it"
+    parts = [(name, (None, value)) for name, value in fields.items()]
+    assert httpx.post(url, files=parts).json() == wanted, "multipart"
+    lists = httpx.post(url, files=[*parts, ("q", (None, text))]).json()
+    assert lists == {"translatedText": [wanted["translatedText"]] * 2}
+    for content in (raw.encode("utf-16"), b"q=\xff&source=en&target=xx", b"q=%ff&source=en&target=xx"):
+        assert httpx.post(url, content=content, headers=form).status_code == 400
+    assert httpx.post(url, files=[*parts, ("other", ("a.txt", b"x"))]).status_code == 400
+
+
+def test_optional_fields_of_libretranslate_may_be_null(service: Running, outputs: list[str]) -> None:
+    optional = ("format", "alternatives", "api_key", "kept", "dense", "keep", "max_memory", "shift")
+    values: dict[str, object] = {"q": TEXTS[0], "source": "en", "target": "xx"}
+    assert service.post("/translate", {**values, **dict.fromkeys(optional)}).json() == {"translatedText": outputs[0]}
+    assert len(service.post("/translate", {**values, "alternatives": "2"}).json()["alternatives"]) == 2
+    assert service.post("/translate", {**values, "alternatives": "two"}).status_code == 400
+
+
+def test_weblate_may_send_the_key_in_the_query(locked: Running) -> None:
+    for key, status in ((KEYS[0], 200), ("wrong", 403), ("", 403)):
+        assert locked.get("/languages", params={"api_key": key}).status_code == status
+    assert locked.get("/languages").status_code == 403
+
+
+@pytest.mark.parametrize("path", ["/translate", "/detect"])
+def test_without_a_key_other_faults_are_not_told(locked: Running, path: str) -> None:
+    json_type, authorized = {"Content-Type": "application/json"}, {"Authorization": f"Bearer {KEYS[0]}"}
+    faults: list[tuple[str, dict[str, str], bytes, int]] = [
+        ("GET", {}, b"", 405),
+        ("POST", {"Content-Type": "text/plain"}, b"x", 415),
+        ("POST", {**json_type, "Content-Encoding": "gzip"}, b"x", 415),
+        ("POST", json_type, b"{", 400),
+        ("POST", json_type, b"[]", 400),
+        ("POST", json_type, b"{}", 400),
+        ("POST", json_type, b" " * 2_000_001, 413),
+        ("POST", {"Content-Type": "application/x-www-form-urlencoded"}, b"q=\xff", 400),
+    ]
+    for method, headers, content, status in faults:
+        answer = httpx.request(method, locked.url + path, headers=headers, content=content)
+        assert answer.status_code == 403
+        assert answer.json() == {"error": "Invalid API key"}
+        answer = httpx.request(method, locked.url + path, headers={**headers, **authorized}, content=content)
+        assert answer.status_code == status
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -156,3 +208,27 @@ def test_parameters_of_hugging_face_tasks(service: Running, sparse: TextModel) -
     unknown = service.post("/models/sparse", {"inputs": "x", "parameters": {"beams": 3}})
     assert unknown.status_code == 400
     assert "parameters.beams" in unknown.json()["error"]
+
+
+def test_parameters_that_older_clients_send(service: Running, sparse: TextModel) -> None:
+    def outputs(inputs: object, parameters: object) -> object:
+        answer = service.post("/models/sparse", {"inputs": inputs, "parameters": parameters})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    (plain,) = sparse.generate(TEXTS[:1])
+    assert outputs(TEXTS[0], None) == outputs(TEXTS[0], {"do_sample": False}) == [{"translation_text": plain.text}]
+    lengths = {"min_length": 6, "max_length": 7}
+    assert outputs(TEXTS[0], lengths) == [{"translation_text": sparse.generate(TEXTS[:1], **lengths)[0].text}]
+    several = {"num_beams": 3, "num_return_sequences": 2}
+    wanted = [
+        [{"translation_text": one.text} for one in (result, *result.alternatives)]
+        for result in sparse.generate(TEXTS, **several)
+    ]
+    assert [len(one) for one in wanted] == [2, 2]
+    assert outputs(TEXTS, {"generate_parameters": several}) == wanted
+    assert outputs(TEXTS[0], several) == wanted[0]
+    for parameters, message in (({"do_sample": True}, "do_sample: texts are not"), ({"max_length": 9999}, "at most")):
+        answer = service.post("/models/sparse", {"inputs": "x", "parameters": parameters})
+        assert answer.status_code == 400
+        assert message in answer.json()["error"]

@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -157,6 +158,23 @@ def test_an_explanation_is_limited_and_leaves_the_event_loop_free(
     answer = service.post("/v1/explain", {"text": TEXTS[2], **SEARCH})
     assert answer.status_code == 413
     assert "weights" in answer.json()["error"]
+
+
+def test_seconds_of_a_split_text_decoded_alone_are_those_of_all_pieces(
+    service: Running, sparse: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = sparse.decode
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.1)
+        return real(*arguments)
+
+    monkeypatch.setattr(sparse, "decode", slow)
+    text = "the dog sees a cat . " * 24
+    for alone in (True, False):
+        (result,) = service.post("/v1/generate", {"text": text, "alone": alone, **SEARCH}).json()["results"]
+        assert result["pieces"] > 2
+        assert (result["seconds"]["decode"] >= 0.1 * result["pieces"]) is alone
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from l0drop.app.serve.models import Served
+from l0drop.app.serve.command import shadow_reference
+from l0drop.app.serve.models import Models, Served
 from l0drop.decoding.text import TextModel
 from tests.app.serve.running import Running, running
 
@@ -59,3 +60,44 @@ def test_a_share_of_texts_is_decoded_again(sparse: TextModel, share: float) -> N
         time.sleep(0.3)
         again = service.metric("l0drop_shadow_texts_total", model="sparse", reference="dense")
         assert 0.5 * share * texts <= again <= 1.5 * share * texts
+
+
+def test_what_would_be_decoded_in_the_same_way_is_left_out(sparse: TextModel, plain: TextModel) -> None:
+    with running([Served("sparse", sparse), Served("plain", plain)], shadow=1.0) as service:
+        service.post("/v1/generate", {"text": TEXTS, "model": "plain"})
+        service.post("/v1/generate", {"text": TEXTS, "dense": True})
+        service.post("/v1/generate", {"text": TEXTS[:1]})
+        wait_for(service, 1, model="sparse", reference="dense")
+        assert "plain" not in {model for model, _ in service.service.shadow._recent}
+        assert service.metric("l0drop_shadow_texts_total", model="sparse", reference="dense") == 1
+
+
+def test_metrics_of_live_traffic_leave_out_second_decodings(sparse: TextModel) -> None:
+    with running([Served("sparse", sparse)], shadow=1.0) as service:
+        service.post("/v1/generate", {"text": TEXTS})
+        wait_for(service, len(TEXTS), model="sparse", reference="dense")
+        for name in ("l0drop_batch_texts_sum", "l0drop_kept_share_count"):
+            assert service.metric(name, model="sparse") == len(TEXTS)
+        assert service.metric("l0drop_queue_seconds_count") == len(TEXTS)
+        results = service.post("/v1/generate", {"text": TEXTS}).json()["results"]
+        tokens = 2 * sum(result["output_tokens"] for result in results)
+        assert service.metric("l0drop_output_tokens_total", model="sparse") == tokens
+
+
+@pytest.mark.parametrize(
+    ("names", "share", "reference", "message"),
+    [
+        ("sparse plain", 0.0, "plain", "--shadow-model: without --shadow SHARE"),
+        ("sparse plain", 0.1, "other", "--shadow-model: other is not one of the text models"),
+        ("sparse", 0.1, "sparse", "--shadow-model: no text model other than sparse has gates"),
+        ("plain", 0.1, None, "--shadow: no text model has gates"),
+    ],
+)
+def test_options_without_an_effect_are_refused(
+    sparse: TextModel, plain: TextModel, names: str, share: float, reference: str | None, message: str
+) -> None:
+    served = {"sparse": Served("sparse", sparse), "plain": Served("plain", plain)}
+    models = Models([served[name] for name in names.split()])
+    with pytest.raises(ValueError, match=message):
+        shadow_reference(models, share, reference)
+    assert shadow_reference(Models(list(served.values())), 0.1, "plain") is served["plain"]
