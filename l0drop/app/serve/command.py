@@ -128,8 +128,8 @@ def shadow_reference(models: "Models", share: float, name: str | None) -> "Serve
             raise ValueError("--shadow: no text model has gates, so the second decoding would be the same")
         if share and (without := [served.name for served in texts if served.model.engine.shortener is not None]):
             raise ValueError(
-                f"--shadow: {without[0]} has a shortener instead of gates, so it has no dense decoding; name a dense model "
-                "with --shadow-model"
+                f"--shadow: {without[0]} has a shortener instead of gates, so it has no dense decoding; "
+                "name a dense model with --shadow-model"
             )
         return None
     if not share:
