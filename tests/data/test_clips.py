@@ -146,6 +146,7 @@ def test_an_equal_request_is_not_written_again(tmp_path: Path) -> None:
         (whispers.wav(0.6), r"has 0\.6 seconds, more than a window of 0\.48; cut it into shorter clips"),
         (whispers.wav(0.0), r"has no samples"),
     ],
+    ids=["missing", "no audio", "long", "empty"],  # the bytes of a WAV file hold the time at which it was written
 )
 def test_a_bad_file_is_named_with_its_line(tmp_path: Path, content: bytes | None, problem: str) -> None:
     audio = listed(tmp_path, tones())
