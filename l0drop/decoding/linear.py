@@ -131,13 +131,16 @@ class Int8Linear(nn.Module):
     def copied_bytes(self) -> int:
         return self.weight.numel() * (1 if self.many is self.few else 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, activation: Activation = "none") -> Tensor:
+        """activation: none or relu, fused into the product."""
         many = x.numel() // x.shape[-1] * self.out >= MANY_OUTPUTS
         packed = self.many if many else self.few
-        return in_rounded_rows(lambda part: self._product(part, packed), x, self.out)
+        return in_rounded_rows(lambda part: self._product(part, packed, activation), x, self.out)
 
-    def _product(self, x: Tensor, packed: Any) -> Tensor:
-        return torch.ops.quantized.linear_dynamic.default(x, packed, self.reduce_range)
+    def _product(self, x: Tensor, packed: Any, activation: Activation) -> Tensor:
+        operations = torch.ops.quantized
+        product = operations.linear_relu_dynamic if activation == "relu" else operations.linear_dynamic
+        return product.default(x, packed, self.reduce_range)
 
 
 def _packed_int8(rounded: Tensor, bias_O: Tensor | None, engine: str) -> Any:

@@ -23,7 +23,7 @@ from transformers.models.whisper.modeling_whisper import WhisperDecoderLayer
 from l0drop.decoding import packed_memory
 from l0drop.decoding.attention import NAME, attend, current_ancestry, value_blocks
 from l0drop.decoding.caches import DecoderCache, MemoryLayer, PrefixLayer
-from l0drop.decoding.linear import HALF, Kind, PackedLinear, make_linear
+from l0drop.decoding.linear import HALF, Int8Linear, Kind, PackedLinear, make_linear
 from l0drop.decoding.packed_memory import PACK_FROM, PackedMemory
 
 NORMS_FIRST = {
@@ -201,6 +201,6 @@ def _norm(module: nn.LayerNorm) -> Apply:
 def _with_activation(linear: Any, activation: Any) -> Apply:
     if isinstance(activation, nn.ReLU) or activation is F.relu:
         packed = getattr(linear, "__self__", None)
-        if isinstance(packed, PackedLinear):
+        if isinstance(packed, (PackedLinear, Int8Linear)):
             return lambda x: packed.forward(x, "relu")
     return lambda x: activation(linear(x))
