@@ -1,10 +1,11 @@
-"""The bfloat16 attention of int8 engines in the encoder, compared with float64."""
+"""The bfloat16 attention of int8 engines, in encoder and decoder, compared with float64."""
 
 import pytest
 import torch
 
 from l0drop import Engine
 from l0drop.decoding import half_attention as module
+from l0drop.decoding.attention import attend
 from tests.models import zoo
 
 
@@ -73,3 +74,32 @@ def test_a_measurement_decides_whether_it_is_used(monkeypatch):
     monkeypatch.setattr(module, "_seconds", lambda q, k: 1.0)
     assert not module.is_faster(1)
     module.is_faster.cache_clear()
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+def test_few_queries_on_keys_in_bfloat16(padding):
+    generator = torch.Generator().manual_seed(1)
+    q = torch.randn(2, 3, 4, 8, generator=generator)
+    k, v = (torch.randn(2, 3, 40, 8, generator=generator) for _ in range(2))
+    mask = torch.zeros(2, 1, 1, 40)
+    mask[:, :, :, 0] = 3.0  # a shared row that represents several dropped ones
+    if padding:
+        mask[1, :, :, -padding:] = -torch.inf
+    found = attend(q, k.bfloat16(), v.bfloat16(), mask, 0.5)
+    assert found.dtype == torch.float32
+    slow = slow_attention(q * 0.5, k, v, mask[:, 0, 0]).transpose(1, 2)
+    assert float((found.double() - slow).norm() / slow.norm()) < 0.01
+
+
+@pytest.mark.parametrize("family", ["marian", "mbart"])
+def test_int8_decoder_keeps_its_memory_in_bfloat16(family):
+    model, batch = zoo.build(family).float(), zoo.ragged_batch()
+    engine = Engine(model, dtype="int8")
+    sizes, scores = [], []
+    for kind in (engine.linears.removesuffix("-bf16"), f"{engine.linears.removesuffix('-bf16')}-bf16"):
+        engine.linears = kind
+        found = engine.generate(batch["input_ids"], batch["attention_mask"], num_beams=3, max_new_tokens=6)
+        sizes.append(engine.memory_bytes)
+        scores.append(found.scores)
+    assert sizes[0] == 2 * sizes[1]
+    assert torch.allclose(*scores, rtol=0.05)
