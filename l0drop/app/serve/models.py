@@ -18,8 +18,8 @@ from l0drop.core.memory import has_shared_row
 from l0drop.data.audio import RATE, Audio
 from l0drop.decoding.languages import is_multilingual, language_ids
 from l0drop.decoding.results import Result
-from l0drop.decoding.sources import Source
-from l0drop.decoding.speech import SpeechModel
+from l0drop.decoding.sources import MIN_CPU_TOKENS, Source
+from l0drop.decoding.speech import BATCH_CLIPS, SpeechModel
 from l0drop.decoding.text import TextModel
 
 TextTask = Literal["translation", "summarization"]
@@ -46,6 +46,8 @@ class Served:
     pair: tuple[str, str] | None = None
     dials: frozenset[str] = frozenset()
     """The settings of the dial that its gate supports; `dense` always works."""
+    beams: int = field(default=1, init=False)
+    """Hypotheses of the model's own search."""
     _kept: float = field(default=1.0, init=False)  # a running mean of the kept share at the model's own setting
 
     def __post_init__(self) -> None:
@@ -55,10 +57,6 @@ class Served:
                 f"`languages`: {unknown[0]!r} is not a language of {self.name}; it has {len(self.codes)}, such as "
                 f"{', '.join(self.codes[:6])}"
             )
-
-    @property
-    def on_cpu(self) -> bool:
-        return self.model.model.device.type == "cpu"
 
     @property
     def codes(self) -> list[str]:
@@ -89,7 +87,18 @@ class Served:
         """Decode once, and find the settings of the dial that the gate supports."""
         source, target = self.pair or (self.codes[:1] * 2 or ("", ""))
         settings: dict[str, Any] = {"max_new_tokens": 2, **self.languages(source, target)}
+        self.beams = self.model.engine.search(**self.model.settings(settings.get("target_lang"), {})).beams
         self.dials = dials_of(self.model.is_gated, partial(self.model.generate, [PROBE], **settings))
+
+    @property
+    def batch_tokens(self) -> int:
+        """Padded source tokens of a batch."""
+        return self.model.batch_tokens
+
+    @property
+    def least_tokens(self) -> int:
+        """The budget counts at least so many tokens per text."""
+        return MIN_CPU_TOKENS if self.model.model.device.type == "cpu" else 1
 
     def kind(self, source: Source) -> None:
         """Any two texts can be decoded together."""
@@ -140,11 +149,13 @@ class ServedSpeech:
     model: SpeechModel
     dials: frozenset[str] = frozenset()
     task: ClassVar[str] = "automatic-speech-recognition"
+    least_tokens: ClassVar[int] = 1
     pairs: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     @property
-    def on_cpu(self) -> bool:
-        return self.model.model.device.type == "cpu"
+    def batch_tokens(self) -> int:
+        """Encoder rows of a batch: as many windows as `SpeechModel.transcribe` decodes together."""
+        return BATCH_CLIPS * int(self.model.model.config.max_source_positions)
 
     @property
     def is_multilingual(self) -> bool:

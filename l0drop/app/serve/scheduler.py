@@ -21,7 +21,6 @@ from l0drop.app.serve.models import Served, ServedSpeech
 from l0drop.app.serve.requests import Problem
 from l0drop.core.out_of_memory import is_out_of_memory
 from l0drop.decoding.results import Explained, Result
-from l0drop.decoding.sources import BATCH_TOKENS, MIN_CPU_TOKENS
 from l0drop.decoding.speech import Transcript
 from l0drop.decoding.text import OutOfMemoryError
 
@@ -104,14 +103,15 @@ class Item:
 
 
 class ItemBatch:
-    """Items that are decoded together, as long as their tokens stay within a budget.
+    """Items that are decoded together, as long as their tokens stay within the budget of their model.
 
-    tokens: padded source tokens. The output tokens of all beams may be BEAMS times as many.
+    The budget counts padded source tokens; the output tokens of all beams may be BEAMS times as many. On a GPU it is
+    larger: there, the engine refills slots of finished sentences with the next sentences of the batch.
     """
 
-    def __init__(self, first: Item, tokens: int) -> None:
+    def __init__(self, first: Item) -> None:
         self.items = [first]
-        self._tokens = tokens
+        self._tokens = first.served.batch_tokens
         self._longest = self._counted(first.length)
         self._most_new = self._counted(first.new_tokens)
 
@@ -136,7 +136,7 @@ class ItemBatch:
         return True
 
     def _counted(self, tokens: int) -> int:
-        return max(tokens, MIN_CPU_TOKENS if self.items[0].served.on_cpu else 1)
+        return max(tokens, self.items[0].served.least_tokens)
 
     def _has_room(self, longest: int, most_new: int) -> bool:
         texts, beams = len(self.items) + 1, self.items[0].bounds.beams
@@ -240,7 +240,7 @@ class Lane:
                 self.wake.clear()
                 await self.wake.wait()
                 await asyncio.sleep(min(GATHER_MOST, GATHER_SHARE * self._last_seconds))
-            batch = self.queue.take(self.scheduler.begin)
+            batch = self.queue.take(ItemBatch)
             self.scheduler.queue_changed()
             if not batch:
                 continue
@@ -272,8 +272,8 @@ class Lane:
 class Scheduler:
     """Accepts texts on the event loop and decodes them in one worker thread per model."""
 
-    def __init__(self, metrics: Metrics, queue: int, batch_tokens: int = BATCH_TOKENS) -> None:
-        self.metrics, self.most, self.batch_tokens = metrics, queue, batch_tokens
+    def __init__(self, metrics: Metrics, queue: int) -> None:
+        self.metrics, self.most = metrics, queue
         self._lanes: dict[int, Lane] = {}
 
     async def stop(self) -> None:
@@ -333,9 +333,6 @@ class Scheduler:
             if any(item.future.cancelled() for item in items):
                 lane.queue.drop(lambda item: item.future.cancelled())
                 self.queue_changed()
-
-    def begin(self, first: Item) -> ItemBatch:
-        return ItemBatch(first, self.batch_tokens)
 
     def observe(self, batch: Sequence[Item], outcomes: Sequence[Any], began: float, seconds: float) -> None:
         """Learn from the outcomes of a batch, and count those of live traffic."""

@@ -2,12 +2,18 @@
 
 import asyncio
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from l0drop.app.serve.models import Served, ServedSpeech
 from l0drop.app.serve.scheduler import BEAMS, FairQueue, Item, ItemBatch, OutputBounds
-from l0drop.decoding.sources import BATCH_TOKENS, MIN_CPU_TOKENS
+from l0drop.decoding.sources import BATCH_TOKENS, GPU_BATCH_TOKENS, MIN_CPU_TOKENS
+from l0drop.decoding.speech import BATCH_CLIPS, SpeechModel
+from l0drop.decoding.text import TextModel
+from tests.models.whispers import tone
 
 
 class Lengths:
@@ -15,8 +21,8 @@ class Lengths:
 
     name = "lengths"
 
-    def __init__(self, on_cpu: bool = False) -> None:
-        self.on_cpu, self.asked = on_cpu, Counter[str]()
+    def __init__(self, batch_tokens: int = BATCH_TOKENS, least_tokens: int = 1) -> None:
+        self.batch_tokens, self.least_tokens, self.asked = batch_tokens, least_tokens, Counter[str]()
 
     def kind(self, source: int) -> None:
         self.asked["kind"] += 1
@@ -47,7 +53,7 @@ def taken(queue: FairQueue) -> list[list[Item]]:
     """All batches of a queue."""
     found = []
     while queue.count:
-        found.append(queue.take(lambda item: ItemBatch(item, BATCH_TOKENS)))
+        found.append(queue.take(ItemBatch))
     return found
 
 
@@ -70,10 +76,10 @@ def test_every_item_is_looked_at_once(monkeypatch: pytest.MonkeyPatch, alone: bo
 
 
 def test_clients_share_a_batch_and_keep_their_order() -> None:
-    queue, items = FairQueue(), arrived(Lengths(), [16, 500] * 20, clients=4)
+    queue, items = FairQueue(), arrived(Lengths(16 * 10), [16, 500] * 20, clients=4)
     for item in items:
         queue.put(item)
-    first = queue.take(lambda item: ItemBatch(item, 16 * 10))
+    first = queue.take(ItemBatch)
     assert [item.source for item in first] == [16] * 10
     assert Counter(item.client for item in first) == {"client 0": 5, "client 2": 5}
     rest = [item for batch in taken(queue) for item in batch]
@@ -83,19 +89,45 @@ def test_clients_share_a_batch_and_keep_their_order() -> None:
     assert queue.count == 0
 
 
-@pytest.mark.parametrize("on_cpu", [False, True])
+@pytest.mark.parametrize("least", [1, MIN_CPU_TOKENS])
 @pytest.mark.parametrize(
     ("beams", "least_new", "most_new"), [(1, 0, 100), (4, 0, 100), (16, 0, 100), (16, 90, 100), (4, 512, 1024)]
 )
-def test_rows_and_output_tokens_have_a_budget(on_cpu: bool, beams: int, least_new: int, most_new: int) -> None:
-    served = Lengths(on_cpu)
+def test_rows_and_output_tokens_have_a_budget(least: int, beams: int, least_new: int, most_new: int) -> None:
+    served = Lengths(least_tokens=least)
     items = arrived(served, [20] * 600, bounds=OutputBounds(beams, least_new, most_new))
-    least = MIN_CPU_TOKENS if on_cpu else 1
     new = max(least, min(most_new, max(least_new, 20)))
-    batch = ItemBatch(items[0], BATCH_TOKENS)
+    batch = ItemBatch(items[0])
     for item in items[1:]:
         if batch.is_full:
             break
         assert batch.add(item)
     assert len(batch.items) == min(BATCH_TOKENS // max(least, 20), BEAMS * BATCH_TOKENS // (beams * new))
     assert not batch.add(items[-1])
+
+
+def test_a_batch_has_the_size_that_its_model_decodes_together(
+    sparse: TextModel, whisper: SpeechModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, the engine refills slots from a batch, so it gets all that waits."""
+
+    def sizes(served: Any, source: Any, count: int) -> list[int]:
+        async def made() -> list[Item]:
+            items = [Item(served, source, {}, "client", 60.0, bounds=OutputBounds(1, 0, 20)) for _ in range(count)]
+            for item in items:
+                item.arrive("search", 1e12)
+            return items
+
+        queue = FairQueue()
+        for item in asyncio.run(made()):
+            queue.put(item)
+        return [len(batch) for batch in taken(queue)]
+
+    (text,) = sparse.encode(["the dog sees a cat ."])
+    assert sizes(Served("sparse", sparse), text, 2048)[0] == BATCH_TOKENS // MIN_CPU_TOKENS
+    monkeypatch.setattr(sparse, "model", SimpleNamespace(device=torch.device("cuda"), config=sparse.model.config))
+    assert len(text.ids) * 2048 <= GPU_BATCH_TOKENS
+    assert sizes(Served("sparse", sparse), text, 2048) == [2048]
+    clips = [whisper.read(tone(0.3, number), "clip") for number in range(BATCH_CLIPS + 3)]
+    together = [len(batch) for batch in whisper.batches(clips)]
+    assert sizes(ServedSpeech("tiny", whisper), clips[0], len(clips)) == together == [BATCH_CLIPS, 3]
