@@ -6,7 +6,7 @@ in blocks, and features are computed in blocks, so memory holds samples and feat
 
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,9 @@ from l0drop.extras import needed_for
 RATE = 16_000
 """Samples per second of Whisper's audio."""
 BLOCK_SECONDS = 60
-"""Seconds that are read, resampled or transformed at once."""
+"""Seconds that are resampled or transformed at once."""
+BLOCK_VALUES = 1_000_000
+"""Samples of all channels that are read from a file at once: a small compressed file may have many channels."""
 SILENT = 1e-4
 """Audio whose samples all stay below this (-80 dB of full scale) is silent."""
 LOUDEST = 1e10
@@ -65,33 +67,39 @@ def read_audio(file: str | Path) -> Audio:
         raise AudioError(f"{name}: there is no such file")
     if not Path(file).stat().st_size:
         raise AudioError(f"{name}: is empty")
-    return _read(name, name)
+    return Audio(name, _joined([*_read(name, name)]))
 
 
-def audio_of_bytes(content: bytes, name: str, most_seconds: float) -> Audio:
-    """The audio of a file's content. Raises AudioError with `name`, also for more than `most_seconds`."""
+def read_in_steps(content: bytes, name: str, most_seconds: float) -> Generator[None, None, Audio]:
+    """The audio of a file's content, read in steps of one block: a small file may take long to decompress.
+
+    Raises AudioError with `name`, also for more than `most_seconds`.
+    """
     if not content:
         raise AudioError(f"{name}: is empty")
-    return _read(io.BytesIO(content), name, most_seconds)
+    parts = []
+    for part in _read(io.BytesIO(content), name, most_seconds):
+        parts.append(part)
+        yield
+    return Audio(name, _joined(parts))
 
 
-def _read(file: str | io.BytesIO, name: str, most_seconds: float = math.inf) -> Audio:
+def _read(file: str | io.BytesIO, name: str, most_seconds: float = math.inf) -> Iterator[Samples]:
+    """The samples of a file at 16 kHz, block by block."""
     with needed_for("reading audio files"):
         import soundfile
     try:
         with soundfile.SoundFile(file) as opened:
-            blocks = _mixed_blocks(opened, name, most_seconds)
-            samples = _resampled(blocks, opened.samplerate)
+            yield from _resampled(_mixed_blocks(opened, name, most_seconds), opened.samplerate)
     except soundfile.LibsndfileError as error:
         raise AudioError(f"{name}: cannot be read as audio ({error.error_string})") from None
-    return Audio(name, samples)
 
 
 def _mixed_blocks(opened: Any, name: str, most_seconds: float) -> Iterator[Samples]:
     """The mean of the channels in blocks. A file that ends before its announced length, or is too long, raises."""
-    read = 0
+    read, size = 0, max(1, BLOCK_VALUES // opened.channels)
     while True:
-        block = opened.read(BLOCK_SECONDS * opened.samplerate, dtype="float32", always_2d=True)
+        block = opened.read(size, dtype="float32", always_2d=True)
         if not len(block):
             break
         mixed = block.mean(1, dtype=np.float32)
@@ -114,15 +122,20 @@ def _check_samples(samples: Samples, name: str, rate: int, before: int = 0) -> N
         raise AudioError(f"{name}: has {kind}, the first at {(before + first) / rate:.2f} seconds")
 
 
-def _resampled(blocks: Iterator[Samples], rate: int) -> Samples:
+def _resampled(blocks: Iterator[Samples], rate: int) -> Iterator[Samples]:
+    """Blocks at 16 kHz, one per block and the rest."""
     if rate == RATE:
-        parts = list(blocks)
-    else:
-        with needed_for("reading audio at a rate other than 16 kHz"):
-            import soxr
-        stream = soxr.ResampleStream(rate, RATE, 1, dtype="float32")
-        parts = [stream.resample_chunk(block) for block in blocks]
-        parts.append(stream.resample_chunk(np.zeros(0, dtype=np.float32), last=True))
+        yield from blocks
+        return
+    with needed_for("reading audio at a rate other than 16 kHz"):
+        import soxr
+    stream = soxr.ResampleStream(rate, RATE, 1, dtype="float32")
+    for block in blocks:
+        yield stream.resample_chunk(block)
+    yield stream.resample_chunk(np.zeros(0, dtype=np.float32), last=True)
+
+
+def _joined(parts: Sequence[Samples]) -> Samples:
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
 
 
@@ -142,7 +155,8 @@ def as_audio(values: Any, name: str, rate: int = RATE) -> Audio:
     samples = array.astype(np.float32)
     _check_samples(samples, name, rate)
     size = BLOCK_SECONDS * rate
-    return Audio(name, _resampled((samples[i : i + size] for i in range(0, len(samples), size)), rate))
+    blocks = (samples[i : i + size] for i in range(0, len(samples), size))
+    return Audio(name, _joined([*_resampled(blocks, rate)]))
 
 
 def log_mel(samples: Samples, extractor: Any, *, padded: bool) -> Tensor:

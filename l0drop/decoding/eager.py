@@ -29,14 +29,15 @@ def eager_twin(model: PreTrainedModel) -> PreTrainedModel:
 def cross_attention(twin: PreTrainedModel, memory: Memory, ids_T: Tensor) -> Tensor:
     """[L, H, T, K], the attention to the memory when each token of `ids_T` after the first was chosen."""
     family = family_of(type(twin))
+    steps = max(1, len(ids_T) - 1)  # of an empty output, the modules still need one
     bias = memory.bias.to(memory.states.dtype)
     if family.full_bias:
-        bias = bias.expand(-1, -1, len(ids_T) - 1, -1)
+        bias = bias.expand(-1, -1, steps, -1)
     output = twin(
         encoder_outputs=family.encoder_output(last_hidden_state=memory.states),
-        decoder_input_ids=ids_T[None, :-1],
+        decoder_input_ids=ids_T[None, :steps],
         output_attentions=True,
         use_cache=False,
         **{family.bias_argument: bias},
     )
-    return torch.cat(output.cross_attentions)
+    return torch.cat(output.cross_attentions)[:, :, : len(ids_T) - 1]

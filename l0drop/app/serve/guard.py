@@ -18,8 +18,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from l0drop.app.serve.limits import Limits
-from l0drop.app.serve.requests import Problem, json_response
-from l0drop.app.serve.service import Service
+from l0drop.app.serve.requests import SLOT, Problem, json_response
+from l0drop.app.serve.service import Held, Service
 
 log = logging.getLogger("l0drop.serve")
 
@@ -29,8 +29,8 @@ HEALTH_PATHS = frozenset({"/healthz", "/readyz", "/health"})
 """Those of them that answer probes without a Host header, as HTTP/1.0 allows."""
 KEY_IN_BODY = {"/translate": ("POST",), "/detect": ("POST",), "/languages": ("GET", "HEAD")}
 """LibreTranslate's clients send the key as `api_key`; with these methods the routes check it themselves."""
-SLOT, CLIENT = "l0drop.slot", "l0drop.client"
-"""Names in the scope of a request: its Slot, and the owner of its key."""
+CLIENT, ARRIVED = "l0drop.client", "l0drop.arrived"
+"""Names in the scope of a request: the owner of its key, and when its head arrived."""
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -73,20 +73,34 @@ def bearer(request: Request) -> str | None:
 
 
 class Slot:
-    """A request among those in progress. It counts as that of a stranger until its key has been found."""
+    """A request among those in progress. It counts as that of a stranger until its key has been found.
 
-    def __init__(self, limits: Limits, taken: Counter[str]) -> None:
-        self._limits, self._taken, self._kind = limits, taken, ""
+    held: the bytes that all requests hold.
+    """
+
+    def __init__(self, limits: Limits, taken: Counter[str], held: Held) -> None:
+        self._limits, self._taken, self._held = limits, taken, held
+        self._kind, self._bytes = "", 0
 
     def take(self, kind: Literal["strangers", "requests"]) -> None:
         """Count among requests of this kind; a Problem if there are too many."""
         if self._taken[kind] >= getattr(self._limits, kind):
             raise Problem(503, "too many requests in progress", {"Retry-After": "1"})
-        self.free()
+        self._leave()
         self._taken[kind] += 1
         self._kind = kind
 
+    def hold(self, size: int) -> None:
+        """Count bytes of the body, up to the end of the request; a Problem if all requests hold too many."""
+        self._held.take(size)
+        self._bytes += size
+
     def free(self) -> None:
+        self._leave()
+        self._held.give(self._bytes)
+        self._bytes = 0
+
+    def _leave(self) -> None:
         if self._kind:
             self._taken[self._kind] -= 1
             self._kind = ""
@@ -107,6 +121,12 @@ def require_key(request: Request, key: Any) -> None:
 def client_of(request: Request) -> str:
     """Whose turn it is in the queue: the key's owner, else the address."""
     return request.scope.get(CLIENT) or (request.client.host if request.client else "unknown")
+
+
+def deadline_of(request: Request, seconds: float | None = None) -> float:
+    """The time by which it must be answered: so many seconds after its head arrived, at most those of the service."""
+    most = request.app.state.service.limits.seconds
+    return float(request.scope[ARRIVED]) + min(most if seconds is None else seconds, most)
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
@@ -142,7 +162,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         request = Request(scope, receive)
-        began, status = time.perf_counter(), 0
+        began, status = time.monotonic(), 0
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
@@ -156,7 +176,8 @@ class Guard:
                 ]
             await send(message)
 
-        slot = scope[SLOT] = Slot(self.service.limits, self._taken)
+        slot = scope[SLOT] = Slot(self.service.limits, self._taken, self.service.held)
+        scope[ARRIVED] = began
         self.service.metrics.in_progress.inc()
         try:
             refused = self._refusal(request, slot)
@@ -174,7 +195,7 @@ class Guard:
             slot.free()
             self.service.metrics.in_progress.dec()
             route = getattr(scope.get("route"), "path", "other")
-            seconds = time.perf_counter() - began
+            seconds = time.monotonic() - began
             self.service.metrics.requests.labels(route, str(status)).inc()
             self.service.metrics.seconds.labels(route).observe(seconds)
             log.info("%s %s %d %.3f s", request.method, route, status, seconds)

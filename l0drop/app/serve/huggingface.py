@@ -1,13 +1,14 @@
 """The dialect of Hugging Face's inference tasks: `{"inputs", "parameters"}` to `/models/NAME`."""
 
 import base64
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from l0drop.app.serve.guard import client_of, while_connected
+from l0drop.app.serve.guard import client_of, deadline_of, while_connected
 from l0drop.app.serve.models import ServedSpeech
 from l0drop.app.serve.native import Dialled, SearchFields
 from l0drop.app.serve.requests import (
@@ -18,6 +19,7 @@ from l0drop.app.serve.requests import (
     checked,
     json_response,
     media_type,
+    parse_json,
     read_body,
     read_json,
 )
@@ -26,6 +28,8 @@ from l0drop.decoding.results import Result
 
 OUTPUT = {"translation": "translation_text", "summarization": "summary_text"}
 """The field that holds the output of each task."""
+MOST_SIGNS = 1000
+"""Commas and brackets of a JSON body with audio."""
 TRUNCATION = {"do_not_truncate": "split", "longest_first": "cut", "only_first": "cut", "only_second": "cut"}
 
 
@@ -103,10 +107,18 @@ async def run_task(request: Request) -> Response:
         parameters.dial(),
         given,
         long=TRUNCATION[parameters.truncation],  # type: ignore[arg-type]
+        deadline=deadline_of(request),
     )
     answers = await while_connected(request, service.generate(query))
-    outputs = [_outputs(answer.result, OUTPUT[served.task], parameters.kept) for answer in answers]
     is_flat = isinstance(body.inputs, str) or query.generation.get("num_return_sequences", 1) == 1
+    write = partial(_answer, [answer.result for answer in answers], OUTPUT[served.task], parameters.kept, is_flat)
+    size = sum(len(answer.result.kept) for answer in answers) if parameters.kept else 0
+    return await service.write(query.client, size, write)
+
+
+def _answer(results: list[Result], field: str, kept: bool, is_flat: bool) -> Response:
+    """is_flat: one list of outputs instead of a list per text."""
+    outputs = [_outputs(result, field, kept) for result in results]
     return json_response([output for one in outputs for output in one] if is_flat else outputs)
 
 
@@ -122,7 +134,10 @@ async def _recognize(request: Request, served: ServedSpeech) -> Response:
     service: Service = request.app.state.service
     parameters = Recognition()
     if media_type(request) == JSON:
-        body = checked(AudioInputs, await read_json(request, service.limits, service.limits.audio_body))
+        given = await read_body(request, service.limits, service.limits.audio_body)
+        if sum(given.count(sign) for sign in b"[{,") > MOST_SIGNS:  # base64 has none, and reading them would take long
+            raise Problem(400, "inputs: expected audio as base64")
+        body = checked(AudioInputs, parse_json(given))
         parameters = body.parameters or Recognition()
         try:
             content = base64.b64decode(body.inputs, validate=True)
@@ -133,7 +148,15 @@ async def _recognize(request: Request, served: ServedSpeech) -> Response:
     search = parameters.generation_parameters.generation() if parameters.generation_parameters is not None else {}
     times = {"return_timestamps": True} if parameters.return_timestamps else {}
     found = await while_connected(
-        request, service.transcribe(served, content, client_of(request), {**search, **times}, parameters.dial())
+        request,
+        service.transcribe(
+            served,
+            content,
+            client_of(request),
+            {**search, **times},
+            parameters.dial(),
+            deadline=deadline_of(request),
+        ),
     )
     transcript = found.transcript
     answer: dict[str, Any] = {"text": transcript.text}

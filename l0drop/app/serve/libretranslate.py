@@ -1,7 +1,7 @@
 """The dialect of LibreTranslate: Weblate, Subtitle Edit, Open WebUI and others speak it."""
 
-import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from l0drop.app.serve.guard import client_of, require_key, while_connected
+from l0drop.app.serve.guard import client_of, deadline_of, require_key, while_connected
 from l0drop.app.serve.models import Served
 from l0drop.app.serve.native import Dialled
 from l0drop.app.serve.requests import (
@@ -27,7 +27,6 @@ from l0drop.app.serve.requests import (
     read_body,
     shown,
 )
-from l0drop.app.serve.scheduler import expired
 from l0drop.app.serve.service import Answer, Query, Service
 
 Detector = Callable[[str], list[dict[str, Any]]]
@@ -136,15 +135,17 @@ async def translate(request: Request) -> Response:
     alternatives = int(body.alternatives or 0)
     generation: dict[str, Any] = {}
     if alternatives:
-        own = served.model.settings(pair.get("target_lang"), {})
-        beams = max(alternatives + 1, served.model.engine.search(**own).beams)
-        generation = {"num_return_sequences": alternatives + 1, "num_beams": beams}
-    query = Query(served, texts, client_of(request), generation, body.dial(), pair)
+        generation = {
+            "num_return_sequences": alternatives + 1,
+            "num_beams": max(alternatives + 1, served.beams),
+        }
+    query = Query(served, texts, client_of(request), generation, body.dial(), pair, deadline=deadline_of(request))
     answers = await while_connected(request, service.generate(query))
-    return json_response(_answer(body, answers, detected))
+    size = sum(len(answer.result.kept) for answer in answers) if body.kept else 0
+    return await service.write(query.client, size, partial(_answer, body, answers, detected))
 
 
-def _answer(body: Translate, answers: list[Answer], detected: dict[str, Any] | None) -> dict[str, Any]:
+def _answer(body: Translate, answers: list[Answer], detected: dict[str, Any] | None) -> Response:
     """One text gives strings, a list gives lists."""
 
     def one_or_all(values: list[Any]) -> Any:
@@ -159,7 +160,7 @@ def _answer(body: Translate, answers: list[Answer], detected: dict[str, Any] | N
     if body.kept:
         kept = [[{"start": t.start, "end": t.end} for t in a.result.kept if t.start is not None] for a in answers]
         answer["kept"] = one_or_all(kept)
-    return answer
+    return json_response(answer)
 
 
 async def detect(request: Request) -> Response:
@@ -226,12 +227,9 @@ async def _detect(request: Request, texts: list[str]) -> list[dict[str, Any]]:
     detector: Detector | None = request.app.state.detector
     if detector is None:
         raise Problem(400, "no language detector is configured; name the source language")
-    request.app.state.service.check_texts(texts)
-    try:
-        async with asyncio.timeout(request.app.state.service.limits.seconds):
-            found = await asyncio.to_thread(detector, texts[0])
-    except TimeoutError:
-        raise expired() from None
+    service: Service = request.app.state.service
+    service.check_texts(texts)
+    found = await service.detect(partial(detector, texts[0]), client_of(request), deadline_of(request))
     if not found:
         raise Problem(400, "the language of the text could not be detected; name the source language")
     return found

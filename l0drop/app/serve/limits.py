@@ -7,15 +7,17 @@ from dataclasses import dataclass
 class Limits:
     """Limits on one request, and on all requests together.
 
-    body, audio_body: bytes, without and with audio. audio_seconds: of one recording. text: characters of one text with
-    its prefix. texts: texts in one request. beams, new_tokens: of the search. queue: texts that wait. requests:
-    requests in progress. strangers: the same before the key is known, because it is in the body. seconds: from a
-    request, body included, to its answer. body_seconds: until the body has arrived. header_seconds: until the head of a
-    new connection's request has arrived. answer_seconds: until the client has taken the answer.
+    body, audio_body: bytes, without and with audio. held: bytes of the bodies and recordings of all requests.
+    audio_seconds: of one recording. text: characters of one text with its prefix. texts: texts in one request. beams,
+    new_tokens: of the search. queue: texts that wait. requests: requests in progress. strangers: the same before the
+    key is known, because it is in the body. seconds: from the head of a request to its answer. body_seconds: until the
+    body has arrived. header_seconds: until the head of a new connection's request has arrived. answer_seconds: until
+    the client has taken the answer.
     """
 
     body: int = 2_000_000
     audio_body: int = 25_000_000
+    held: int = 1_000_000_000
     audio_seconds: float = 1800.0
     text: int = 50_000
     texts: int = 256

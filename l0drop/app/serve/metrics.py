@@ -43,6 +43,12 @@ class Metrics:
         self.shadow_texts = Counter(
             "l0drop_shadow_texts", "Texts decoded a second time, for comparison", ["model", "reference"], **here
         )
+        self.shadow_skipped = Counter(
+            "l0drop_shadow_skipped_texts",
+            "Texts chosen for a second decoding that was left out, because the service was busy",
+            ["model", "reference"],
+            **here,
+        )
         self.shadow_same = Counter(
             "l0drop_shadow_same_texts", "Of these, texts with the same output", ["model", "reference"], **here
         )

@@ -1,15 +1,15 @@
 """Our own dialect: every setting in, everything that is known out."""
 
-import asyncio
 import time
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from l0drop.app.serve.guard import client_of, while_connected
+from l0drop.app.serve.guard import ARRIVED, client_of, deadline_of, while_connected
 from l0drop.app.serve.models import Served
 from l0drop.app.serve.requests import Problem, Strict, Texts, checked, json_response, read_json
 from l0drop.app.serve.service import Answer, Query, Service
@@ -74,7 +74,7 @@ class Explain(Dialled, SearchFields):
             dial=self.dial(),
             languages={name: value for name, value in pair.items() if value is not None},
             prefix=self.prefix,
-            seconds=self.timeout,
+            deadline=deadline_of(request, self.timeout),
             **others,
         )
 
@@ -91,16 +91,13 @@ class Generate(Explain):
 
 async def generate(request: Request) -> Response:
     """`POST /v1/generate`"""
-    began = time.perf_counter()
     service: Service = request.app.state.service
     body = checked(Generate, await read_json(request, service.limits))
     texts = [body.text] if isinstance(body.text, str) else body.text
     query = body.query(service, texts, request, long=body.long, alone=body.alone)
     answers = await while_connected(request, service.generate(query))
-    results = [_result(answer) for answer in answers]
-    return json_response(
-        {"model": query.served.name, "results": results, "seconds": round(time.perf_counter() - began, 6)}
-    )
+    write = partial(_generated, query, answers, request.scope[ARRIVED])
+    return await service.write(query.client, sum(len(answer.result.kept) for answer in answers), write)
 
 
 async def explain(request: Request) -> Response:
@@ -109,13 +106,22 @@ async def explain(request: Request) -> Response:
     body = checked(Explain, await read_json(request, service.limits))
     query = body.query(service, [body.text], request)
     explained, done = await while_connected(request, service.explain(query))
-    return await asyncio.to_thread(_explanation, explained, query.served, done.decode_seconds)
+    write = partial(_explanation, explained, query.served, done.decode_seconds)
+    return await service.write(query.client, None, write)
+
+
+def _generated(query: Query, answers: list[Answer], arrived: float) -> Response:
+    results = [_result(answer) for answer in answers]
+    seconds = round(time.monotonic() - arrived, 6)
+    return json_response({"model": query.served.name, "results": results, "seconds": seconds})
 
 
 def _result(answer: Answer) -> dict[str, Any]:
     result = answer.result
     return {
-        **asdict(result),
+        **vars(result),
+        "kept": [vars(token) for token in result.kept],
+        "alternatives": [vars(other) for other in result.alternatives],
         "pieces": answer.pieces,
         "seconds": {"queue": round(answer.queue_seconds, 6), "decode": round(answer.decode_seconds, 6)},
         "batch": answer.batch,

@@ -6,7 +6,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from l0drop.app.serve.guard import client_of, while_connected
+from l0drop.app.serve.guard import client_of, deadline_of, while_connected
 from l0drop.app.serve.models import Served, ServedSpeech
 from l0drop.app.serve.requests import GRANULARITIES, Problem, checked, json_response, read_upload
 from l0drop.app.serve.service import Service
@@ -50,7 +50,8 @@ async def transcribe(request: Request) -> Response:
     generation = body.settings(served)
     if body.response_format in ("srt", "vtt", "verbose_json"):
         generation["return_timestamps"] = True
-    work = service.transcribe(served, content, client_of(request), generation, body.dial(), seed=body.sampling_seed)
+    client, seed, deadline = client_of(request), body.sampling_seed, deadline_of(request)
+    work = service.transcribe(served, content, client, generation, body.dial(), seed=seed, deadline=deadline)
     found = await while_connected(request, work)
     return _answer(body, found.transcript, served.language_name(body.language))
 

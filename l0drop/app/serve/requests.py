@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from typing import Annotated, Any, TypeVar
@@ -24,8 +25,14 @@ MOST_FIELDS = 30
 """Fields of a form with a file."""
 MOST_NAMES = 1000
 """Keys of a JSON object: each unknown one costs an error."""
+MOST_CONTAINERS = 10_000
+"""Lists and objects in JSON: reading two million bytes of empty lists would take most of a second."""
 MOST_DIGITS = 40
 """Characters of a number in a form."""
+SLOT = "l0drop.slot"
+"""Name in the scope of a request: its Slot among those in progress."""
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
 class Problem(Exception):  # noqa: N818
@@ -36,9 +43,13 @@ class Problem(Exception):  # noqa: N818
         self.status, self.message, self.headers = status, message, dict(headers or {})
 
 
-def refused(error: Exception) -> Problem:
-    """An error of the library as an answer: its arguments are fields of the request, whose names are not quoted."""
-    return Problem(400, ARGUMENT.sub(lambda found: found[0].strip("`"), str(error)))
+def refused(error: Exception, path: str = "", name: str = "") -> Problem:
+    """An error of the library as an answer: its arguments are fields of the request, whose names are not quoted.
+
+    path, name: where the model is stored, and what clients call it.
+    """
+    message = ARGUMENT.sub(lambda found: found[0].strip("`"), str(error))
+    return Problem(400, message.replace(path, name) if path else message)
 
 
 class Strict(BaseModel):
@@ -59,8 +70,19 @@ def shown(value: str) -> str:
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     # a client's own invalid characters may be quoted in an error
-    content = json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
+    content = _written(value).encode("utf-8", "backslashreplace")
     return Response(content, status, dict(headers or {}), media_type=JSON)
+
+
+def _written(value: Any) -> str:
+    """JSON, item by item down to the second level: other threads wait while an item is written."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_ENCODER.encode(name)}: {_list(part)}' for name, part in value.items())}}}"
+    return _list(value)
+
+
+def _list(value: Any) -> str:
+    return f"[{', '.join(map(_ENCODER.encode, value))}]" if isinstance(value, list) else _ENCODER.encode(value)
 
 
 def media_type(request: Request) -> str:
@@ -86,6 +108,7 @@ async def read_body(request: Request, limits: Limits, most: int | None = None) -
                 size += len(chunk)
                 if size > most:
                     raise too_large
+                request.scope[SLOT].hold(len(chunk))
                 chunks.append(chunk)
     except TimeoutError:
         raise Problem(
@@ -98,6 +121,8 @@ async def read_body(request: Request, limits: Limits, most: int | None = None) -
 
 def parse_json(body: bytes) -> Any:
     """JSON without duplicate keys, NaN and infinity, which parsers read differently."""
+    if _count(body, b"[{") > MOST_CONTAINERS and _count(_STRING.sub(b"", body), b"[{") > MOST_CONTAINERS:
+        raise Problem(400, f"JSON: has more than {MOST_CONTAINERS:,} lists and objects")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(pairs) > MOST_NAMES:
@@ -120,6 +145,10 @@ def parse_json(body: bytes) -> Any:
         raise Problem(400, f"JSON: {error}") from None
     except RecursionError:
         raise Problem(400, "JSON: nested too deeply") from None
+
+
+def _count(body: bytes, characters: bytes) -> int:
+    return sum(body.count(character) for character in characters)
 
 
 async def read_json(request: Request, limits: Limits, most: int | None = None) -> Any:

@@ -13,9 +13,9 @@ from l0drop.app.serve.metrics import Metrics
 from l0drop.app.serve.models import Models, Served, ServedSpeech, check_dial
 from l0drop.app.serve.requests import Problem, refused
 from l0drop.app.serve.scheduler import DecodedItem, Item, OutputBounds, Scheduler, expired
-from l0drop.app.serve.shadow import CLIENT, Shadow
+from l0drop.app.serve.shadow import CLIENT, SHADOW_PART, Shadow
 from l0drop.app.serve.turns import Turns, in_one_step
-from l0drop.data.audio import Audio, audio_of_bytes
+from l0drop.data.audio import Audio, AudioError, read_in_steps
 from l0drop.decoding.results import Explained, Result
 from l0drop.decoding.sources import Source
 from l0drop.decoding.speech import Transcript
@@ -26,6 +26,26 @@ log = logging.getLogger("l0drop.serve")
 T = TypeVar("T")
 Long = Literal["split", "cut"]
 
+SMALL_ANSWER = 2_000
+"""Tokens of an answer that is written on the event loop, which takes a few milliseconds."""
+
+
+class Held:
+    """The bytes of bodies and recordings that requests in progress hold."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.bytes = most, 0
+
+    def take(self, size: int) -> None:
+        """Count so many bytes; a Problem if there are too many."""
+        if self.bytes + size > self.most:
+            headers = {"Retry-After": "5", "Connection": "close"}
+            raise Problem(503, "too many large requests in progress; try again later", headers)
+        self.bytes += size
+
+    def give(self, size: int) -> None:
+        self.bytes -= size
+
 
 @dataclass(frozen=True)
 class Query:
@@ -33,7 +53,8 @@ class Query:
 
     dial: `keep`, `max_memory`, `shift`, `dense`. languages: `source_lang` and `target_lang` of a multilingual model.
     long: what happens to a text that exceeds the model's positions. alone: each text, and each piece of a long text, is
-    decoded in a batch of its own, so that its time is its own. seconds: the deadline, at most the service's.
+    decoded in a batch of its own, so that its time is its own. deadline: on the monotonic clock; None for the seconds
+    that the service allows, from now.
     """
 
     served: Served
@@ -45,7 +66,7 @@ class Query:
     prefix: str | None = None
     long: Long = "split"
     alone: bool = False
-    seconds: float | None = None
+    deadline: float | None = None
 
 
 @dataclass(frozen=True)
@@ -98,10 +119,12 @@ class Service:
         self.ready = False
         self.failure: Exception | None = None
         self.on_failure: Callable[[], None] = lambda: None
+        self.held = Held(limits.held)
         self.scheduler = Scheduler(self.metrics, limits.queue)
-        self.shadow = Shadow(self.generate, self.metrics, shadow, reference)
-        self._tokenizing = Turns("tokenizing")
-        self._listening = Turns("reading-audio")  # long recordings do not hold up texts
+        self.shadow = Shadow(self.generate, self.metrics, shadow, reference, max(1, limits.queue // SHADOW_PART))
+        # each has a thread of its own, so that none holds up another
+        self._tokenizing, self._listening = Turns("tokenizing"), Turns("reading-audio")
+        self._detecting, self._writing = Turns("detecting"), Turns("writing")
         self._warming: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -111,8 +134,8 @@ class Service:
         if self._warming is not None:
             self._warming.cancel()
         await self.shadow.stop()
-        self._tokenizing.close()
-        self._listening.close()
+        for turns in (self._tokenizing, self._listening, self._detecting, self._writing):
+            turns.close()
         await self.scheduler.stop()
 
     async def _warm_up(self) -> None:
@@ -129,10 +152,9 @@ class Service:
 
     async def generate(self, query: Query) -> list[Answer]:
         """An answer per text, in order; the same as `TextModel.generate`, except that long texts are split."""
-        deadline = self._deadline(query.seconds)
+        deadline = self._deadline(query.deadline)
         self._check(query)
-        settings, bounds = self._search(query)
-        texts = await self._read(self._tokenizing, query.client, deadline, self._encode(query))
+        settings, bounds, texts = await self._tokenize(query, deadline)
         live = query.client != CLIENT
         items = [
             Item(query.served, source, settings, query.client, deadline, None, query.alone, bounds, live)
@@ -153,20 +175,18 @@ class Service:
 
     async def explain(self, query: Query) -> tuple[Explained, DecodedItem]:
         """The output for one text with gates and attention; a long text is cut."""
-        deadline = self._deadline(query.seconds)
+        deadline = self._deadline(query.deadline)
         self._check(query)
         if (shortener := query.served.model.engine.shortener) is not None:
             raise Problem(
                 400, f"model: an explanation shows gates, and the memory of {query.served.name} comes from {shortener}"
             )
-        settings, bounds = self._search(query)
-        (text,) = query.texts
-        encoded = await self._read(self._tokenizing, query.client, deadline, self._encode(replace(query, long="cut")))
-        (source,) = encoded[0].sources
+        settings, bounds, texts = await self._tokenize(replace(query, long="cut"), deadline)
+        (source,) = texts[0].sources
         if source.is_blank:
             raise Problem(400, "text: is blank, there is nothing to explain")
         given: dict[str, Any] = {**query.languages, **query.dial, **query.generation}
-        run = partial(query.served.model.explain, text, prefix=query.prefix, **given)
+        run = partial(query.served.model.explain, query.texts[0], prefix=query.prefix, **given)
         item = Item(query.served, source, settings, query.client, deadline, run, bounds=bounds)
         (done,) = await self.scheduler.decode([item])
         return done.result, done
@@ -181,22 +201,25 @@ class Service:
         *,
         seed: int | None = None,
         alone: bool = False,
-        seconds: float | None = None,
+        deadline: float | None = None,
     ) -> AudioAnswer:
         """The transcript of a recording, the same as `SpeechModel.transcribe`.
 
-        seed: of a sampled output, which is decoded in a batch of its own. alone, seconds: as in Query.
+        seed: of a sampled output, which is decoded in a batch of its own. alone, deadline: as in Query.
         """
-        deadline = self._deadline(seconds)
+        deadline = self._deadline(deadline)
         self._check_ready()
         self._check_search(generation, served.most_new_tokens - len(generation.get("prompt_ids", ())))
         check_dial(served, dial)
         try:
             settings = served.model.settings({**generation, **dial})
         except (TypeError, ValueError) as error:
+            raise refused(error, served.model.name, served.name) from None
+        try:
+            hear = read_in_steps(content, "file", self.limits.audio_seconds)
+            clip = await self._read(self._listening, client, deadline, hear)
+        except AudioError as error:
             raise refused(error) from None
-        hear = in_one_step(partial(audio_of_bytes, content, "file", self.limits.audio_seconds))
-        clip = await self._read(self._listening, client, deadline, hear)
         if seed is not None:
             settings["seed"], alone = seed, True
         if clip.is_silent:
@@ -204,10 +227,28 @@ class Service:
         most_new = int(settings.get("max_new_tokens") or served.most_new_tokens)
         bounds = OutputBounds(int(settings.get("num_beams") or 1), most=most_new)
         item = Item(served, clip, settings, client, deadline, alone=alone, bounds=bounds)
-        (done,) = await self.scheduler.decode([item])
+        self.held.take(clip.samples.nbytes)
+        try:
+            (done,) = await self.scheduler.decode([item])
+        finally:
+            self.held.give(clip.samples.nbytes)
         if self.log_texts:
             log.info("%s: %.1f s of audio -> %r", served.name, clip.seconds, done.result.text)
         return AudioAnswer(done.result, clip, done.queue_seconds, done.decode_seconds, done.batch)
+
+    async def detect(self, work: Callable[[], T], client: str, deadline: float) -> T:
+        """The result of a language detector, which may be slow."""
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                return await self._detecting.run(client, in_one_step(work))
+        except TimeoutError:
+            raise expired() from None
+
+    async def write(self, client: str, size: int | None, work: Callable[[], T]) -> T:
+        """The result of writing an answer with so many tokens; large ones, or None, leave the event loop free."""
+        if size is not None and size <= SMALL_ANSWER:
+            return work()
+        return await self._writing.run(client, in_one_step(work))
 
     def _check_ready(self) -> None:
         if not self.ready:
@@ -240,18 +281,20 @@ class Service:
             if (generation.get(name) or 0) > most:
                 raise Problem(400, f"{name}: at most {most}, got {generation[name]}")
 
-    def _search(self, query: Query) -> tuple[dict[str, Any], OutputBounds]:
-        """All settings of the search, checked, and the bounds of its outputs."""
-        model = query.served.model
+    async def _tokenize(self, query: Query, deadline: float) -> tuple[dict[str, Any], OutputBounds, list[_Text]]:
+        """All settings of the search, the bounds of its outputs, and the texts as sources."""
         try:
-            settings = model.settings(query.languages.get("target_lang"), query.generation)
-            search = model.engine.search(**settings)
+            return await self._read(self._tokenizing, query.client, deadline, self._tokenized(query))
         except (TypeError, ValueError) as error:
-            raise refused(error) from None
-        return settings, OutputBounds(search.beams, search.min_length - search.given, search.max_length - search.given)
+            raise refused(error, query.served.model.name, query.served.name) from None
 
-    def _encode(self, query: Query) -> Steps[list[_Text]]:
-        """The texts as sources, in steps of one text or of one part that is tried."""
+    def _tokenized(self, query: Query) -> Steps[tuple[dict[str, Any], OutputBounds, list[_Text]]]:
+        """`_tokenize` in steps of one text, or of one part that is tried."""
+        model = query.served.model
+        settings = model.settings(query.languages.get("target_lang"), query.generation)  # may wait for the tokenizer
+        search = model.engine.search(**settings)
+        bounds = OutputBounds(search.beams, search.min_length - search.given, search.max_length - search.given)
+        yield
         encode = partial(self._sources, query)
         texts = []
         for text in query.texts:
@@ -263,27 +306,24 @@ class Service:
                 pieces, sources = yield from encode_in_steps(text, encode)
             texts.append(_Text(text, pieces, [replace(source, dial=query.dial) for source in sources]))
             yield
-        return texts
+        return settings, bounds, texts
 
     def _sources(self, query: Query, texts: Sequence[str]) -> list[Source]:
         return query.served.model.encode(
             texts, source_lang=query.languages.get("source_lang"), prefix=query.prefix, names=lambda index: "text"
         )
 
-    def _deadline(self, seconds: float | None) -> float:
-        """The time by which a request that has just arrived must be answered."""
-        return time.monotonic() + min(seconds or self.limits.seconds, self.limits.seconds)
+    def _deadline(self, deadline: float | None) -> float:
+        return time.monotonic() + self.limits.seconds if deadline is None else deadline
 
     async def _read(self, turns: Turns, client: str, deadline: float, steps: Steps[T]) -> T:
-        """Read an input off the event loop, until the deadline; errors in the client's input become Problems."""
+        """Read an input off the event loop, until the deadline."""
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
                 return await turns.run(client, steps)
         except TimeoutError:
             self.metrics.expired.inc(client != CLIENT)
             raise expired() from None
-        except (TypeError, ValueError) as error:
-            raise refused(error) from None
 
 
 _BLANK = DecodedItem(Result(""), 0.0, 0.0, 0)

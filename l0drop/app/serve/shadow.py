@@ -6,6 +6,7 @@ memory gives the same output. The second shows the quality that dropping costs o
 """
 
 import asyncio
+import logging
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,6 +22,10 @@ from l0drop.decoding.results import Result
 if TYPE_CHECKING:
     from l0drop.app.serve.service import Answer, Query
 
+log = logging.getLogger("l0drop.serve")
+
+SHADOW_PART = 16
+"""Second decodings wait in at most this part of the queue, so that they do not take the room of live traffic."""
 RECENT = 500
 """Texts that the gauges in /metrics cover."""
 CLIENT = "shadow"
@@ -30,7 +35,10 @@ DENSE = "dense"
 
 
 class Shadow:
-    """Decodes texts again in the background, after their answers were given."""
+    """Decodes texts again in the background, after their answers were given.
+
+    most: texts that are decoded again or wait for it; further ones are skipped.
+    """
 
     def __init__(
         self,
@@ -38,10 +46,12 @@ class Shadow:
         metrics: Metrics,
         share: float,
         reference: Served | None = None,
+        most: int = RECENT,
     ) -> None:
         if not 0 <= share <= 1:
             raise ValueError(f"--shadow: expected a share between 0 and 1, got {share:g}")
         self.generate, self.metrics, self.share, self.reference = generate, metrics, share, reference
+        self.most = most
         self._random = random.Random(0)
         self._recent: dict[tuple[str, str], deque[tuple[bool, float, float]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -52,6 +62,9 @@ class Shadow:
             return
         for text, answer in zip(query.texts, answers, strict=True):
             if answer.result.source_tokens and self._random.random() < self.share:
+                if len(self._tasks) >= self.most:
+                    self.metrics.shadow_skipped.labels(*self._labels(query.served)).inc()
+                    continue
                 task = asyncio.create_task(self._compare(replace(query, texts=[text]), answer.result))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -69,16 +82,23 @@ class Shadow:
     async def _compare(self, query: "Query", result: Result) -> None:
         served = self.reference or query.served
         dial = {"dense": True} if self.reference is None else {}
+        again = replace(query, served=served, dial=dial, client=CLIENT, alone=False, deadline=None)
         try:
-            (again,) = await self.generate(replace(query, served=served, dial=dial, client=CLIENT, alone=False))
+            (answer,) = await self.generate(again)
         except Problem:  # a full queue, or the deadline
-            return
-        await asyncio.to_thread(self._report, query.served, result, again.result)
+            self.metrics.shadow_skipped.labels(*self._labels(query.served)).inc()
+        except Exception:
+            log.exception("%s: a second decoding failed", served.name)
+        else:
+            same = result.text == answer.result.text
+            score = 100.0 if same else await asyncio.to_thread(_chrf, result.text, answer.result.text)
+            self._report(query.served, same, score, len(result.kept) / result.source_tokens)
 
-    def _report(self, served: Served, result: Result, other: Result) -> None:
-        labels = (served.name, DENSE if self.reference is None else self.reference.name)
-        same, kept = result.text == other.text, len(result.kept) / result.source_tokens
-        score = 100.0 if same else chrf([result.text], [other.text]).value
+    def _labels(self, served: Served) -> tuple[str, str]:
+        return served.name, DENSE if self.reference is None else self.reference.name
+
+    def _report(self, served: Served, same: bool, score: float, kept: float) -> None:
+        labels = self._labels(served)
         recent = self._recent.setdefault(labels, deque(maxlen=RECENT))
         recent.append((same, score, kept))
         metrics = self.metrics
@@ -87,3 +107,7 @@ class Shadow:
         gauges = (metrics.shadow_agreement, metrics.shadow_chrf, metrics.shadow_kept)
         for gauge, values in zip(gauges, zip(*recent, strict=True), strict=True):
             gauge.labels(*labels).set(sum(values) / len(values))
+
+
+def _chrf(text: str, other: str) -> float:
+    return chrf([text], [other]).value

@@ -1,7 +1,7 @@
 """Our own dialect for audio: every setting in, everything that is known out."""
 
-import asyncio
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -9,7 +9,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from l0drop.app.serve.guard import client_of, while_connected
+from l0drop.app.serve.guard import client_of, deadline_of, while_connected
 from l0drop.app.serve.models import ServedSpeech
 from l0drop.app.serve.native import Dialled
 from l0drop.app.serve.requests import Problem, checked, json_response, read_upload, refused
@@ -20,6 +20,8 @@ MOST_COLUMNS = 1500
 """Columns of a spectrogram: the encoder rows of 30 seconds."""
 MOST_PROMPT = 10_000
 """Characters of a prompt."""
+LEAST_TEMPERATURE = 0.01
+"""Scores divided by less could exceed what a model's type of numbers can hold."""
 DIGITS = 5
 """Decimals of times in an answer."""
 
@@ -31,7 +33,9 @@ class Recorded(Dialled):
     prompt: Annotated[
         str | None, Field(max_length=MOST_PROMPT, description="Words before the audio; of many, the last ones count.")
     ] = None
-    temperature: Annotated[float, Field(ge=0, le=1, description="0 searches; above 0, the output is sampled.")] = 0.0
+    temperature: Annotated[
+        float, Field(ge=0, le=1, description=f"0 searches; from {LEAST_TEMPERATURE} on, the output is sampled.")
+    ] = 0.0
     seed: Annotated[int, Field(ge=0, lt=2**63, description="Of a sampled output; the same seed repeats it.")] = 0
     num_beams: Annotated[int | None, Field(ge=1)] = None
 
@@ -45,6 +49,8 @@ class Recorded(Dialled):
         if self.num_beams is not None:
             found["num_beams"] = self.num_beams
         if self.temperature:
+            if self.temperature < LEAST_TEMPERATURE:
+                raise Problem(400, f"temperature: expected 0, or {LEAST_TEMPERATURE} to 1, got {self.temperature:g}")
             if self.num_beams not in (None, 1):
                 raise Problem(400, "num_beams: a temperature above 0 samples, which has no beams; omit one of the two")
             found |= {"temperature": self.temperature, "num_beams": 1}
@@ -88,13 +94,17 @@ async def transcribe(request: Request) -> Response:
             body.dial(),
             seed=body.sampling_seed,
             alone=body.alone,
-            seconds=body.timeout,
+            deadline=deadline_of(request, body.timeout),
         ),
     )
-    answer = {"model": served.name, "gated": served.model.is_gated, **_transcribed(found)}
-    if body.spectrogram:
-        answer["spectrogram"] = await asyncio.to_thread(spectrogram, served, found.clip)
-    return json_response(answer)
+    write = partial(_answer, served, found, body.spectrogram)
+    size = None if body.spectrogram else len(found.transcript.kept)
+    return await service.write(client_of(request), size, write)
+
+
+def _answer(served: ServedSpeech, found: AudioAnswer, with_spectrogram: bool) -> Response:
+    more = {"spectrogram": spectrogram(served, found.clip)} if with_spectrogram else {}
+    return json_response({"model": served.name, "gated": served.model.is_gated, **_transcribed(found), **more})
 
 
 def _transcribed(found: AudioAnswer) -> dict[str, Any]:

@@ -81,11 +81,35 @@ def test_repeated_names_are_found_in_linear_time(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("value", ["1", "{}", "[]"])
 def test_a_million_faults_are_one(kind: type[BaseModel], value: str) -> None:
     field = {Generate: "text", Inputs: "inputs", Translate: "q"}[kind]
-    values = parse_json(f'{{"{field}": [{",".join([value] * 600_000)}]}}'.encode())
+    values = json.loads(f'{{"{field}": [{",".join([value] * 600_000)}]}}')
     began = time.monotonic()
     with pytest.raises(Problem, match=field):
         checked(kind, values)
     assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize("part", ["[]", "{}", '["a]"]', '{"a}":[]}'])
+def test_json_with_many_lists_and_objects_is_refused_unread(part: str) -> None:
+    body = f"[{','.join([part] * 200_000)}]".encode()
+    began = time.monotonic()
+    with pytest.raises(Problem, match="JSON: has more than 10,000 lists and objects"):
+        parse_json(body)
+    assert time.monotonic() - began < 0.5
+
+
+def test_brackets_in_texts_are_no_lists() -> None:
+    text = '[{ "quoted" \\[\\\n]} é ' * 10_000
+    assert parse_json(json.dumps({"text": [text, "["], "x": "{"}).encode()) == {"text": [text, "["], "x": "{"}
+    assert len(parse_json(json.dumps([[]] * 9_999).encode())) == 9_999
+
+
+def test_a_large_body_with_audio_is_read_at_once(locked: Running) -> None:
+    """Twenty million bytes of lists would take seconds to read; while they do, nobody is answered."""
+    for part in (b"[]", b"1", b'""'):
+        body = b'{"inputs": [' + b",".join([part] * 6_000_000) + b"]}"
+        headers = {**AUTHORIZED, "Content-Type": "application/json"}
+        answer = httpx.post(locked.url + "/models/tiny", content=body, headers=headers, timeout=30)
+        assert (answer.status_code, answer.json()) == (400, {"error": "inputs: expected audio as base64"})
 
 
 def test_objects_with_many_names_are_refused() -> None:
@@ -112,7 +136,7 @@ def test_a_prefix_that_leaves_no_room_is_refused_at_once(
     values = {"text": "the dog " * 200, "prefix": "the dog " * 300, **extra}
     answer = locked.post(path, values, headers=AUTHORIZED)
     assert answer.status_code == 400
-    assert "prefix`: it leaves no room" in answer.json()["error"]
+    assert answer.json()["error"].startswith("prefix: it leaves no room")
     assert len(tokenizer.texts) == 2, "the text and its first character"
 
 
@@ -168,7 +192,11 @@ def test_one_client_does_not_hold_up_the_tokenizer(
 
 def test_the_deadline_covers_the_reading_of_audio(locked: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
-    monkeypatch.setattr("l0drop.app.serve.service.audio_of_bytes", lambda *arguments: release.wait(10))
+
+    def blocked(*_: Any) -> Iterator[None]:
+        yield release.wait(10)
+
+    monkeypatch.setattr("l0drop.app.serve.service.read_in_steps", blocked)
     began = time.monotonic()
     answer = httpx.post(
         locked.url + "/v1/transcribe", files={"file": wav(0.2)}, data={"timeout": "0.3"}, headers=AUTHORIZED
@@ -176,6 +204,61 @@ def test_the_deadline_covers_the_reading_of_audio(locked: Running, monkeypatch: 
     release.set()
     assert answer.status_code == 504
     assert time.monotonic() - began < 5
+
+
+def sound_of(seconds: float, channels: int, rate: int) -> bytes:
+    """A small file with many samples."""
+    file = io.BytesIO()
+    with soundfile.SoundFile(file, "w", rate, channels, format="FLAC") as written:
+        for _ in range(round(10 * seconds)):
+            written.write(np.zeros((rate // 10, channels), np.float32))
+    return file.getvalue()
+
+
+def test_a_recording_of_many_samples_holds_up_neither_memory_nor_others(
+    locked: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a minute of eight channels takes seconds to decompress. Clients take turns, and the deadline ends it."""
+    monkeypatch.setattr("l0drop.app.serve.speech.client_of", lambda request: request.headers["x-client"])
+    largest, real = [0], soundfile.SoundFile.read
+
+    def read(file: Any, *arguments: Any, **settings: Any) -> Any:
+        block = real(file, *arguments, **settings)
+        largest[0] = max(largest[0], block.size)
+        return block
+
+    monkeypatch.setattr(soundfile.SoundFile, "read", read)
+    bomb = sound_of(30, 8, 192_000)
+    assert len(bomb) < 100_000
+
+    def heard(client: str, content: bytes, timeout: float) -> tuple[int, float]:
+        answer = httpx.post(
+            locked.url + "/v1/transcribe",
+            files={"file": content},
+            data={"timeout": str(timeout)},
+            headers={**AUTHORIZED, "X-Client": client},
+            timeout=60,
+        )
+        return answer.status_code, time.monotonic()
+
+    with ThreadPoolExecutor(2) as pool:
+        began = time.monotonic()
+        slow = pool.submit(heard, "many", bomb, 1.0)
+        time.sleep(0.1)
+        assert pool.submit(heard, "one", wav(0.2), 20).result()[0] == 200
+        status, ended = slow.result()
+    assert status == 504
+    assert ended - began < 1.8
+    assert largest[0] <= 1_000_000
+
+
+def test_a_slow_body_counts_for_the_deadline(locked: Running) -> None:
+    body = json.dumps({"text": TEXT, "timeout": 0.5}).encode()
+    with socket.create_connection(("127.0.0.1", locked.port), timeout=10) as connection:
+        connection.sendall(request("/v1/generate", len(body), f"Authorization: Bearer {KEY}") + body[:5])
+        time.sleep(0.7)
+        connection.sendall(body[5:])
+        assert connection.recv(65536).startswith(b"HTTP/1.1 504")
 
 
 # --- slots, the queue, connections ------------------------------------------------------------------------------------
@@ -207,6 +290,33 @@ def test_too_many_requests_with_a_key_are_refused(
     with ThreadPoolExecutor(4) as pool:
         statuses = sorted(answer.status_code for answer in pool.map(lambda _: ask(locked, text=TEXT), range(4)))
     assert statuses == [200, 200, 200, 503]
+
+
+def test_bodies_and_recordings_of_all_requests_are_bounded(sparse: TextModel, whisper: SpeechModel) -> None:
+    models: Any = [Served("sparse", sparse), ServedSpeech("tiny", whisper)]
+    sound = wav(0.2)
+    with running(models, limits=Limits(held=2 * len(sound) + 1000)) as service, socket.socket() as waiting:
+
+        def heard() -> httpx.Response:
+            return httpx.post(service.url + "/v1/transcribe", files={"file": sound})
+
+        assert heard().status_code == 200
+        waiting.connect(("127.0.0.1", service.port))
+        waiting.sendall(request("/v1/generate", len(sound)) + b" " * (len(sound) - 1))
+        while service.service.held.bytes < len(sound) - 1:
+            time.sleep(0.01)
+        answer = heard()
+        assert answer.status_code == 503
+        assert "too many large requests" in answer.json()["error"]
+        assert int(answer.headers["retry-after"]) > 0
+        assert service.post("/v1/generate", {"text": TEXT}).status_code == 200
+        waiting.close()
+        until = time.monotonic() + 5
+        while service.service.held.bytes:
+            assert time.monotonic() < until
+        service.service.held.most = len(sound) + 1000  # room for the body alone
+        assert heard().status_code == 503
+        assert service.service.held.bytes == 0
 
 
 def test_what_the_queue_can_never_hold_is_too_large(locked: Running) -> None:

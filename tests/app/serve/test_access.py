@@ -83,6 +83,16 @@ def test_nothing_else_answers_without_a_key(locked: Running, key: str | None) ->
             assert set(answer.json()) == {"error"}
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
+def test_no_method_answers_without_a_key(locked: Running, method: str) -> None:
+    for path in paths(locked):
+        answer = httpx.request(method, locked.url + path, headers={"Content-Type": "application/json"})
+        if path in OPEN_PATHS:
+            assert answer.status_code == (200 if method in ("GET", "HEAD") else 405), path
+        else:
+            assert answer.status_code in (401, 403), path
+
+
 @pytest.mark.parametrize("host", ["localhost/health?", "localhost/health#", "localhost/translate?"])
 def test_the_host_header_opens_nothing(locked: Running, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     """Older versions of Starlette put this header into `request.url` as it is."""

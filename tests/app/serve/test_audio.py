@@ -2,7 +2,10 @@
 
 import base64
 import io
+import os
 import re
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -238,6 +241,7 @@ def test_clips_of_several_clients_are_decoded_together(spoken: Running, whisper:
         (wav(0.2), {"model": "sparse"}, 404, "sparse does not read audio"),
         (wav(0.2), {"language": "de"}, 400, "transcribes English only"),
         (wav(0.2), {"temperature": "1.5"}, 400, "temperature"),
+        (wav(0.2), {"temperature": "1e-40"}, 400, "temperature: expected 0, or 0.01 to 1"),
         (wav(0.2), {"temperature": "0.5", "num_beams": "2"}, 400, "num_beams: a temperature above 0 samples"),
         (wav(0.2), {"seed": "-1"}, 400, "seed"),
         (wav(0.2), {"prompt": "<|notimestamps|>"}, 400, "prompt: "),
@@ -292,12 +296,27 @@ def test_bad_forms(spoken: Running) -> None:
     assert spoken.post("/v1/generate", {"text": "x"}).json()["model"] == "sparse"
 
 
-def test_file_names_of_clients_are_not_used(spoken: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    files = {"file": ("../../etc/evil\r\nX: 1.wav", wav(0.2))}
-    answer = httpx.post(spoken.url + PATH, files=files, data={"model": "tiny"})
-    assert answer.status_code == 200
-    assert list(tmp_path.iterdir()) == []
+def test_uploads_never_touch_the_disk(spoken: Running) -> None:
+    """Not by the client's name, and not in a temporary file."""
+    written: list[str] = []
+    is_on = [True]
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if is_on[0] and event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            written.append(str(arguments[0]))
+
+    sys.addaudithook(watch)  # for the rest of the process
+    try:
+        for name in ("../../etc/evil\r\nX: 1.wav", "/tmp/evil.wav", "evil\0.wav", ""):
+            files = {"file": (name, wav(3))}
+            answer = httpx.post(spoken.url + PATH, files=files, data={"model": "tiny"}, verify=False)
+            assert answer.status_code in (200, 400)
+            assert answer.status_code == 200 or not name
+        assert written == []
+        with tempfile.TemporaryFile():
+            assert written, "files are watched"
+    finally:
+        is_on[0] = False
 
 
 @pytest.mark.parametrize(

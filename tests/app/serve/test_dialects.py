@@ -2,8 +2,10 @@
 
 import json
 import threading
+import time
 import urllib.error
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -170,6 +172,20 @@ def test_a_detector_that_finds_nothing_or_is_slow(sparse: TextModel) -> None:
             assert answer.status_code == 400
             assert "could not be detected" in answer.json()["error"]
             assert threads.pop() != service.loop_thread, "the event loop is free"
+
+
+def test_a_detector_that_hangs_holds_up_nothing_else(sparse: TextModel) -> None:
+    release = threading.Event()
+    models, limits = [Served("sparse", sparse, pair=("en", "xx"))], Limits(seconds=1)
+    with running(models, limits=limits, detector=lambda text: release.wait(20)) as service:
+        with ThreadPoolExecutor(40) as pool:
+            began = time.monotonic()
+            asked = [pool.submit(service.post, "/detect", {"q": "x"}) for _ in range(40)]
+            time.sleep(0.2)
+            assert service.post("/v1/explain", {"text": TEXTS[0], "max_new_tokens": 4}).status_code == 200
+            assert {one.result().status_code for one in asked} == {504}
+            assert time.monotonic() - began < 5
+        release.set()
 
 
 def test_libretranslate_settings_and_health(service: Running, locked: Running) -> None:

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from l0drop import load
 from l0drop.app.cli import app
-from l0drop.app.serve import native
+from l0drop.app.serve import huggingface, libretranslate, native
 from l0drop.app.serve.models import Served
+from l0drop.app.serve.requests import json_response
 from l0drop.decoding.splitting import split_text
 from l0drop.decoding.text import TextModel
 from tests.app.serve.running import Running, running
@@ -136,6 +139,59 @@ def test_explain_has_gates_and_attention(service: Running, sparse: TextModel) ->
     pieces = "".join(answer["text"][token["start"] : token["end"]] for token in answer["output"])
     assert pieces == answer["text"]
     assert service.post("/v1/explain", {"text": TEXTS[2], "model": "plain"}).json()["gated"] is False
+
+
+def test_a_large_answer_leaves_the_event_loop_free(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    modules = {"/v1/generate": native, "/translate": libretranslate, "/models/sparse": huggingface}
+    bodies = {
+        "/v1/generate": {"text": TEXTS, **SEARCH},
+        "/translate": {"q": TEXTS, "source": "en", "target": "xx", "kept": True},
+        "/models/sparse": {"inputs": TEXTS, "parameters": {"kept": True}},
+    }
+    for path, module in modules.items():
+
+        def recorded(value: Any) -> Any:
+            threads.append(threading.current_thread().name)
+            return json_response(value)
+
+        monkeypatch.setattr(module, "json_response", recorded)
+        small = service.post(path, bodies[path]).json()
+        assert threads.pop() == service.loop_thread
+        with monkeypatch.context() as patched:
+            patched.setattr("l0drop.app.serve.service.SMALL_ANSWER", 3)
+            large = service.post(path, bodies[path]).json()
+        assert threads.pop() != service.loop_thread
+        if path == "/v1/generate":
+            small, large = ([result["kept"] for result in answer["results"]] for answer in (small, large))
+        assert large == small
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_answers_are_json(value: Any) -> None:
+    """Written in parts, they are what the library writes at once."""
+    expected = json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace")
+    assert json_response(value).body == expected
+
+
+def test_an_empty_output_is_explained(service: Running) -> None:
+    values = {"text": TEXTS[0], "length_penalty": -10}
+    answer = service.post("/v1/explain", values).json()
+    assert (answer["text"], answer["output"], answer["attention"], answer["dropped_attention"]) == ("", [], [], [])
+    assert len(answer["source"]) > 1
+
+
+def test_errors_do_not_tell_where_models_are_stored(service: Running, sparse: TextModel) -> None:
+    for language in ("source_lang", "target_lang"):
+        answer = service.post("/v1/generate", {"text": "x", language: "de"})
+        assert answer.status_code == 400
+        assert answer.json()["error"].startswith(f"{language}: the tokenizer of sparse knows no languages")
+        assert sparse.name not in answer.text
 
 
 def test_an_explanation_is_limited_and_leaves_the_event_loop_free(

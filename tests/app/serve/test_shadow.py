@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from l0drop.app.serve.command import shadow_reference
+from l0drop.app.serve.limits import Limits
 from l0drop.app.serve.models import Models, Served
+from l0drop.app.serve.shadow import SHADOW_PART
 from l0drop.decoding.text import TextModel
 from tests.app.serve.running import Running, running
 
@@ -82,6 +84,48 @@ def test_metrics_of_live_traffic_leave_out_second_decodings(sparse: TextModel) -
         results = service.post("/v1/generate", {"text": TEXTS}).json()["results"]
         tokens = 2 * sum(result["output_tokens"] for result in results)
         assert service.metric("l0drop_output_tokens_total", model="sparse") == tokens
+
+
+def test_second_decodings_leave_room_in_the_queue_for_live_traffic(
+    sparse: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, labels = sparse.decode, {"model": "sparse", "reference": "dense"}
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.1)
+        return real(*arguments)
+
+    monkeypatch.setattr(sparse, "decode", slow)
+    limits = Limits(queue=SHADOW_PART * 4)
+    with running([Served("sparse", sparse)], limits=limits, shadow=1.0) as service:
+        for _ in range(3):
+            texts = [f"{text} {number}" for number in range(10) for text in TEXTS]
+            assert service.post("/v1/generate", {"text": texts}).status_code == 200
+            assert len(service.service.shadow._tasks) <= 4
+        skipped = service.metric("l0drop_shadow_skipped_texts_total", **labels)
+        wait_for(service, 180 - skipped, **labels)
+        assert 180 - 3 * 8 <= skipped <= 180 - 4
+
+
+def test_a_second_decoding_that_fails_is_logged_once(
+    sparse: TextModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running([Served("sparse", sparse)], shadow=1.0) as service:
+        real = sparse.decode
+
+        def failing(sources: Any, *others: Any) -> Any:
+            if sources[0].dial:
+                raise RuntimeError("boom")
+            return real(sources, *others)
+
+        monkeypatch.setattr(sparse, "decode", failing)
+        assert service.post("/v1/generate", {"text": TEXTS[0]}).status_code == 200
+        until = time.monotonic() + 10
+        while service.service.shadow._tasks or "a second decoding failed" not in caplog.text:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert service.post("/v1/generate", {"text": TEXTS[0]}).status_code == 200
+    assert TEXTS[0] not in caplog.text
 
 
 @pytest.mark.parametrize(
