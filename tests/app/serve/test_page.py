@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from l0drop import load
+from l0drop import L0DropConfig, load, sparsify
 from l0drop.app.serve.guard import LOCAL, Access
 from l0drop.app.serve.models import Served, ServedSpeech
 from l0drop.data.hints import TextAnnotator
@@ -328,6 +328,27 @@ def test_a_gate_that_is_a_rule_has_no_slider(browser: Any, baseline: Path, tmp_p
         page.check()
         refused = service.post("/v1/generate", {"text": "x", "keep": 0.5})
         assert (refused.status_code, "is a rule" in refused.json()["error"]) == (400, True)
+
+
+@pytest.mark.parametrize("text", [TEXT, "the dog sees a cat . " * 20], ids=["short", "long"])
+def test_a_memory_from_a_shortener_has_an_output(browser: Any, baseline: Path, tmp_path: Path, text: str) -> None:
+    base = AutoModelForSeq2SeqLM.from_pretrained(baseline / "model")
+    merged = sparsify(base, L0DropConfig(shortener="merge", shortener_args={"keep": 0.5}))
+    folder = folders.saved(merged, AutoTokenizer.from_pretrained(baseline / "model"), tmp_path / "merged")
+    model = load(folder, "cpu", "float64")
+    with running([Served("merged", model)]) as service:
+        page = Page(browser, service.url, DESKTOP)
+        page.ready()
+        assert "no gates" in page["no-dial"].text
+        browser.execute_script("document.getElementById('show-dense').checked = true")  # left from another model
+        page.paste(text)
+        wanted = service.post("/v1/generate", {"text": text}).json()["results"][0]
+        assert page.content("output") == wanted["text"]
+        assert page["counts"].text == f"{wanted['source_tokens']} tokens, {len(wanted['kept'])} memory rows"
+        assert page.all("#source del") == []
+        assert "shortened by Merge" in page["no-gates"].text
+        assert not page["compare-title"].is_displayed()
+        page.check()
 
 
 def test_errors_are_shown_and_keys_are_asked_for(browser: Any, sparse: TextModel) -> None:

@@ -53,7 +53,7 @@ def test_an_explanation_is_refused(service: Running) -> None:
 def test_the_list_of_models_offers_no_dial(service: Running) -> None:
     (model,) = service.get("/v1/models").json()["data"]
     model = model["l0drop"]
-    assert (model["dial"], model["gating"], model["gated"]) == ([], None, True)
+    assert (model["dial"], model["gating"], model["gated"], model["shortener"]) == ([], None, True, "Merge")
 
 
 def test_shadow_mode_needs_another_model(folder: Path) -> None:
