@@ -113,7 +113,7 @@ async def run_task(request: Request) -> Response:
     is_flat = isinstance(body.inputs, str) or query.generation.get("num_return_sequences", 1) == 1
     write = partial(_answer, [answer.result for answer in answers], OUTPUT[served.task], parameters.kept, is_flat)
     size = sum(len(answer.result.kept) for answer in answers) if parameters.kept else 0
-    return await service.write(query.client, size, write)
+    return await service.in_turn(query.client, size, write)
 
 
 def _answer(results: list[Result], field: str, kept: bool, is_flat: bool) -> Response:

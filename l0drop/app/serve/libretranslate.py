@@ -142,7 +142,7 @@ async def translate(request: Request) -> Response:
     query = Query(served, texts, client_of(request), generation, body.dial(), pair, deadline=deadline_of(request))
     answers = await while_connected(request, service.generate(query))
     size = sum(len(answer.result.kept) for answer in answers) if body.kept else 0
-    return await service.write(query.client, size, partial(_answer, body, answers, detected))
+    return await service.in_turn(query.client, size, partial(_answer, body, answers, detected))
 
 
 def _answer(body: Translate, answers: list[Answer], detected: dict[str, Any] | None) -> Response:
@@ -258,7 +258,10 @@ async def _fields(request: Request) -> dict[str, Any]:
         if not isinstance(values, dict):
             raise Problem(400, "JSON: expected an object")
         return values
-    return _form_values(_form(body) if kind == FORM else await _multipart(request, body))
+    if kind == MULTIPART:
+        return _form_values(await _multipart(request, body))
+    service: Service = request.app.state.service  # a form of percent signs takes most of a second
+    return _form_values(await service.in_turn(client_of(request), len(body), partial(_form, body)))
 
 
 def _form(body: bytes) -> list[tuple[str, str]]:

@@ -97,7 +97,7 @@ async def generate(request: Request) -> Response:
     query = body.query(service, texts, request, long=body.long, alone=body.alone)
     answers = await while_connected(request, service.generate(query))
     write = partial(_generated, query, answers, request.scope[ARRIVED])
-    return await service.write(query.client, sum(len(answer.result.kept) for answer in answers), write)
+    return await service.in_turn(query.client, sum(len(answer.result.kept) for answer in answers), write)
 
 
 async def explain(request: Request) -> Response:
@@ -107,7 +107,7 @@ async def explain(request: Request) -> Response:
     query = body.query(service, [body.text], request)
     explained, done = await while_connected(request, service.explain(query))
     write = partial(_explanation, explained, query.served, done.decode_seconds)
-    return await service.write(query.client, None, write)
+    return await service.in_turn(query.client, None, write)
 
 
 def _generated(query: Query, answers: list[Answer], arrived: float) -> Response:

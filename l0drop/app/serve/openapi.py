@@ -28,7 +28,7 @@ ERRORS = {
     415: "another Content-Type is needed, or the body is compressed",
     421: "the service is not addressed by one of its names",
     500: "the service failed",
-    503: "the queue is full or the models are not ready; Retry-After says when to try again",
+    503: "too much is in progress, or the models are not ready; Retry-After says when to try again",
     504: "the deadline passed",
     507: "the text does not fit into memory",
 }

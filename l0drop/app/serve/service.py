@@ -26,8 +26,8 @@ log = logging.getLogger("l0drop.serve")
 T = TypeVar("T")
 Long = Literal["split", "cut"]
 
-SMALL_ANSWER = 2_000
-"""Tokens of an answer that is written on the event loop, which takes a few milliseconds."""
+SMALL = 2_000
+"""Tokens or characters that are read or written on the event loop, which takes a few milliseconds."""
 
 
 class Held:
@@ -124,7 +124,7 @@ class Service:
         self.shadow = Shadow(self.generate, self.metrics, shadow, reference, max(1, limits.queue // SHADOW_PART))
         # each has a thread of its own, so that none holds up another
         self._tokenizing, self._listening = Turns("tokenizing"), Turns("reading-audio")
-        self._detecting, self._writing = Turns("detecting"), Turns("writing")
+        self._detecting, self._converting = Turns("detecting"), Turns("converting")
         self._warming: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -134,7 +134,7 @@ class Service:
         if self._warming is not None:
             self._warming.cancel()
         await self.shadow.stop()
-        for turns in (self._tokenizing, self._listening, self._detecting, self._writing):
+        for turns in (self._tokenizing, self._listening, self._detecting, self._converting):
             turns.close()
         await self.scheduler.stop()
 
@@ -216,13 +216,13 @@ class Service:
         except (TypeError, ValueError) as error:
             raise refused(error, served.model.name, served.name) from None
         try:
-            hear = read_in_steps(content, "file", self.limits.audio_seconds)
-            clip = await self._read(self._listening, client, deadline, hear)
+            hear = _heard(content, self.limits.audio_seconds)
+            clip, is_silent = await self._read(self._listening, client, deadline, hear)
         except AudioError as error:
             raise refused(error) from None
         if seed is not None:
             settings["seed"], alone = seed, True
-        if clip.is_silent:
+        if is_silent:
             return AudioAnswer(Transcript("", seconds=clip.seconds), clip, 0.0, 0.0, 0)
         most_new = int(settings.get("max_new_tokens") or served.most_new_tokens)
         bounds = OutputBounds(int(settings.get("num_beams") or 1), most=most_new)
@@ -244,11 +244,14 @@ class Service:
         except TimeoutError:
             raise expired() from None
 
-    async def write(self, client: str, size: int | None, work: Callable[[], T]) -> T:
-        """The result of writing an answer with so many tokens; large ones, or None, leave the event loop free."""
-        if size is not None and size <= SMALL_ANSWER:
+    async def in_turn(self, client: str, size: int | None, work: Callable[[], T]) -> T:
+        """The result of reading a form or writing an answer. Large ones leave the event loop free.
+
+        size: tokens or characters; None if they are not known to be few.
+        """
+        if size is not None and size <= SMALL:
             return work()
-        return await self._writing.run(client, in_one_step(work))
+        return await self._converting.run(client, in_one_step(work))
 
     def _check_ready(self) -> None:
         if not self.ready:
@@ -324,6 +327,12 @@ class Service:
         except TimeoutError:
             self.metrics.expired.inc(client != CLIENT)
             raise expired() from None
+
+
+def _heard(content: bytes, most_seconds: float) -> Steps[tuple[Audio, bool]]:
+    """The recording, and whether it is silent, which takes a look at all samples."""
+    clip = yield from read_in_steps(content, "file", most_seconds)
+    return clip, clip.is_silent
 
 
 _BLANK = DecodedItem(Result(""), 0.0, 0.0, 0)

@@ -99,7 +99,7 @@ async def transcribe(request: Request) -> Response:
     )
     write = partial(_answer, served, found, body.spectrogram)
     size = None if body.spectrogram else len(found.transcript.kept)
-    return await service.write(client_of(request), size, write)
+    return await service.in_turn(client_of(request), size, write)
 
 
 def _answer(served: ServedSpeech, found: AudioAnswer, with_spectrogram: bool) -> Response:

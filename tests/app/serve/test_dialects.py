@@ -13,6 +13,7 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from libretranslatepy import LibreTranslateAPI
 
+from l0drop.app.serve import libretranslate
 from l0drop.app.serve.guard import LOCAL, Access
 from l0drop.app.serve.limits import Limits
 from l0drop.app.serve.models import Served
@@ -95,6 +96,25 @@ def test_forms_of_libretranslate(service: Running, sparse: TextModel, text: str)
     for content in (raw.encode("utf-16"), b"q=\xff&source=en&target=xx", b"q=%ff&source=en&target=xx"):
         assert httpx.post(url, content=content, headers=form).status_code == 400
     assert httpx.post(url, files=[*parts, ("other", ("a.txt", b"x"))]).status_code == 400
+
+
+def test_a_large_form_leaves_the_event_loop_free(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    real = libretranslate._form
+
+    def recorded(body: bytes) -> list[tuple[str, str]]:
+        threads.append(threading.current_thread().name)
+        return real(body)
+
+    monkeypatch.setattr(libretranslate, "_form", recorded)
+    for text in ("the dog", "%41" * 1000):
+        answer = httpx.post(
+            service.url + "/translate",
+            content=f"q={text}&source=en&target=none".encode(),
+            headers={"Content-Type": "application/x-www-form-urlencoded"},
+        )
+        assert "'en' to 'none' is not supported" in answer.json()["error"]
+    assert threads[0] == service.loop_thread != threads[1]
 
 
 def test_optional_fields_of_libretranslate_may_be_null(service: Running, outputs: list[str]) -> None:

@@ -159,7 +159,7 @@ def test_a_large_answer_leaves_the_event_loop_free(service: Running, monkeypatch
         small = service.post(path, bodies[path]).json()
         assert threads.pop() == service.loop_thread
         with monkeypatch.context() as patched:
-            patched.setattr("l0drop.app.serve.service.SMALL_ANSWER", 3)
+            patched.setattr("l0drop.app.serve.service.SMALL", 3)
             large = service.post(path, bodies[path]).json()
         assert threads.pop() != service.loop_thread
         if path == "/v1/generate":
