@@ -54,7 +54,7 @@ def serve(
         str | None, typer.Option(metavar="MODULE:NAME", help="A function that detects languages, for source=auto.")
     ] = None,
     shadow: Annotated[
-        float, typer.Option(metavar="SHARE", help="The share of texts to decode a second time, for comparison.")
+        float, typer.Option(metavar="SHARE", help="The share of texts and recordings to decode a second time.")
     ] = 0.0,
     shadow_model: Annotated[
         str | None, typer.Option(metavar="NAME", help="The model for the second decoding. Default: the same, dense.")
@@ -124,8 +124,8 @@ def shadow_reference(models: "Models", share: float, name: str | None) -> "Serve
 
     texts = [served for served in models if isinstance(served, Served)]
     if name is None:
-        if share and not any(served.model.is_gated for served in texts):
-            raise ValueError("--shadow: no text model has gates, so the second decoding would be the same")
+        if share and not any(served.model.is_gated for served in models):
+            raise ValueError("--shadow: no model has gates, so the second decoding would be the same")
         if share and (without := [served.name for served in texts if served.model.engine.shortener is not None]):
             raise ValueError(
                 f"--shadow: {without[0]} has a shortener instead of gates, so it has no dense decoding; "

@@ -41,7 +41,10 @@ class Metrics:
         )
         self.expired = Counter("l0drop_expired_texts", "Texts whose deadline passed before they were decoded", **here)
         self.shadow_texts = Counter(
-            "l0drop_shadow_texts", "Texts decoded a second time, for comparison", ["model", "reference"], **here
+            "l0drop_shadow_texts",
+            "Texts and recordings decoded a second time",
+            ["model", "reference"],
+            **here,
         )
         self.shadow_skipped = Counter(
             "l0drop_shadow_skipped_texts",

@@ -227,14 +227,27 @@ class Service:
         most_new = int(settings.get("max_new_tokens") or served.most_new_tokens)
         bounds = OutputBounds(int(settings.get("num_beams") or 1), most=most_new)
         item = Item(served, clip, settings, client, deadline, alone=alone, bounds=bounds)
-        self.held.take(clip.samples.nbytes)
-        try:
-            (done,) = await self.scheduler.decode([item])
-        finally:
-            self.held.give(clip.samples.nbytes)
+        done = await self._decode_clip(item)
+        dense = {name: value for name, value in settings.items() if name not in dial} | {"dense": True}
+        self.shadow.consider_recording(served, dial, done.result, partial(self._clip_again, item, dense))
         if self.log_texts:
             log.info("%s: %.1f s of audio -> %r", served.name, clip.seconds, done.result.text)
         return AudioAnswer(done.result, clip, done.queue_seconds, done.decode_seconds, done.batch)
+
+    async def _decode_clip(self, item: Item) -> DecodedItem:
+        """A decoded recording, which is held in memory until then."""
+        size = item.source.samples.nbytes
+        self.held.take(size)
+        try:
+            (done,) = await self.scheduler.decode([item])
+        finally:
+            self.held.give(size)
+        return done
+
+    async def _clip_again(self, item: Item, settings: Mapping[str, Any]) -> str:
+        """The text of a recording with other settings, for the shadow mode."""
+        again = replace(item, settings=settings, client=CLIENT, deadline=self._deadline(None), is_counted=False)
+        return str((await self._decode_clip(again)).result.text)
 
     async def detect(self, work: Callable[[], T], client: str, deadline: float) -> T:
         """The result of a language detector, which may be slow."""

@@ -1,4 +1,4 @@
-"""Shadow mode: a share of the texts is decoded a second time, and the two outputs are compared.
+"""Shadow mode: a share of texts and recordings is decoded a second time, and the two outputs are compared.
 
 The reference is the same model on its full gated memory with its own gates, or another served model, such as the
 baseline without gates. The first shows the effect of clients' dials, and faults of short decoding, because a short
@@ -9,15 +9,16 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from l0drop.app.serve.metrics import Metrics
-from l0drop.app.serve.models import Served
+from l0drop.app.serve.models import Served, ServedSpeech
 from l0drop.app.serve.requests import Problem
 from l0drop.data.metrics import chrf
-from l0drop.decoding.results import Result
+from l0drop.decoding.speech import Transcript
 
 if TYPE_CHECKING:
     from l0drop.app.serve.service import Answer, Query
@@ -32,12 +33,14 @@ CLIENT = "shadow"
 """Shadow texts wait in the queue like those of one more client."""
 DENSE = "dense"
 """The reference's name in /metrics if it is the same model."""
+Again = Callable[[], Awaitable[str]]
+"""The output of a second decoding."""
 
 
 class Shadow:
-    """Decodes texts again in the background, after their answers were given.
+    """Decodes texts and recordings again in the background, after their answers were given.
 
-    most: texts that are decoded again or wait for it; further ones are skipped.
+    share: of texts and recordings. most: those that are decoded again or wait for it; further ones are skipped.
     """
 
     def __init__(
@@ -58,46 +61,63 @@ class Shadow:
 
     def consider(self, query: "Query", answers: "Sequence[Answer]") -> None:
         """Choose texts of an answered query."""
-        if not self.share or query.client == CLIENT or not self._differs(query):
+        if query.client == CLIENT or not self._differs(query.served, query.dial):
             return
         for text, answer in zip(query.texts, answers, strict=True):
-            if answer.result.source_tokens and self._random.random() < self.share:
-                if len(self._tasks) >= self.most:
-                    self.metrics.shadow_skipped.labels(*self._labels(query.served)).inc()
-                    continue
-                task = asyncio.create_task(self._compare(replace(query, texts=[text]), answer.result))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+            result = answer.result
+            if result.source_tokens:
+                again = partial(self._text_again, replace(query, texts=[text]))
+                self._choose(query.served, again, result.text, len(result.kept) / result.source_tokens)
 
-    def _differs(self, query: "Query") -> bool:
+    def consider_recording(
+        self, served: ServedSpeech, dial: Mapping[str, Any], transcript: Transcript, again: Again
+    ) -> None:
+        """Perhaps choose a recording. again: decodes it dense. Another reference is a text model."""
+        if self.reference is None and self._differs(served, dial):
+            self._choose(served, again, transcript.text, 1 - transcript.sparsity)
+
+    def _differs(self, served: Served | ServedSpeech, dial: Mapping[str, Any]) -> bool:
         """Whether a second decoding is another one: without gates, and with `dense`, nothing was dropped."""
-        is_short = query.served.model.is_gated and not query.dial.get("dense")
-        return is_short and query.served is not self.reference
+        return served.model.is_gated and not dial.get("dense") and served is not self.reference
+
+    def _choose(self, served: Served | ServedSpeech, again: Again, text: str, kept: float) -> None:
+        """Decode a share of what is offered again, unless too much waits for it."""
+        if not self.share or self._random.random() >= self.share:
+            return
+        if len(self._tasks) >= self.most:
+            self.metrics.shadow_skipped.labels(*self._labels(served)).inc()
+            return
+        task = asyncio.create_task(self._compare(served, again, text, kept))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _compare(self, query: "Query", result: Result) -> None:
+    async def _text_again(self, query: "Query") -> str:
         served = self.reference or query.served
         dial = {"dense": True} if self.reference is None else {}
         again = replace(query, served=served, dial=dial, client=CLIENT, alone=False, deadline=None)
+        (answer,) = await self.generate(again)
+        return answer.result.text
+
+    async def _compare(self, served: Served | ServedSpeech, again: Again, text: str, kept: float) -> None:
         try:
-            (answer,) = await self.generate(again)
+            other = await again()
         except Problem:  # a full queue, or the deadline
-            self.metrics.shadow_skipped.labels(*self._labels(query.served)).inc()
+            self.metrics.shadow_skipped.labels(*self._labels(served)).inc()
         except Exception:
             log.exception("%s: a second decoding failed", served.name)
         else:
-            same = result.text == answer.result.text
-            score = 100.0 if same else await asyncio.to_thread(_chrf, result.text, answer.result.text)
-            self._report(query.served, same, score, len(result.kept) / result.source_tokens)
+            same = text == other
+            self._report(served, same, 100.0 if same else await asyncio.to_thread(_chrf, text, other), kept)
 
-    def _labels(self, served: Served) -> tuple[str, str]:
+    def _labels(self, served: Served | ServedSpeech) -> tuple[str, str]:
         return served.name, DENSE if self.reference is None else self.reference.name
 
-    def _report(self, served: Served, same: bool, score: float, kept: float) -> None:
+    def _report(self, served: Served | ServedSpeech, same: bool, score: float, kept: float) -> None:
         labels = self._labels(served)
         recent = self._recent.setdefault(labels, deque(maxlen=RECENT))
         recent.append((same, score, kept))

@@ -3,14 +3,17 @@
 import time
 from typing import Any
 
+import httpx
 import pytest
 
 from l0drop.app.serve.command import shadow_reference
 from l0drop.app.serve.limits import Limits
-from l0drop.app.serve.models import Models, Served
+from l0drop.app.serve.models import Models, Served, ServedSpeech
 from l0drop.app.serve.shadow import SHADOW_PART
+from l0drop.decoding.speech import SpeechModel
 from l0drop.decoding.text import TextModel
 from tests.app.serve.running import Running, running
+from tests.models.whispers import wav
 
 TEXTS = [f"the {noun} sees a {other} ." for noun in ("dog", "cat", "bird") for other in ("stone", "river")]
 
@@ -86,6 +89,37 @@ def test_metrics_of_live_traffic_leave_out_second_decodings(sparse: TextModel) -
         assert service.metric("l0drop_output_tokens_total", model="sparse") == tokens
 
 
+def test_recordings_are_decoded_dense_again(whisper: SpeechModel, sparse: TextModel) -> None:
+    labels = {"model": "tiny", "reference": "dense"}
+
+    def heard(service: Running, seconds: float, **fields: str) -> Any:
+        url, files = service.url + "/v1/transcribe", {"file": wav(seconds)}
+        answer = httpx.post(url, files=files, data={"model": "tiny", **fields}, timeout=30)
+        assert answer.status_code == 200
+        return answer.json()
+
+    with running([ServedSpeech("tiny", whisper), Served("sparse", sparse)], shadow=1.0) as service:
+        kept = [1 - heard(service, seconds)["dropped"] for seconds in (0.3, 1.7)]
+        wait_for(service, 2, **labels)
+        assert service.metric("l0drop_shadow_agreement", **labels) == 1
+        assert service.metric("l0drop_shadow_kept_share", **labels) == pytest.approx(sum(kept) / 2)
+        assert service.metric("l0drop_kept_share_count", model="tiny") == 2, "live traffic"
+        heard(service, 0.3, dense="true")
+        heard(service, 0.3, temperature="1", seed="3")
+        wait_for(service, 3, **labels)
+        assert service.metric("l0drop_shadow_agreement", **labels) == 1
+        heard(service, 1.7, keep="0.05")
+        wait_for(service, 4, **labels)
+        assert service.metric("l0drop_shadow_agreement", **labels) == 0.75
+        assert service.metric("l0drop_shadow_chrf", **labels) < 100
+        assert service.service.held.bytes == 0
+    with running(
+        [ServedSpeech("tiny", whisper), base := Served("sparse", sparse)], shadow=1.0, reference=base
+    ) as other:
+        heard(other, 0.3)
+        assert not other.service.shadow._tasks
+
+
 def test_second_decodings_leave_room_in_the_queue_for_live_traffic(
     sparse: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,7 +168,7 @@ def test_a_second_decoding_that_fails_is_logged_once(
         ("sparse plain", 0.0, "plain", "--shadow-model: without --shadow SHARE"),
         ("sparse plain", 0.1, "other", "--shadow-model: other is not one of the text models"),
         ("sparse", 0.1, "sparse", "--shadow-model: no text model other than sparse has gates"),
-        ("plain", 0.1, None, "--shadow: no text model has gates"),
+        ("plain", 0.1, None, "--shadow: no model has gates"),
     ],
 )
 def test_options_without_an_effect_are_refused(
