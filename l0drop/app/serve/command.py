@@ -1,8 +1,10 @@
 """`l0drop serve`: options, loading, uvicorn."""
 
 import importlib
+import ipaddress
 import logging
 import os
+import re
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -85,7 +87,8 @@ def serve(
         warn(f"anyone who can reach {host} can use the service; --keys FILE asks for a key")
     found = load_models(models, languages or [], summarizes or [], device, dtype)
     reference = shadow_reference(found, shadow, shadow_model)
-    access = Access(secrets, allow_host or (LOCAL if host in LOCAL else ()), cors or ())
+    hosts = [_host(name) for name in allow_host or ()]
+    access = Access(secrets, hosts or (LOCAL if host in LOCAL else ()), [_origin(given) for given in cors or ()])
     service = Service(found, limits, shadow, reference, log_texts)
     app = application(service, access, _detector(detector))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
@@ -173,17 +176,37 @@ def _pair(given: str) -> tuple[str, tuple[str, str]]:
 
 def _keys(file: Path | None) -> list[str]:
     """The keys of the file and the environment."""
-    text = file.read_text(encoding="utf-8") if file is not None else ""
-    keys = [*text.split(), *os.environ.get(KEYS, "").split()]
-    if file is not None and not text.split():
-        raise ValueError(f"--keys: {file} has no key")
-    strange = [number for number, key in enumerate(keys, 1) if not (key.isascii() and key.isprintable())]
-    if strange:
-        raise ValueError(f"--keys: key {strange[0]} has characters that a header cannot carry; use letters and digits")
-    short = [number for number, key in enumerate(keys, 1) if len(key) < 8]
-    if short:
-        raise ValueError(f"--keys: key {short[0]} has fewer than 8 characters and could be guessed")
-    return keys
+    found = {KEYS: os.environ.get(KEYS, "").split()}
+    if file is not None:
+        found["--keys"] = file.read_text(encoding="utf-8").split()
+        if not found["--keys"]:
+            raise ValueError(f"--keys: {file} has no key")
+    for name, keys in found.items():
+        for number, key in enumerate(keys, 1):
+            if not (key.isascii() and key.isprintable()):
+                raise ValueError(
+                    f"{name}: key {number} has characters that a header cannot carry; use letters and digits"
+                )
+            if len(key) < 8:
+                raise ValueError(f"{name}: key {number} has fewer than 8 characters and could be guessed")
+    return [key for keys in found.values() for key in keys]
+
+
+def _host(name: str) -> str:
+    """A host name as browsers send it; an IP address counts as one."""
+    try:
+        return str(ipaddress.ip_address(name))
+    except ValueError:
+        if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
+            raise ValueError(f"--allow-host: expected a host name without a port, got {name!r}") from None
+    return name.lower()
+
+
+def _origin(given: str) -> str:
+    """A web origin as browsers send it."""
+    if not re.fullmatch(r"\*|https?://[^/?#\s]+", given, re.IGNORECASE):
+        raise ValueError(f"--cors: expected an origin, such as https://example.org, or *, got {given!r}")
+    return given.lower()
 
 
 def _detector(name: str | None) -> Any:

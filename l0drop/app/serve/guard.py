@@ -26,7 +26,7 @@ log = logging.getLogger("l0drop.serve")
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/health", "/frontend/settings"})
 """Answered without a key."""
 HEALTH_PATHS = frozenset({"/healthz", "/readyz", "/health"})
-"""Those of them that answer probes without a Host header, as HTTP/1.0 allows."""
+"""Those of them that answer by any name, because probes ask by address, or without a Host header."""
 KEY_IN_BODY = {"/translate": ("POST",), "/detect": ("POST",), "/languages": ("GET", "HEAD")}
 """LibreTranslate's clients send the key as `api_key`; with these methods the routes check it themselves."""
 CLIENT, ARRIVED = "l0drop.client", "l0drop.arrived"
@@ -215,9 +215,8 @@ class Guard:
     def _check_sites(self, request: Request) -> None:
         """Refuse other names of this service than its own, and pages of other sites."""
         hosts, given, origin = self.access.hosts, request.headers.get("host"), request.headers.get("origin")
-        is_probe = given is None and request.scope["path"] in HEALTH_PATHS
         host = _site(f"//{given or ''}", "Host").hostname
-        if hosts and host not in hosts and not is_probe:
+        if hosts and host not in hosts and request.scope["path"] not in HEALTH_PATHS:
             raise Problem(421, "Host: this service does not answer to this name")
         if origin is not None and _site(origin, "Origin").netloc != given and not self._is_allowed(origin):
             raise Problem(403, "Origin: requests from other sites are not accepted")

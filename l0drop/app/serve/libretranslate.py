@@ -32,6 +32,8 @@ from l0drop.app.serve.service import Answer, Query, Service
 Detector = Callable[[str], list[dict[str, Any]]]
 """Takes a text; returns dictionaries with `language` and `confidence`, best first."""
 
+MOST_KEY = 10_000
+"""Bytes of the body of a GET, which holds nothing but a key."""
 MOST_PAIRS = 10_000
 """Fields of a form; `q` may occur several times."""
 
@@ -177,7 +179,7 @@ async def languages(request: Request) -> Response:
     service: Service = request.app.state.service
     key = request.query_params.get("api_key")
     if key is None:  # some clients send the key in the body of a GET
-        body = await read_body(request, service.limits)
+        body = await read_body(request, service.limits, MOST_KEY)
         key = dict(parse_qsl(body.decode("utf-8", "replace"))).get("api_key")
     require_key(request, key)
     targets: dict[str, list[str]] = {}

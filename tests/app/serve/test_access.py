@@ -128,6 +128,39 @@ def test_keys_that_a_header_cannot_carry_are_refused(tmp_path: Path) -> None:
             command.serve(["any"], keys=tmp_path / "keys")
 
 
+def test_keys_of_the_environment_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("L0DROP_KEYS", "long-enough short")
+    with pytest.raises(ValueError, match="L0DROP_KEYS: key 2 has fewer than 8 characters"):
+        command.serve(["any"])
+    monkeypatch.setenv("L0DROP_KEYS", "third-secret")
+    (tmp_path / "keys").write_text("first-secret\nsecond-secret\n")
+    assert set(command._keys(tmp_path / "keys")) == {"first-secret", "second-secret", "third-secret"}
+
+
+def test_names_and_origins_are_those_that_browsers_send() -> None:
+    assert [command._host(name) for name in ("Example.ORG", "::1", "10.0.0.1")] == ["example.org", "::1", "10.0.0.1"]
+    assert [command._origin(name) for name in ("https://Example.org:8443", "*")] == ["https://example.org:8443", "*"]
+    for name in ("example.org:8000", "https://example.org", ""):
+        with pytest.raises(ValueError, match="--allow-host: expected a host name without a port"):
+            command._host(name)
+    for name in ("example.org", "https://example.org/", "null"):
+        with pytest.raises(ValueError, match="--cors: expected an origin"):
+            command._origin(name)
+
+
+def test_probes_ask_by_address(locked: Running) -> None:
+    """A container's health check, and those of Kubernetes, do not know the names of the service."""
+    for path in ("/healthz", "/readyz", "/health"):
+        assert locked.get(path, headers={"Host": "10.1.2.3:8000"}).status_code == 200
+    for path in ("/", "/frontend/settings", "/v1/models"):
+        assert locked.get(path, headers={"Host": "10.1.2.3:8000"}).status_code == 421
+
+
+def test_a_list_of_languages_reads_no_large_body(locked: Running) -> None:
+    for content in (b"a=b&" * 5000, b"%41" * 5000):
+        assert httpx.request("GET", locked.url + "/languages", content=content).status_code == 413
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
