@@ -94,7 +94,7 @@ def test_json_with_many_lists_and_objects_is_refused_unread(part: str) -> None:
     began = time.monotonic()
     with pytest.raises(Problem, match="JSON: has more than 10,000 lists and objects"):
         parse_json(body)
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 3
 
 
 def test_brackets_in_texts_are_no_lists() -> None:
