@@ -40,7 +40,8 @@ Again = Callable[[], Awaitable[str]]
 class Shadow:
     """Decodes texts and recordings again in the background, after their answers were given.
 
-    share: of texts and recordings. most: those that are decoded again or wait for it; further ones are skipped.
+    share: of texts and recordings. most: pieces of texts, and recordings, that are decoded again or wait for it;
+    further ones are skipped.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Shadow:
         self._random = random.Random(0)
         self._recent: dict[tuple[str, str], deque[tuple[bool, float, float]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._pieces = 0
 
     def consider(self, query: "Query", answers: "Sequence[Answer]") -> None:
         """Choose texts of an answered query."""
@@ -67,7 +69,8 @@ class Shadow:
             result = answer.result
             if result.source_tokens:
                 again = partial(self._text_again, replace(query, texts=[text]))
-                self._choose(query.served, again, result.text, len(result.kept) / result.source_tokens)
+                kept = len(result.kept) / result.source_tokens
+                self._choose(query.served, again, result.text, kept, answer.pieces)
 
     def consider_recording(
         self, served: ServedSpeech, dial: Mapping[str, Any], transcript: Transcript, again: Again
@@ -80,16 +83,22 @@ class Shadow:
         """Whether a second decoding is another one: without gates, and with `dense`, nothing was dropped."""
         return served.model.is_gated and not dial.get("dense") and served is not self.reference
 
-    def _choose(self, served: Served | ServedSpeech, again: Again, text: str, kept: float) -> None:
+    def _choose(self, served: Served | ServedSpeech, again: Again, text: str, kept: float, pieces: int = 1) -> None:
         """Decode a share of what is offered again, unless too much waits for it."""
         if not self.share or self._random.random() >= self.share:
             return
-        if len(self._tasks) >= self.most:
+        if self._pieces + pieces > self.most:
             self.metrics.shadow_skipped.labels(*self._labels(served)).inc()
             return
         task = asyncio.create_task(self._compare(served, again, text, kept))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._pieces += pieces
+
+        def end(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            self._pieces -= pieces
+
+        task.add_done_callback(end)
 
     async def stop(self) -> None:
         for task in self._tasks:

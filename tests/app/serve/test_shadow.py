@@ -139,6 +139,10 @@ def test_second_decodings_leave_room_in_the_queue_for_live_traffic(
         skipped = service.metric("l0drop_shadow_skipped_texts_total", **labels)
         wait_for(service, 180 - skipped, **labels)
         assert 180 - 3 * 8 <= skipped <= 180 - 4
+        long = "the dog sees a cat . " * 48
+        assert service.post("/v1/generate", {"text": long}).json()["results"][0]["pieces"] > 4
+        assert service.metric("l0drop_shadow_skipped_texts_total", **labels) == skipped + 1, "its pieces are counted"
+        assert service.service.shadow._pieces == 0
 
 
 def test_a_second_decoding_that_fails_is_logged_once(
