@@ -12,7 +12,7 @@ from torch import Tensor
 
 from l0drop.core.dial import Dial, Dials
 from l0drop.core.gates import Gates
-from l0drop.core.memory import Memory, compress, full, keep_one
+from l0drop.core.memory import Memory, compress, full, keep_one, real_tokens
 from l0drop.core.values import WrongKindError
 from l0drop.decoding.gpu.encoding import (
     EncoderGraphs,
@@ -25,7 +25,6 @@ from l0drop.decoding.gpu.encoding import (
 from l0drop.decoding.grouping import cheapest_groups, split_evenly
 from l0drop.decoding.half_attention import use_half_attention
 from l0drop.decoding.linear import HALF, Kind, Linears, MadeFrom
-from l0drop.models.controls import real_tokens
 from l0drop.models.families import family_of, positions_of
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.view import eval_view
