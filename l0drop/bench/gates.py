@@ -14,7 +14,7 @@ from l0drop.bench.timing import Say, interleaved, ratio
 from l0drop.core.memory import Gating
 from l0drop.models.config import L0DropConfig
 from l0drop.models.sparsify import sparsify
-from l0drop.runs.benchmark import Drift, DriftRow, EvenBatch, GateCost, LayerwiseRow, LayerwiseSpeed
+from l0drop.runs.gate_benchmark import Drift, DriftRow, EvenBatch, GateCost, LayerwiseRow, LayerwiseSpeed
 from l0drop.runs.provenance import provenance
 
 

@@ -34,8 +34,9 @@ from l0drop.models.families import positions_of
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.quiet import quiet_libraries
 from l0drop.models.sparsify import sparsify
-from l0drop.runs.benchmark import CheckedShape, MeasuredPoint, PredictedRow, Shape, SpeedPrediction, SpeedUpCheck
+from l0drop.runs.benchmark import Shape
 from l0drop.runs.evaluation import FileStamp
+from l0drop.runs.prediction import CheckedShape, MeasuredPoint, PredictedRow, SpeedPrediction, SpeedUpCheck
 from l0drop.runs.provenance import provenance
 
 SOURCES = (16, 32, 64, 128, 256, 512, 1024, 2048)

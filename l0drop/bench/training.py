@@ -29,8 +29,8 @@ from l0drop.models.config import L0DropConfig
 from l0drop.models.quiet import quiet_libraries
 from l0drop.models.sparsify import sparsify
 from l0drop.recipe import Recipe, parse_recipe
-from l0drop.runs.benchmark import LossCurves, TrainingRound, TrainingSpeed
 from l0drop.runs.provenance import provenance
+from l0drop.runs.training_benchmark import LossCurves, TrainingRound, TrainingSpeed
 from l0drop.training.fast import MULTIPLE
 from l0drop.training.ragged import any_shape
 from l0drop.training.trainer import L0DropTrainer

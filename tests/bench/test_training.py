@@ -18,7 +18,7 @@ from l0drop.bench.training import (
     training_flops,
 )
 from l0drop.report.benchmark import training_speed_table
-from l0drop.runs.benchmark import TrainingSpeed
+from l0drop.runs.training_benchmark import TrainingSpeed
 
 MODEL = {
     "d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2,
