@@ -57,7 +57,7 @@ def train(
     from l0drop.bench.gates import gate_cost
     from l0drop.report.benchmark import gate_cost_table
 
-    result = gate_cost(rounds or 10, progress=log.print)
+    result = gate_cost(rounds or 10, say=log.print)
     _print(gate_cost_table(result))
     _finish(result, result.made_by, output)
 
@@ -68,7 +68,7 @@ def _train_on_gpu(rounds: int | None, output: Path | None) -> None:
     from l0drop.report.benchmark import training_speed_table
 
     require_cuda("; --device cpu measures the cost of the gate")
-    result = Benchmark("cuda", Size() if rounds is None else Size(rounds=rounds)).run(progress=log.print)
+    result = Benchmark("cuda", Size() if rounds is None else Size(rounds=rounds)).run(say=log.print)
     _print(training_speed_table(result))
     _finish(result, result.made_by, output)
 
@@ -80,7 +80,7 @@ def layerwise(rounds: Rounds = 7, threads: Threads = 1, output: Output = None) -
     from l0drop.report.benchmark import layerwise_table
 
     use_threads(threads)
-    result = layerwise_encoder(rounds=rounds, progress=log.print)
+    result = layerwise_encoder(rounds=rounds, say=log.print)
     _print(layerwise_table(result))
     _finish(result, result.made_by, output)
 
@@ -92,7 +92,7 @@ def drift(threads: Threads = 1, output: Output = None) -> None:
     from l0drop.report.benchmark import drift_table
 
     use_threads(threads)
-    result = measure(progress=log.print)
+    result = measure(say=log.print)
     _print(drift_table(result))
     _finish(result, result.made_by, output)
 
@@ -248,7 +248,7 @@ def precision(
             result.write(output)
 
     names = [name.strip() for name in dtypes.split(",")]
-    result = measure(text, names, device=device, progress=log.print, save=save)
+    result = measure(text, names, device=device, say=log.print, save=save)
     _print(precision_table(result))
     _finish(result, result.made_by, output)
 
@@ -265,7 +265,7 @@ def dial(
     from l0drop.study.dial import dial_curve
 
     use_threads(threads)
-    curve = dial_curve(run, listed(keep, "--keep"), progress=log.print)
+    curve = dial_curve(run, listed(keep, "--keep"), say=log.print)
     _print(dial_table(curve))
     _finish(curve, curve.made_by, output)
 
@@ -307,7 +307,7 @@ def predict(
     if device == "cuda":
         require_cuda()
     use_threads(threads)
-    result = measure(question, rounds, check, progress=log.print)
+    result = measure(question, rounds, check, say=log.print)
     console.print(f"[bold]{result.answer}[/]", highlight=False)
     console.print(f"({NOTES['answer']}.)", highlight=False)
     clock = "float32. Times are CPU times" if device == "cpu" else "bfloat16. Times are wall times"

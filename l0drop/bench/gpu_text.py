@@ -77,7 +77,7 @@ def gpu_text_benchmark(
     alone: int = 100,
     device: str = "cuda",
     dtype: str = "bfloat16",
-    progress: Say = print,
+    say: Say = print,
 ) -> GpuTextBenchmark:
     """Time systems (default: all) on lines of text.
 
@@ -104,7 +104,7 @@ def gpu_text_benchmark(
                 calls[name], limits[name] = _fastest(contest, name, lines, device)
             except Exception as error:  # one system that fails must not cost the others' results
                 left_out[name] = f"{type(error).__name__}: {error}"[:500]
-                progress(f"{name} is left out: {left_out[name]}")
+                say(f"{name} is left out: {left_out[name]}")
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     written: dict[str, int] = {}
     turns = {name: slow_rounds if name.startswith("hf") else rounds for name in calls}
@@ -112,7 +112,7 @@ def gpu_text_benchmark(
         with (watch := Stopwatch(device)):
             written[name] = calls[name](lines)
         seconds[name].append(watch.seconds.wall)
-        progress(f"round {number + 1} of {turns[name]}, {name}: {len(filled) / watch.seconds.wall:,.0f} sentences/s")
+        say(f"round {number + 1} of {turns[name]}, {name}: {len(filled) / watch.seconds.wall:,.0f} sentences/s")
     sparsity = contest.sparsity
     latencies = _latencies(
         {name: calls[name] for name in ALONE if name in calls},

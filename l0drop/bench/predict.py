@@ -149,7 +149,7 @@ TimingKey = tuple[Any, ...]
 
 
 def _timed(
-    bench: Bench, jobs: Mapping[TimingKey, Callable[[], object]], rounds: int, progress: Say
+    bench: Bench, jobs: Mapping[TimingKey, Callable[[], object]], rounds: int, say: Say
 ) -> dict[TimingKey, Times]:
     """Seconds of each job, by round; the jobs take turns."""
     seconds: dict[TimingKey, Times] = {job: [] for job in jobs}
@@ -160,7 +160,7 @@ def _timed(
     for name, number in in_turns(dict.fromkeys(names, rounds)):
         if number == begun:
             begun += 1
-            progress(f"round {begun} of {rounds}")
+            say(f"round {begun} of {rounds}")
         seconds[names[name]].append(bench.timed(jobs[names[name]])[0])
     return seconds
 
@@ -281,7 +281,7 @@ def _verdict(best: float) -> str:
     return "No" if best < PAYS else "Hardly" if best < WORTHWHILE else "Yes"
 
 
-def predict(question: Question, rounds: int = 3, check: bool = False, progress: Say = print) -> SpeedPrediction:
+def predict(question: Question, rounds: int = 3, check: bool = False, say: Say = print) -> SpeedPrediction:
     """Measure a few shapes and predict the speed-up of the short memory at others; `check` measures some of those."""
     quiet_libraries()
     setting = question.load()
@@ -290,7 +290,7 @@ def predict(question: Question, rounds: int = 3, check: bool = False, progress: 
     target = question.target
     if bench.positions is not None and target > bench.positions:
         raise ValueError(f"`target`: {target} is more than the decoder's {bench.positions} positions")
-    progress("warming up")
+    say("warming up")
     bench.decode(bench.encode(1, 1), 1)
     decode_points, encode_points = points(longest, bench.positions)
     jobs: dict[TimingKey, Callable[[], object]] = {}
@@ -307,7 +307,7 @@ def predict(question: Question, rounds: int = 3, check: bool = False, progress: 
             seconds, encoded = bench.timed(encode)
             encoding[shape].append(seconds)
             jobs[kind, shape] = functools.partial(bench.decode, encoded, target)
-    times = _timed(bench, jobs, rounds, progress)
+    times = _timed(bench, jobs, rounds, say)
     decode_costs, decode_measured = _fitted(times, "decode", ("batch", "rows", "target"), bench.sizes.decode)
     encode_costs, encode_measured = _fitted(times, "encode", ("batch", "source"), bench.sizes.encode)
     prediction = Prediction(bench.sizes, decode_costs, encode_costs)

@@ -30,7 +30,7 @@ TINY = {
 @pytest.fixture(scope="module")
 def result():
     workload = RandomModel(Shape(batch=5, source=40, target=9, dropped=0.6), changes=TINY)
-    return decode_benchmark(workload, rounds=3, slow_rounds=2, progress=lambda _: None)
+    return decode_benchmark(workload, rounds=3, slow_rounds=2, say=lambda _: None)
 
 
 def test_systems_agree(result):
@@ -102,7 +102,7 @@ def test_the_fixed_gate_keeps_the_share_of_each_shape(name):
 def test_peaks_include_the_cross_attention_cache():
     """Here Hugging Face's dense keys and values are by far the largest allocation."""
     workload = RandomModel(Shape(8, 1500, 2, 0.9), changes={**TINY, "d_model": 64, "max_position_embeddings": 1600})
-    systems = decode_benchmark(workload, ("engine-short", "hf-dense"), rounds=1, progress=lambda _: None).systems
+    systems = decode_benchmark(workload, ("engine-short", "hf-dense"), rounds=1, say=lambda _: None).systems
     held = systems["hf-dense"].memory.cross_cache
     assert held == 8 * 4 * 1500 * 2 * 2 * 64 * 4
     if sys.platform == "linux":
@@ -158,7 +158,7 @@ def test_a_model_without_a_gate_drops_nothing(baseline, text):
     assert type(model).__name__ == "L0DropMarianMTModel"
     workload = Text(str(baseline), text, sentences=4, max_new_tokens=8)
     systems = ("engine-short", "ct2-float32")
-    result = decode_benchmark(workload, systems, rounds=1, progress=lambda _: None)
+    result = decode_benchmark(workload, systems, rounds=1, say=lambda _: None)
     assert result.gates.sparsity == 0
     assert result.agreement["ct2-float32"].different == 0
 

@@ -20,7 +20,7 @@ from tests.bench.test_decoding import l0drop
 from tests.decoding import folders
 
 SYSTEMS = ("engine-short", "engine-dense", "ct2-float32", "hf-short", "hf-dense")
-QUIET = {"progress": lambda _: None}
+QUIET = {"say": lambda _: None}
 
 
 @pytest.fixture(scope="module")

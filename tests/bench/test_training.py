@@ -57,7 +57,7 @@ def test_the_corpus_is_ragged_and_translates_word_by_word():
 
 
 def test_every_system_is_measured_on_the_same_tokens(tmp_path):
-    result = Benchmark("cpu", TINY).run(progress=lambda text: None)
+    result = Benchmark("cpu", TINY).run(say=lambda text: None)
     assert list(result.rounds) == [THEIRS, THEIRS_OFF, OURS, OURS_GATED]
     per_step = {name: results[0].tokens_per_step for name, results in result.rounds.items()}
     assert per_step[THEIRS_OFF] == per_step[OURS] == per_step[OURS_GATED]
