@@ -42,6 +42,9 @@ SAMPLED_SHARE = 0.5
 class GatedEncoder:
     """The encoder followed by the gate, as `get_encoder` returns it. It owns no parameters."""
 
+    _model: "Encoding"
+    _encoder: nn.Module
+
     def __init__(self, model: "Encoding", encoder: nn.Module) -> None:
         self.__dict__.update(_model=model, _encoder=encoder)
 
