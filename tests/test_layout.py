@@ -52,19 +52,6 @@ They use what users use, the documented options and the folders of runs, so that
 """
 OTHER_COMMANDS = {"runs/provenance.py": "`git`: the commit of the code"}
 """The files below `app` that start other commands."""
-TWO_MEANINGS = {
-    "Bars": "a study's progress bars; those of a training run",
-    "Group": "a group of commands; a group of words",
-    "Kind": "of a verdict; of packed linear layers",
-    "Output": "the option --json; the file that a run writes",
-    "Part": "of a corpus; of an encoder's captured graphs",
-    "Rate": "a field's type in recipes; a share with its count",
-    "Segment": "of a transcript; of an evaluated text",
-    "Settings": "of the demo; in a JSON file",
-    "Text": "a benchmark's workload; a field's type in recipes",
-    "Threads": "the same option with and without a default",
-}
-"""The names that stand for two things in two subpackages, which no file imports both of."""
 FILES = sorted(path for part in ORDER for path in (PACKAGE / part).rglob("*.py"))
 
 
@@ -345,7 +332,7 @@ def test_private_attributes_stay_inside_their_subpackage(path: Path) -> None:
 
 def test_one_name_for_one_thing() -> None:
     found = two_meanings({path.relative_to(PACKAGE).as_posix(): parsed(path) for path in FILES})
-    assert {name: files for name, files in found.items() if name not in TWO_MEANINGS} == {}
+    assert found == {}
 
 
 @pytest.mark.parametrize(

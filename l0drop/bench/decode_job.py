@@ -12,7 +12,7 @@ from typing import Any
 from l0drop.bench import decoding, gpu_decoding, gpu_speech, gpu_text
 from l0drop.bench.gpu_race import Conditions
 from l0drop.bench.timing import require_cuda
-from l0drop.bench.workloads import Text, chosen_gpu_shapes, chosen_workloads
+from l0drop.bench.workloads import TextFile, chosen_gpu_shapes, chosen_workloads
 from l0drop.runs.benchmark import DecodeBenchmark, DecodeBenchmarks
 from l0drop.runs.gpu_benchmark import GpuDecodeBenchmark, GpuTextBenchmark
 
@@ -104,7 +104,7 @@ class DecodeJob:
             raise ValueError("`input`: needs a model folder")
         if self.input is None:
             raise ValueError("`input`: missing; name a text file to decode")
-        workload = Text(self.model, self.input, **self._given("beams", *LIMITS))
+        workload = TextFile(self.model, self.input, **self._given("beams", *LIMITS))
         require_cuda()
         return gpu_text.gpu_text_benchmark(
             workload, self.systems, rounds=self.rounds, slow_rounds=self.slow_rounds,

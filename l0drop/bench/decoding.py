@@ -24,7 +24,7 @@ from l0drop.bench.remote import running
 from l0drop.bench.speech_peers import build_speech_peer, prompt_of
 from l0drop.bench.speech_workloads import INSIDE
 from l0drop.bench.timing import Say, Stopwatch, in_turns, ratio
-from l0drop.bench.workloads import Text, Workload
+from l0drop.bench.workloads import TextFile, Workload
 from l0drop.models.modeling import L0DropModel
 from l0drop.runs.benchmark import (
     DecodeBenchmark,
@@ -261,7 +261,7 @@ def decode_benchmark(
             seconds = remotes[name].ask("round")
             for phase, timing in timings[name].items():
                 timing.append(seconds[phase])
-            if isinstance(workload, Text):
+            if isinstance(workload, TextFile):
                 latencies[name].append(remotes[name].ask("latencies"))
             say(f"round {number + 1} of {wanted[name]}, {name}: {seconds['end_to_end'].cpu:.2f} CPU s")
         outcomes = {name: remote.ask("outcome") for name, remote in remotes.items()}

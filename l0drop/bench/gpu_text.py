@@ -23,7 +23,7 @@ import numpy as np
 from l0drop.bench.gpu_race import ratios
 from l0drop.bench.peers import CTranslate2Peer, HuggingFacePeer, Tokens, base_of, convert, plain_generation
 from l0drop.bench.timing import Say, Stopwatch, in_turns
-from l0drop.bench.workloads import Text, batch_of
+from l0drop.bench.workloads import TextFile, batch_of
 from l0drop.data.text import file_stamp
 from l0drop.decoding.text import TextModel, load
 from l0drop.models.attention_kernels import without_cudnn_attention
@@ -69,7 +69,7 @@ Call = Callable[[Sequence[str]], int]
 
 @without_cudnn_attention()
 def gpu_text_benchmark(
-    workload: Text,
+    workload: TextFile,
     systems: Sequence[str] | None = None,
     baseline: str | None = None,
     rounds: int = 5,

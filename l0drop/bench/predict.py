@@ -24,7 +24,7 @@ from l0drop.bench.cost_model import DECODE, ENCODE, PAYS, Prediction, Sizes, fit
 from l0drop.bench.peers import Batch, plain_generation
 from l0drop.bench.random_models import Share
 from l0drop.bench.timing import Say, Stopwatch, in_turns
-from l0drop.bench.workloads import LENGTH_PENALTY, RandomModel, Text
+from l0drop.bench.workloads import LENGTH_PENALTY, RandomModel, TextFile
 from l0drop.core.memory import Memory, has_shared_row
 from l0drop.data.text import file_stamp
 from l0drop.decoding.encode import Encoded
@@ -215,7 +215,7 @@ class Question:
             return Setting(self._placed(model), self.sparsity, longest, self.source)
         if not text.is_gated and self.sparsity is None:
             raise ValueError(f"`sparsity`: missing, and {self.model} has no gate to measure it with")
-        model, batches = Text(self.model, self.file).load()
+        model, batches = TextFile(self.model, self.file).load()
         mean = round(sum(int(batch.attention_mask.sum()) for batch in batches) / sum(map(len, batches)))
         dropped = _sparsity(model, batches, self.sparsity)
         return Setting(self._placed(model), dropped, longest, self.source or mean)
