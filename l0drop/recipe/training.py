@@ -216,7 +216,7 @@ TextMetric = Literal["bleu", "chrf", "rouge", "bleu_paper"]
 class Evaluate(Section):
     """How outputs are decoded and scored."""
 
-    metric: Literal["bleu", "chrf", "rouge", "bleu_paper", "wer", "cer"] = "bleu"
+    metric: Literal[TextMetric, "wer", "cer"] = "bleu"
     """The metric. `bleu_paper` is tokenized BLEU, near the values that papers report for WMT14 En-De. For audio: `wer`
     and `cer`, error rates of words and characters."""
     tokenize: Literal["13a", "intl", "zh", "none"] = "13a"
