@@ -53,9 +53,9 @@ def errors_table(evaluation: SpeechEvaluation) -> Table:
     return Table(head, rows, " ".join(parts)).without_empty_columns()
 
 
-def speakers_table(evaluation: SpeechEvaluation, number: int = 0) -> Table | None:
-    """The word error rate of each speaker, of one system and the baseline; None if there are not two speakers."""
-    system, baseline = evaluation.systems[number], evaluation.baseline
+def speakers_table(evaluation: SpeechEvaluation) -> Table | None:
+    """The word error rate of each speaker, of the first system and the baseline; None if there are not two speakers."""
+    system, baseline = evaluation.systems[0], evaluation.baseline
     if len(system.speakers) < 2:
         return None
     rows = []
@@ -66,7 +66,7 @@ def speakers_table(evaluation: SpeechEvaluation, number: int = 0) -> Table | Non
             cells += [f"{other:.2f}", f"{found.wer - other:+.2f}"]
         rows.append(cells)
     named = names(evaluation)
-    head = ["speaker", "clips", "words", f"WER, {named[number]}"]
+    head = ["speaker", "clips", "words", f"WER, {named[0]}"]
     head += [] if baseline is None else [f"WER, {named[-1]}", "difference"]
     return Table(head, rows)
 
