@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from l0drop.core.gates import Gate, LearnedGate, gate_class, gate_name
+from l0drop.core.gates import GATES, Gate, LearnedGate
 from l0drop.core.registry import Buildable
-from l0drop.core.shorteners import Shortener, shortener_class, shortener_name
+from l0drop.core.shorteners import SHORTENERS, Shortener
 from l0drop.models.config import L0DropConfig
 from l0drop.models.families import FAMILIES, Family
 from l0drop.models.layerwise import GatedLayers
@@ -38,7 +38,7 @@ def build_gate(config: Any, family: Family, layer: int | None = None) -> Gate:
     if layer is not None:  # embeddings, before the first layer, have no fixed size either
         defaults["normalize"] = family.pre_norm or layer == 0
     with torch.device("cpu"):  # even if the rest is on the meta device: a gate may compute its initial values
-        return gate_class(l0drop.gate).build(l0drop.gate_args, **defaults)
+        return GATES.class_of(l0drop.gate).build(l0drop.gate_args, **defaults)
 
 
 def build_shortener(config: Any, family: Family) -> Shortener | None:
@@ -49,7 +49,7 @@ def build_shortener(config: Any, family: Family) -> Shortener | None:
     if family.reads_audio:
         raise ValueError(f"shortener: is for models of text, not for {family.base.__name__}; use gates")
     with torch.device("cpu"):
-        shortener = shortener_class(l0drop.shortener).build(l0drop.shortener_args, **gate_defaults(config, family))
+        shortener = SHORTENERS.class_of(l0drop.shortener).build(l0drop.shortener_args, **gate_defaults(config, family))
     check_attention(shortener, config, family)
     return shortener
 
@@ -145,10 +145,10 @@ def describe(gate: Gate, shortener: Shortener | None, config: Any, family: Famil
     """Write the names and arguments of the gate or shortener, which may have been replaced, into the config."""
     l0drop: L0DropConfig = config.l0drop
     if shortener is not None:
-        name = shortener_name(shortener)
+        name = SHORTENERS.name_of(shortener)
         l0drop.shortener, l0drop.shortener_args = name, _plain(shortener, name)
         return
-    name = gate_name(gate)
+    name = GATES.name_of(gate)
     arguments = _plain(gate, name)
     if isinstance(gate, LearnedGate):  # store only arguments that differ from the config
         defaults = gate_defaults(config, family)
