@@ -25,6 +25,8 @@ from l0drop.runs.provenance import provenance
 from l0drop.runs.study import BeamScore, BeamScores
 from l0drop.study.sentence_statistics import statistics
 from l0drop.study.significance import compare
+from result_tables.documents import beams_table
+from study_command import in_text
 
 MARGIN = 0.5
 
@@ -101,9 +103,7 @@ def main() -> None:
     console = Console(stderr=True)
     found = measure(given.runs, given.systems, given.beams, given.device, given.dtype, given.rounds, console)
     found.write(given.json)
-    for row in found.rows:
-        entry = Entry(row.system, row.beams, row.dense)
-        console.print(f"{row.length} tokens, {entry.name}: {row.score.value:.2f} BLEU, {min(row.seconds):.2f} s")
+    console.print(in_text([beams_table(found)]), highlight=False, markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,12 @@ from pathlib import Path
 
 from l0drop.data.whole import write_whole
 from l0drop.report.figures import attention_mass, entropy, groups, quality_and_time, seeds_and_sparsity
-from l0drop.runs.benchmark import DecodeBenchmarks, SpeedPrediction, TrainingSpeed
+from l0drop.runs.benchmark import DecodeBenchmarks
 from l0drop.runs.gpu_benchmark import GpuDecodeBenchmark, GpuTextBenchmark
 from l0drop.runs.precision import Precision
+from l0drop.runs.prediction import SpeedPrediction
 from l0drop.runs.table import Table, in_markdown
+from l0drop.runs.training_benchmark import TrainingSpeed
 from result_tables import files, quality, speech, speed, toys
 from result_tables.claims import claims_table
 from result_tables.files import RESULTS, ROOT, TOYS, read

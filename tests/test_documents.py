@@ -60,7 +60,7 @@ def demo_runs(baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block that registers a gate or a shortener runs in two tests, and a name can be registered once."""
-    for registry in (gates._registry, shorteners._registry):
+    for registry in (gates.GATES, shorteners.SHORTENERS):
         monkeypatch.setattr(registry, "classes", dict(registry.classes))
 
 

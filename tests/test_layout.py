@@ -20,8 +20,26 @@ TOP = {
     "extras": "the packages that only some subpackages need; every subpackage may import it, so it imports none",
 }
 """The modules outside the subpackages, with the reason."""
-IMPORTERS = ("import_module", "__import__", "run_module")
+BY_NAME = re.compile(
+    r"importlib(?!\.(metadata|resources)(?!\.entry_points))|(runpy|pkgutil|imp|zipimport|builtins)(\.|$)"
+    r"|sys\.(modules|meta_path|path_hooks)|(__import__|__loader__|__spec__|__builtins__|exec|eval|compile)$"
+)
+"""What can import or run a module whose name is computed."""
+USER_MODULES = {
+    "app/cli.py": "--import: modules of the user that register gates",
+    "app/serve/command.py": "--detector: the user's function that finds the language of a text",
+}
+"""The files that import modules by a computed name, with the reason. No file below `app` may."""
+AFFIXES = ("startswith", "endswith", "removeprefix", "removesuffix")
+"""Methods whose arguments are parts of names."""
+NAMED_TUPLE = ("_asdict", "_fields", "_make", "_replace")
+"""Public names of the standard library that begin with an underscore."""
+INNER = re.compile(rf"l0drop[./]({'|'.join(ORDER)})\b[\w./:]*")
+"""The name or path of something inside a subpackage, as a whole text."""
 STARTERS = ("run", "Popen", "call", "check_call", "check_output", "system", "popen", "create_subprocess_shell")
+COMMANDS = ("subprocess", "pty")
+"""Modules that start commands."""
+OS_COMMAND = re.compile(r"os\.(system|popen|exec\w+|(posix_)?spawn\w*|startfile)|asyncio\.(create_)?subprocess\w*")
 ALIAS = re.compile(r"[A-Z]\w*[a-z]\w*")
 """A public class or type alias, by the way it is written."""
 COMMAND_STARTS = {
@@ -32,24 +50,16 @@ COMMAND_STARTS = {
 
 They use what users use, the documented options and the folders of runs, so that every run can be repeated by hand.
 """
-TWO_MEANINGS = {
-    "Bars": "a study's progress bars; those of a training run",
-    "Group": "a group of commands; a group of words",
-    "Kind": "of a verdict; of packed linear layers",
-    "Output": "the option --json; the file that a run writes",
-    "Part": "of a corpus; of an encoder's captured graphs",
-    "Rate": "a field's type in recipes; a share with its count",
-    "Segment": "of a transcript; of an evaluated text",
-    "Settings": "of the demo; in a JSON file",
-    "Text": "a benchmark's workload; a field's type in recipes",
-    "Threads": "the same option with and without a default",
-}
-"""The names that stand for two things in two subpackages, which no file imports both of."""
+OTHER_COMMANDS = {"runs/provenance.py": "`git`: the commit of the code"}
+"""The files below `app` that start other commands."""
 FILES = sorted(path for part in ORDER for path in (PACKAGE / part).rglob("*.py"))
 
 
 def imported_modules(tree: ast.AST) -> Iterator[tuple[str, str | None]]:
-    """Each module that is imported anywhere in a file, inside functions and by name too, and the name taken from it."""
+    """Each module that is imported anywhere in a file, inside functions too, and the name taken from it.
+
+    A text that names a module or file of the package counts as an import: something could load it.
+    """
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
@@ -57,8 +67,25 @@ def imported_modules(tree: ast.AST) -> Iterator[tuple[str, str | None]]:
             case ast.ImportFrom():
                 assert not node.level, "relative imports hide where a name comes from"
                 yield from ((node.module or "", alias.name) for alias in node.names)
-            case ast.Call(args=[module, *_]) if called(node) in IMPORTERS:
-                yield text_of(module), None
+            case ast.Constant(value=str(text)) if INNER.fullmatch(text):
+                yield text.replace("/", "."), None
+
+
+def imports_by_name(tree: ast.AST) -> Iterator[str]:
+    """What a file uses that can import a module whose name is computed."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                uses = [alias.name for alias in names]
+            case ast.ImportFrom(module=module, names=names):
+                uses = [f"{module}.{alias.name}" for alias in names]
+            case ast.Name(id=name, ctx=ast.Load()):
+                uses = [name]
+            case ast.Attribute(value=ast.Name(id="sys"), attr=name):
+                uses = [f"sys.{name}"]
+            case _:
+                continue
+        yield from (use for use in uses if BY_NAME.match(use))
 
 
 def started_modules(tree: ast.AST) -> Iterator[str]:
@@ -74,10 +101,23 @@ def started_modules(tree: ast.AST) -> Iterator[str]:
                 yield from (word for before, word in pairwise(["-m", *words]) if before == "-m" and is_inner(word))
 
 
-def called(call: ast.Call) -> str:
-    """The last part of a called function's name."""
-    match call.func:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
+def commands(tree: ast.AST) -> Iterator[str]:
+    """What a file uses that can start any command."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names if alias.name.split(".")[0] in COMMANDS)
+            case ast.ImportFrom(module=str(module), names=names):
+                uses = (f"{module}.{alias.name}" for alias in names)
+                yield from (use for use in uses if module.split(".")[0] in COMMANDS or OS_COMMAND.fullmatch(use))
+            case ast.Attribute(value=ast.Name(id=module), attr=name) if OS_COMMAND.fullmatch(f"{module}.{name}"):
+                yield f"{module}.{name}"
+
+
+def called(node: ast.AST) -> str:
+    """The last part of a called function's name; empty for anything but a call."""
+    match node:
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
             return name
     return ""
 
@@ -89,6 +129,8 @@ def text_of(node: ast.AST) -> str:
             return text
         case ast.JoinedStr(values=values):
             return "".join(text_of(value) or "{}" for value in values)
+        case ast.BinOp(left=left, op=ast.Add(), right=right) if text_of(left):
+            return text_of(left) + (text_of(right) or "{}")
     return ""
 
 
@@ -145,34 +187,37 @@ def assigned(node: ast.Assign | ast.AnnAssign) -> list[str]:
 
 
 def private_uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Each private name of something other than `self`, with its line.
+    """Each private name of something other than `self` that a file uses, with its line.
 
-    By a dot, a subscript, `getattr` and its like, `attrgetter` or `methodcaller`; the name may be in a constant.
+    By a dot, as the name of an argument, or written as a text, in which `{}` stands for what is computed.
     """
-    constants = {
-        name: text_of(node.value) for node in tree.body if isinstance(node, ast.Assign) for name in assigned(node)
-    }
-
-    def value(node: ast.AST) -> str:
-        return constants.get(node.id, "") if isinstance(node, ast.Name) else text_of(node)
-
+    whole = (ast.JoinedStr, ast.BinOp)
+    parted = (node for node in ast.walk(tree) if isinstance(node, whole) or called(node) in AFFIXES)
+    inside = {part for node in parted for part in [*ast.walk(node)][1:]}
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(value=ast.Name(id="self" | "cls")):
                 continue
             case ast.Attribute(attr=name) if is_private(name):
                 yield node.lineno, name
-            case ast.Call(args=[_, named, *_]) if called(node) in ("getattr", "setattr", "hasattr", "delattr"):
-                yield from ((node.lineno, name) for name in (value(named),) if is_private(name))
-            case ast.Call(args=named) if called(node) in ("attrgetter", "methodcaller"):
-                parts = (part for one in named for part in value(one).split("."))
-                yield from ((node.lineno, part) for part in parts if is_private(part))
-            case ast.Subscript(slice=named) if is_private(name := value(named)):
+            case ast.keyword(arg=str(name)) if is_private(name):
+                yield node.lineno, name
+            case ast.MatchClass(kwd_attrs=names):
+                yield from ((node.lineno, name) for name in names if is_private(name))
+            case ast.Constant() | ast.BinOp() | ast.JoinedStr() if node not in inside:
+                yield from ((node.lineno, part) for part in text_of(node).split(".") if is_private(part))
+
+
+def own_uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Each private name of `self` or `cls` that a file uses, with its line."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name) if is_private(name):
                 yield node.lineno, name
 
 
 def is_private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__")
+    return re.match(r"_[^_]", name) is not None and name not in NAMED_TUPLE
 
 
 def owners() -> dict[str, set[str]]:
@@ -195,14 +240,20 @@ OWNERS = owners()
 def foreign_uses(tree: ast.Module, own: str, owned: Mapping[str, set[str]] = OWNERS) -> list[str]:
     """Uses of private names that other subpackages define; of a name that several define, uses outside its own file.
 
-    Privates of Hugging Face and torch are not found: a model's `config._attn_implementation` has no public name.
+    Those of `self` may be a base class's of another subpackage. Privates of Hugging Face and torch are not found: a
+    model's `config._attn_implementation` has no public name.
     """
     here = set(private_names(tree))
-    return [
-        f"line {line}: {name} is private to {', '.join(sorted(owned[name] - {own}))}"
-        for line, name in private_uses(tree)
-        if name in owned and name not in here and owned[name] != {own}
-    ]
+    found = []
+    for line, name in private_uses(tree):
+        if name in owned and name not in here and owned[name] != {own}:
+            found.append(f"line {line}: {name} is private to {', '.join(sorted(owned[name] - {own}))}")
+        elif "{}" in name and any(re.fullmatch(name.replace("{}", r"\w*"), other) for other in owned):
+            found.append(f"line {line}: {name} may be private to another subpackage")
+    for line, name in own_uses(tree):  # of a base class
+        if name in owned and own not in owned[name]:
+            found.append(f"line {line}: {name} is private to {', '.join(sorted(owned[name]))}")
+    return found
 
 
 def public_names(tree: ast.Module) -> Iterator[tuple[str, str]]:
@@ -249,6 +300,19 @@ def test_imports_only_from_above(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_modules_of_the_user_are_imported_by_a_computed_name(path: Path) -> None:
+    uses_it = path.relative_to(PACKAGE).as_posix() in USER_MODULES
+    assert bool([*imports_by_name(parsed(path))]) == uses_it
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_few_files_below_app_start_commands(path: Path) -> None:
+    part, *_ = path.relative_to(PACKAGE).parts
+    starts = path.relative_to(PACKAGE).as_posix() in {*COMMAND_STARTS, *OTHER_COMMANDS}
+    assert part == "app" or bool([*commands(parsed(path))]) == starts
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_no_file_below_app_starts_the_command_line(path: Path) -> None:
     part, *_ = path.relative_to(PACKAGE).parts
     if part != "app" and path.relative_to(PACKAGE).as_posix() not in COMMAND_STARTS:
@@ -268,7 +332,7 @@ def test_private_attributes_stay_inside_their_subpackage(path: Path) -> None:
 
 def test_one_name_for_one_thing() -> None:
     found = two_meanings({path.relative_to(PACKAGE).as_posix(): parsed(path) for path in FILES})
-    assert {name: files for name, files in found.items() if name not in TWO_MEANINGS} == {}
+    assert found == {}
 
 
 @pytest.mark.parametrize(
@@ -276,10 +340,13 @@ def test_one_name_for_one_thing() -> None:
     [
         "import l0drop.app.cli",
         "from l0drop.app import cli",
-        "importlib.import_module('l0drop.app.cli')",
-        "import_module(name='x') or import_module('l0drop.app.cli')",
-        "__import__('l0drop.app.cli')",
-        "runpy.run_module('l0drop.app.cli')",
+        "def later():\n    from l0drop.app.cli import main",
+        "if TYPE_CHECKING:\n    from l0drop.app.cli import main",
+        "import_module('l0drop.app.cli')",
+        "__import__(name='l0drop.app.cli')",
+        "LATER = {'main': 'l0drop.app.cli:main'}",
+        "run_path('l0drop/app/cli.py')",
+        "def run(command: 'l0drop.app.cli.Command'): ...",
     ],
 )
 def test_an_import_from_below_is_found(code: str) -> None:
@@ -290,14 +357,59 @@ def test_an_import_from_below_is_found(code: str) -> None:
 @pytest.mark.parametrize(
     "code",
     [
+        "import l0drop",
         "from l0drop import load",
-        "import_module(f'l0drop.{part}.cli')",
+        "from l0drop.__main__ import main",
         "from l0drop.core.gates import _path",
         "import l0drop.core._hidden",
     ],
 )
 def test_an_import_from_outside_the_subpackages_or_of_a_private_name_is_found(code: str) -> None:
     assert len(wrong_imports(ast.parse(code), "study")) == 1
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import importlib",
+        "from importlib import import_module as load",
+        "import importlib.util as util",
+        "from importlib.metadata import entry_points",
+        "from runpy import run_path",
+        "import pkgutil",
+        "load = __import__",
+        "exec('import l0drop')",
+        "sys.modules[name]",
+        "from sys import modules",
+        "from builtins import __import__ as load",
+    ],
+)
+def test_an_import_by_a_computed_name_is_found(code: str) -> None:
+    assert len([*imports_by_name(ast.parse(code))]) == 1
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["from importlib.metadata import version", "from importlib import resources", "re.compile(x)", "model.eval()"],
+)
+def test_other_parts_of_importlib_import_nothing(code: str) -> None:
+    assert [*imports_by_name(ast.parse(code))] == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import subprocess",
+        "from subprocess import run as start",
+        "os.system(command)",
+        "os.execvp(program, arguments)",
+        "from os import popen",
+        "asyncio.create_subprocess_exec(program)",
+    ],
+)
+def test_the_start_of_a_command_is_found(code: str) -> None:
+    assert len([*commands(ast.parse(code))]) == 1
+    assert [*commands(ast.parse("import os, asyncio\nos.environ, os.path, asyncio.run(main())"))] == []
 
 
 @pytest.mark.parametrize(
@@ -326,12 +438,30 @@ def test_a_start_of_the_command_line_is_found(code: str) -> None:
         "operator.attrgetter('encoder._gate')",
         "methodcaller('_gate', x)",
         "NAME = '_gate'; getattr(model, NAME)",
-        "NAME = '_gate'; vars(model)[NAME]",
+        "def f(name='_gate'): return vars(model)[name]",
+        "[getattr(model, name) for name in ('_gate',)]",
+        "getattr(model, '_' + 'gate')",
+        "vars(model).pop('_gate')",
+        "model.__dict__.update(_gate=gate)",
+        "object.__setattr__(model, '_gate', gate)",
+        "super()._gate(x)",
+        "class Own(Model): f = lambda self: self._gate",
     ],
 )
 def test_a_private_name_of_another_subpackage_is_found(code: str) -> None:
     assert foreign_uses(ast.parse(code), "training") == ["line 1: _gate is private to models"]
     assert foreign_uses(ast.parse(code), "models") == []
+
+
+def test_a_private_name_in_a_pattern_is_found() -> None:
+    code = ast.parse("match model:\n    case Model(_gate=gate): ...")
+    assert foreign_uses(code, "training") == ["line 2: _gate is private to models"]
+
+
+def test_a_computed_private_name_is_found() -> None:
+    code = ast.parse("getattr(model, f'_{part}te')")
+    assert foreign_uses(code, "training") == ["line 1: _{}te may be private to another subpackage"]
+    assert foreign_uses(ast.parse("f'_{part} is free'; name.endswith('_gate')"), "training") == []
 
 
 def test_a_private_function_of_another_subpackage_is_found() -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from l0drop.app.command import Command, Group
+from l0drop.app.command import Command, CommandGroup
 from l0drop.app.numbers import listed
 from l0drop.app.options import given, use_threads
 from l0drop.app.terminal import console, log
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from l0drop.runs.provenance import Provenance
     from l0drop.runs.table import Table
 
-bench = typer.Typer(cls=Group, no_args_is_help=True, help="Measure speed on this machine.")
+bench = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Measure speed on this machine.")
 
 Rounds = Annotated[int, typer.Option(help="Rounds; the systems take turns.", min=1)]
-Threads = Annotated[int, typer.Option(help="CPU threads.", min=1, max=1024)]
-Output = Annotated[Path | None, typer.Option("--json", help="Write the result to this JSON file.")]
+BenchThreads = Annotated[int, typer.Option(help="CPU threads.", min=1, max=1024)]
+JsonOutput = Annotated[Path | None, typer.Option("--json", help="Write the result to this JSON file.")]
 
 
 def _print(titled: "tuple[str, Table]") -> None:
@@ -44,8 +44,8 @@ def _finish(result: "JsonFile", made_by: "Provenance | None", output: Path | Non
 def train(
     device: Annotated[str, typer.Option(help="cpu: the cost of the gate; cuda: the speed of training.")] = "cpu",
     rounds: Annotated[int | None, typer.Option(help="Rounds. Default: 10 on a CPU, 2 on a GPU.", min=1)] = None,
-    threads: Threads = 1,
-    output: Output = None,
+    threads: BenchThreads = 1,
+    output: JsonOutput = None,
 ) -> None:
     """Train a Transformer base: on a CPU with and without gate, on a GPU with our trainer and Hugging Face's."""
     use_threads(threads)
@@ -57,7 +57,7 @@ def train(
     from l0drop.bench.gates import gate_cost
     from l0drop.report.benchmark import gate_cost_table
 
-    result = gate_cost(rounds or 10, progress=log.print)
+    result = gate_cost(rounds or 10, say=log.print)
     _print(gate_cost_table(result))
     _finish(result, result.made_by, output)
 
@@ -68,31 +68,31 @@ def _train_on_gpu(rounds: int | None, output: Path | None) -> None:
     from l0drop.report.benchmark import training_speed_table
 
     require_cuda("; --device cpu measures the cost of the gate")
-    result = Benchmark("cuda", Size() if rounds is None else Size(rounds=rounds)).run(progress=log.print)
+    result = Benchmark("cuda", Size() if rounds is None else Size(rounds=rounds)).run(say=log.print)
     _print(training_speed_table(result))
     _finish(result, result.made_by, output)
 
 
 @bench.command(cls=Command)
-def layerwise(rounds: Rounds = 7, threads: Threads = 1, output: Output = None) -> None:
+def layerwise(rounds: Rounds = 7, threads: BenchThreads = 1, output: JsonOutput = None) -> None:
     """Time an encoder with gates between its layers: dropped rows removed, and masked."""
     from l0drop.bench.gates import layerwise_encoder
     from l0drop.report.benchmark import layerwise_table
 
     use_threads(threads)
-    result = layerwise_encoder(rounds=rounds, progress=log.print)
+    result = layerwise_encoder(rounds=rounds, say=log.print)
     _print(layerwise_table(result))
     _finish(result, result.made_by, output)
 
 
 @bench.command(cls=Command)
-def drift(threads: Threads = 1, output: Output = None) -> None:
+def drift(threads: BenchThreads = 1, output: JsonOutput = None) -> None:
     """Compare logits in low precision: short memory with dense memory, and dense memory with float32."""
     from l0drop.bench.gates import drift as measure
     from l0drop.report.benchmark import drift_table
 
     use_threads(threads)
-    result = measure(progress=log.print)
+    result = measure(say=log.print)
     _print(drift_table(result))
     _finish(result, result.made_by, output)
 
@@ -141,8 +141,8 @@ def decode(
     device: Annotated[str, typer.Option(help="cpu, or cuda: in bfloat16, by wall time.")] = "cpu",
     rounds: Rounds = 5,
     slow_rounds: Annotated[int, typer.Option(help="Rounds of Hugging Face's generate.", min=1)] = 1,
-    threads: Threads = 1,
-    output: Output = None,
+    threads: BenchThreads = 1,
+    output: JsonOutput = None,
 ) -> None:
     """Time decoding with our engine, Hugging Face's generate and CTranslate2, on the short and on the dense memory.
 
@@ -225,8 +225,8 @@ def precision(
     beams: Annotated[int | None, typer.Option(help="Beams. Default: the run's.", min=1)] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Longest output. Default: the run's.", min=1)] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    threads: Threads = 1,
-    output: Output = None,
+    threads: BenchThreads = 1,
+    output: JsonOutput = None,
 ) -> None:
     """Do a trained model's outputs change in low precision, and with the batch they are decoded in?"""
     from l0drop.bench.precision import PrecisionText
@@ -248,7 +248,7 @@ def precision(
             result.write(output)
 
     names = [name.strip() for name in dtypes.split(",")]
-    result = measure(text, names, device=device, progress=log.print, save=save)
+    result = measure(text, names, device=device, say=log.print, save=save)
     _print(precision_table(result))
     _finish(result, result.made_by, output)
 
@@ -257,15 +257,15 @@ def precision(
 def dial(
     run: Annotated[Path, typer.Argument(help="A run folder, preferably trained with train.elastic.")],
     keep: Annotated[str, typer.Option(help="Shares to keep: 0.3,0.5,0.7 or 0.1:1:0.1", metavar="VALUES")],
-    threads: Threads = 1,
-    output: Output = None,
+    threads: BenchThreads = 1,
+    output: JsonOutput = None,
 ) -> None:
     """Measure quality and decoding time of one model at several settings of the dial, on its test set."""
     from l0drop.report.benchmark import dial_table
     from l0drop.study.dial import dial_curve
 
     use_threads(threads)
-    curve = dial_curve(run, listed(keep, "--keep"), progress=log.print)
+    curve = dial_curve(run, listed(keep, "--keep"), say=log.print)
     _print(dial_table(curve))
     _finish(curve, curve.made_by, output)
 
@@ -289,8 +289,8 @@ def predict(
     check: Annotated[bool, typer.Option("--check", help="Measure three other shapes, and compare.")] = False,
     device: Annotated[str, typer.Option(help="cpu, or cuda: in bfloat16, by wall time.")] = "cpu",
     rounds: Rounds = 3,
-    threads: Threads = 1,
-    output: Output = None,
+    threads: BenchThreads = 1,
+    output: JsonOutput = None,
 ) -> None:
     """Should I use it? Predict the speed-up of a short memory on this machine, in about a minute, without training.
 
@@ -307,7 +307,7 @@ def predict(
     if device == "cuda":
         require_cuda()
     use_threads(threads)
-    result = measure(question, rounds, check, progress=log.print)
+    result = measure(question, rounds, check, say=log.print)
     console.print(f"[bold]{result.answer}[/]", highlight=False)
     console.print(f"({NOTES['answer']}.)", highlight=False)
     clock = "float32. Times are CPU times" if device == "cpu" else "bfloat16. Times are wall times"

@@ -11,7 +11,7 @@ from l0drop import __version__
 from l0drop.app import runs
 from l0drop.app.analyze import analyze
 from l0drop.app.bench import bench
-from l0drop.app.command import Command, Group
+from l0drop.app.command import Command, CommandGroup
 from l0drop.app.demo import demo
 from l0drop.app.evaluate import evaluate
 from l0drop.app.explain import explain
@@ -33,7 +33,7 @@ REMEDIES = {
 }
 """For each `remedy` of an error, how to do it on the command line."""
 
-app = typer.Typer(cls=Group, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def print_version(asked: bool) -> None:

@@ -36,7 +36,7 @@ class Command(TyperCommand):
         return without_flag_types(super().get_params(ctx))
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group of commands."""
 
     def get_params(self, ctx: Any) -> list[Any]:

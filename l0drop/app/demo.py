@@ -56,7 +56,7 @@ def demo(
 
 def _demo(tasks: list[str], folder: Path, gating: str, target: float | None, seed: int, threads: int) -> None:
     from l0drop.app.demo_page import write_page
-    from l0drop.app.demo_run import TASKS, Settings, run_task
+    from l0drop.app.demo_run import TASKS, DemoSettings, run_task
     from l0drop.runs.demo import Demo
     from l0drop.runs.provenance import provenance
     from l0drop.runs.run import RunFolder
@@ -64,7 +64,7 @@ def _demo(tasks: list[str], folder: Path, gating: str, target: float | None, see
 
     use_threads(threads)
     log.print(plan({name: (TASKS[name].about, TASKS[name].minutes) for name in tasks}), highlight=False)
-    settings = Settings(gating, target, seed)
+    settings = DemoSettings(gating, target, seed)
     found = {name: run_task(folder / name, name, settings, log) for name in tasks}
     Demo(found, provenance()).write(RunFolder(folder).metrics)
     page = write_page(folder)

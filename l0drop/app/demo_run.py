@@ -120,7 +120,7 @@ TASKS = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class DemoSettings:
     """Of one demo run. target: the target sparsity; None is the task's."""
 
     gating: str = "zero"
@@ -132,7 +132,7 @@ class Settings:
         return {"task": task, "gating": self.gating, "target_sparsity": target, "seed": self.seed}
 
 
-def demo_recipes(task: str, settings: Settings, folder: Path) -> dict[str, Recipe]:
+def demo_recipes(task: str, settings: DemoSettings, folder: Path) -> dict[str, Recipe]:
     """The three experiments of a task. `continued` trains for the same number of steps as `sparse`, without gates."""
     own, seed = TASKS[task], settings.seed
     corpora = {"train": own.train, "valid": {**own.test, "pairs": own.test["pairs"] // 2}, "test": own.test}
@@ -164,7 +164,7 @@ def demo_recipes(task: str, settings: Settings, folder: Path) -> dict[str, Recip
     }
 
 
-def run_task(folder: Path, task: str, settings: Settings, console: Console) -> DemoTask:
+def run_task(folder: Path, task: str, settings: DemoSettings, console: Console) -> DemoTask:
     """Train the three models, decode, measure and report; returns the results.
 
     Finished runs are not repeated, and a task that was finished with the same settings is only read.
@@ -246,7 +246,9 @@ def train_both(recipes: Sequence[Recipe], folder: Path, console: Console) -> Non
         pass
 
 
-def measured(folder: Path, task: str, settings: Settings, recipe: Recipe, results: dict[str, RunMetrics]) -> DemoTask:
+def measured(
+    folder: Path, task: str, settings: DemoSettings, recipe: Recipe, results: dict[str, RunMetrics]
+) -> DemoTask:
     """Decode the test set with the sparse model on either memory, and count which words it dropped."""
     model = AutoModelForSeq2SeqLM.from_pretrained(RunFolder(folder / "sparse").model)
     _, tokenizers, corpora = prepare(recipe, folder, Console(quiet=True))

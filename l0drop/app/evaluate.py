@@ -6,14 +6,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from l0drop.app.command import with_options
 from l0drop.app.evaluate_speech import evaluate_speech, reads_audio, refuse
-from l0drop.app.options import Dtype, Threads, use_threads
+from l0drop.app.options import Dtype, Threads, given, use_threads
 from l0drop.app.terminal import console, progress_bars, remark, say, stopped_by_user
 
 if TYPE_CHECKING:
@@ -180,16 +180,17 @@ def evaluate(
                  "source_lang": source_lang, "target_lang": target_lang}  # fmt: skip
     if reads_audio(models[0], audio):
         refuse(text_only, "text")
-        judged = _given({"margin": margin, "resamples": resamples, "trim": trim})
-        evaluate_speech(models, audio, baseline or [], judged, _given(search), keep or [], output, device, dtype)
+        judged = given(margin=margin, resamples=resamples, trim=trim)
+        evaluate_speech(models, audio, baseline or [], judged, given(**search), keep or [], output, device, dtype)
         return
     refuse({"trim": trim, "keep": keep}, "audio")
-    judging = {"metric": metric and metric.value, "tokenize": tokenize and tokenize.value, "margin": margin,
-               "languages": _languages(languages), "controls": controls, "resamples": resamples}  # fmt: skip
-    generation = {**search, "source_lang": source_lang, "target_lang": target_lang}
+    judging = given(
+        metric=metric and metric.value, tokenize=tokenize and tokenize.value, margin=margin,
+        languages=_languages(languages), controls=controls, resamples=resamples,
+    )  # fmt: skip
+    generation = given(**search, source_lang=source_lang, target_lang=target_lang)
     job = EvaluationJob(
-        models, baseline or (), source, reference, dense, start, documents, _given(judging), _given(generation), output,
-        device, dtype,
+        models, baseline or (), source, reference, dense, start, documents, judging, generation, output, device, dtype,
     )  # fmt: skip
     found: dict[str, Evaluation] = {}
     for folder, evaluation in job.run(remark, decoding):
@@ -204,11 +205,6 @@ def evaluate(
         shown = for_terminal(replace(table, note=with_options(table.note)))
         shown.columns[0].no_wrap = True
         console.print(shown)
-
-
-def _given(values: dict[str, Any]) -> dict[str, Any]:
-    """Those that were given; the others come from the recipe."""
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _languages(text: str | None) -> tuple[str, str] | None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from l0drop.runs.benchmark import ModelSizes, Shape
+from l0drop.runs.benchmark import Shape
+from l0drop.runs.prediction import ModelSizes
 
 PAYS = 1.05
 """The smallest speed-up that counts as a gain."""

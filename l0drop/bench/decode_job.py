@@ -12,7 +12,7 @@ from typing import Any
 from l0drop.bench import decoding, gpu_decoding, gpu_speech, gpu_text
 from l0drop.bench.gpu_race import Conditions
 from l0drop.bench.timing import require_cuda
-from l0drop.bench.workloads import Text, chosen_gpu_shapes, chosen_workloads
+from l0drop.bench.workloads import TextFile, chosen_gpu_shapes, chosen_workloads
 from l0drop.runs.benchmark import DecodeBenchmark, DecodeBenchmarks
 from l0drop.runs.gpu_benchmark import GpuDecodeBenchmark, GpuTextBenchmark
 
@@ -78,15 +78,15 @@ class DecodeJob:
         for name in self._given(*names):
             raise ValueError(f"`{'shape' if name == 'shapes' else name}`: {why}")
 
-    def run(self, progress: Callable[[str], None] = print, show: Show = lambda name, result: None) -> DecodeResults:
+    def run(self, say: Callable[[str], None] = print, show: Show = lambda name, result: None) -> DecodeResults:
         """Measure; on a CPU by workload, on a GPU as one result."""
         if self.device == "cpu":
-            return self._on_cpu(progress, show)
+            return self._on_cpu(say, show)
         if self._reads_text:
-            return self._text_on_gpu(progress)
-        return self._shapes_on_gpu(progress, show)
+            return self._text_on_gpu(say)
+        return self._shapes_on_gpu(say, show)
 
-    def _on_cpu(self, progress: Callable[[str], None], show: Show) -> DecodeBenchmarks:
+    def _on_cpu(self, say: Callable[[str], None], show: Show) -> DecodeBenchmarks:
         workloads = chosen_workloads(
             self.model, self.input, self.shapes, beams=self.beams or 4, sizes=self._given(*SIZES),
             limits=self._given(*LIMITS), audio=self.audio, speech=self._given(*SPEECH),
@@ -94,27 +94,27 @@ class DecodeJob:
         results = {}
         for name, workload in workloads.items():
             results[name] = decoding.decode_benchmark(
-                workload, self.systems, self.rounds, self.slow_rounds, self.threads, progress=progress
+                workload, self.systems, self.rounds, self.slow_rounds, self.threads, say=say
             )
             show(name, results[name])
         return DecodeBenchmarks(results, next(iter(results.values())).made_by)
 
-    def _text_on_gpu(self, progress: Callable[[str], None]) -> GpuTextBenchmark:
+    def _text_on_gpu(self, say: Callable[[str], None]) -> GpuTextBenchmark:
         if self.model is None:
             raise ValueError("`input`: needs a model folder")
         if self.input is None:
             raise ValueError("`input`: missing; name a text file to decode")
-        workload = Text(self.model, self.input, **self._given("beams", *LIMITS))
+        workload = TextFile(self.model, self.input, **self._given("beams", *LIMITS))
         require_cuda()
         return gpu_text.gpu_text_benchmark(
             workload, self.systems, rounds=self.rounds, slow_rounds=self.slow_rounds,
-            **self._given("alone", "baseline"), progress=progress,
+            **self._given("alone", "baseline"), say=say,
         )  # fmt: skip
 
-    def _shapes_on_gpu(self, progress: Callable[[str], None], show: Show) -> GpuDecodeBenchmark:
+    def _shapes_on_gpu(self, say: Callable[[str], None], show: Show) -> GpuDecodeBenchmark:
         names, sizes = self.shapes or ("gpu",), self._given(*SIZES)
         turns: dict[str, Any] = {"rounds": self.rounds, "slow_rounds": self.slow_rounds}
-        told: dict[str, Any] = {"progress": progress, "save": lambda result: show("", result)}
+        told: dict[str, Any] = {"say": say, "save": lambda result: show("", result)}
         if all(name.startswith("whisper") for name in names):
             beams = gpu_speech.BEAMS if self.beams is None else (self.beams,)
             workloads = gpu_speech.chosen_whispers(names, sizes, beams)

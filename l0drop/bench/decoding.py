@@ -24,7 +24,7 @@ from l0drop.bench.remote import running
 from l0drop.bench.speech_peers import build_speech_peer, prompt_of
 from l0drop.bench.speech_workloads import INSIDE
 from l0drop.bench.timing import Say, Stopwatch, in_turns, ratio
-from l0drop.bench.workloads import Text, Workload
+from l0drop.bench.workloads import TextFile, Workload
 from l0drop.models.modeling import L0DropModel
 from l0drop.runs.benchmark import (
     DecodeBenchmark,
@@ -237,7 +237,7 @@ def decode_benchmark(
     rounds: int = 5,
     slow_rounds: int = 1,
     threads: int = 1,
-    progress: Say = print,
+    say: Say = print,
 ) -> DecodeBenchmark:
     """Time systems (default: all) on a workload and compare their tokens. `generate` runs only `slow_rounds`.
 
@@ -253,7 +253,7 @@ def decode_benchmark(
     builders = {name: (Worker, (name, workload, threads)) for name in systems}
     with running(builders, preload=[__name__]) as remotes:
         for name, remote in remotes.items():
-            progress(f"{name}: warming up")
+            say(f"{name}: warming up")
             remote.ask("warm_up", name in SLOW)
         timings = {name: {phase: Timing() for phase in PHASES} for name in systems}
         latencies: dict[str, list[list[Seconds]]] = {name: [] for name in systems}
@@ -261,11 +261,11 @@ def decode_benchmark(
             seconds = remotes[name].ask("round")
             for phase, timing in timings[name].items():
                 timing.append(seconds[phase])
-            if isinstance(workload, Text):
+            if isinstance(workload, TextFile):
                 latencies[name].append(remotes[name].ask("latencies"))
-            progress(f"round {number + 1} of {wanted[name]}, {name}: {seconds['end_to_end'].cpu:.2f} CPU s")
+            say(f"round {number + 1} of {wanted[name]}, {name}: {seconds['end_to_end'].cpu:.2f} CPU s")
         outcomes = {name: remote.ask("outcome") for name, remote in remotes.items()}
-        progress("comparing tokens")
+        say("comparing tokens")
         variants = {name: workload.variant(name) for name in systems}
         sentences, agreement = agreement_of(remotes, variants)
         gated = next((name for name in QUICK_JUDGES if name in remotes), None)

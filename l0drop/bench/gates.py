@@ -14,11 +14,11 @@ from l0drop.bench.timing import Say, interleaved, ratio
 from l0drop.core.memory import Gating
 from l0drop.models.config import L0DropConfig
 from l0drop.models.sparsify import sparsify
-from l0drop.runs.benchmark import Drift, DriftRow, EvenBatch, GateCost, LayerwiseRow, LayerwiseSpeed
+from l0drop.runs.gate_benchmark import Drift, DriftRow, EvenBatch, GateCost, LayerwiseRow, LayerwiseSpeed
 from l0drop.runs.provenance import provenance
 
 
-def gate_cost(rounds: int = 10, sentences: int = 16, length: int = 32, progress: Say = print) -> GateCost:
+def gate_cost(rounds: int = 10, sentences: int = 16, length: int = 32, say: Say = print) -> GateCost:
     """CPU time of a training step with the gate / without it: Transformer base, the median of the ratios."""
     base = transformer_base().train()
     plain = transformer_base().train()
@@ -40,7 +40,7 @@ def gate_cost(rounds: int = 10, sentences: int = 16, length: int = 32, progress:
         if name == "with":
             model.steer(output.sparsity)
 
-    progress(f"{rounds} rounds of a training step with and without the gate, {sentences} × {length} tokens")
+    say(f"{rounds} rounds of a training step with and without the gate, {sentences} × {length} tokens")
     timings = interleaved({"with": lambda: step(gated, "with"), "without": lambda: step(plain, "without")}, rounds)
     return GateCost(
         "one training step, Transformer base, fp32",
@@ -56,7 +56,7 @@ def layerwise_encoder(
     rounds: int = 7,
     sentences: int = 8,
     length: int = 256,
-    progress: Say = print,
+    say: Say = print,
 ) -> LayerwiseSpeed:
     """Encoder time of the layer-wise variant with gating `mask`, rows removed and rows masked.
 
@@ -74,7 +74,7 @@ def layerwise_encoder(
             with model.dial(dense=dense):
                 model.get_encoder()(input_ids=ids)
 
-        progress(f"{rounds} rounds, {share:.0%} of the rows kept after the first of six layers")
+        say(f"{rounds} rounds, {share:.0%} of the rows kept after the first of six layers")
         timings = interleaved({"removed": lambda: encode(False), "masked": lambda: encode(True)}, rounds)
         rows.append(
             LayerwiseRow(
@@ -89,7 +89,7 @@ def layerwise_encoder(
 
 
 @torch.no_grad()
-def drift(sentences: int = 8, length: int = 96, keep: float = 0.5, progress: Say = print) -> Drift:
+def drift(sentences: int = 8, length: int = 96, keep: float = 0.5, say: Say = print) -> Drift:
     """How far low precision moves the logits: short from dense, and dense from float32.
 
     Distances are means of absolute differences / the mean absolute logit in float32.
@@ -135,7 +135,7 @@ def drift(sentences: int = 8, length: int = 96, keep: float = 0.5, progress: Say
                             dense_against_float32=float((dense - reference).abs().mean() / scale),
                         )
                     )
-            progress(f"{family}, gating {gating}")
+            say(f"{family}, gating {gating}")
     return Drift("drift of logits in low precision", keep, rows, provenance())
 
 

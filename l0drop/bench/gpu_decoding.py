@@ -89,7 +89,7 @@ def gpu_decode_benchmark(
     systems: Sequence[str] | None = None,
     setup: Setup | None = None,
     check: Shape | None = CHECK,
-    progress: Say = print,
+    say: Say = print,
     save: Callable[[GpuDecodeBenchmark], None] = lambda result: None,
 ) -> GpuDecodeBenchmark:
     """Time systems (default: all but optional ones) at shapes. `save` gets the result so far after every shape.
@@ -107,7 +107,7 @@ def gpu_decode_benchmark(
         ctranslate2_library()
     with TemporaryDirectory() as name:
         folder = Path(name)
-        progress("building the model")
+        say("building the model")
         positions = max([POSITIONS, *(max(shape.source, shape.target + 1) for shape in shapes.values())])
         base: Any = peaked_base(**{"max_position_embeddings": positions, **setup.changes})
         base.to(setup.dtype)
@@ -125,16 +125,16 @@ def gpu_decode_benchmark(
             ctranslate2=version("ctranslate2") if with_ct2 else None,
             made_by=provenance(setup.device),
         )
-        progress(f"a large copy moves {result.bytes_per_second / 1e12:.2f} TB/s")
+        say(f"a large copy moves {result.bytes_per_second / 1e12:.2f} TB/s")
         if check is not None:
-            progress("comparing tokens in float32")
+            say("comparing tokens in float32")
             result = replace(result, check=_checked(base, setup, check, folder if with_ct2 else None))
             save(result)
         ct2 = _Loaded(folder, setup)
         for name, shape in shapes.items():
             give_back(setup.device)  # of the shape before
             race = _race_batch(base, setup, shape, systems, ct2)
-            found = Race(race, name, progress).run(result.bytes_per_second)
+            found = Race(race, name, say).run(result.bytes_per_second)
             del race
             result = replace(result, shapes={**result.shapes, name: found})
             save(result)

@@ -114,8 +114,8 @@ class RaceBatch:
 class Race:
     """The systems on a batch, taking turns. `name` stands before lines of progress."""
 
-    def __init__(self, batch: RaceBatch, name: str, progress: Say) -> None:
-        self.batch, self.name, self._progress = batch, name, progress
+    def __init__(self, batch: RaceBatch, name: str, say: Say) -> None:
+        self.batch, self.name, self._print = batch, name, say
         self.peers: dict[str, Peer] = {}
         self.peaks: dict[str, int] = {}
         self.left_out: dict[str, str] = {}
@@ -145,7 +145,7 @@ class Race:
         )
 
     def _say(self, line: str) -> None:
-        self._progress(f"{self.name}: {line}")
+        self._print(f"{self.name}: {line}")
 
     def _warm_up(self, name: str) -> None:
         """Build a system and run it until everything is compiled, captured and allocated."""

@@ -91,7 +91,7 @@ def gpu_speech_benchmark(
     workloads: Mapping[str, RandomWhisper],
     systems: Sequence[str] | None = None,
     conditions: Conditions | None = None,
-    progress: Say = print,
+    say: Say = print,
     save: Callable[[GpuDecodeBenchmark], None] = lambda result: None,
 ) -> GpuDecodeBenchmark:
     """Time systems (default: `USUAL`) on workloads. `save` gets the result so far after every workload.
@@ -119,18 +119,18 @@ def gpu_speech_benchmark(
         ctranslate2=version("ctranslate2") if with_ct2 else None,
         made_by=provenance(conditions.device),
     )
-    progress(f"a large copy moves {result.bytes_per_second / 1e12:.2f} TB/s")
+    say(f"a large copy moves {result.bytes_per_second / 1e12:.2f} TB/s")
     for size, of_size in groupby(workloads.items(), key=lambda item: item[1].size):
         give_back(conditions.device)  # of the size before
         named = dict(of_size)
         with (watch := Stopwatch(conditions.device)):
             base = next(iter(named.values())).base(conditions.device, conditions.dtype)
-        progress(f"{size}: weights drawn in {watch.seconds.wall:.1f} s")
+        say(f"{size}: weights drawn in {watch.seconds.wall:.1f} s")
         with _converted() as converted:
             for name, workload in named.items():
                 give_back(conditions.device)  # of the shape before
                 race = _race_batch(workload, base, systems, conditions, converted)
-                found = Race(race, name, progress).run(result.bytes_per_second)
+                found = Race(race, name, say).run(result.bytes_per_second)
                 del race
                 result = replace(result, shapes={**result.shapes, name: found})
                 save(result)

@@ -23,7 +23,7 @@ import numpy as np
 from l0drop.bench.gpu_race import ratios
 from l0drop.bench.peers import CTranslate2Peer, HuggingFacePeer, Tokens, base_of, convert, plain_generation
 from l0drop.bench.timing import Say, Stopwatch, in_turns
-from l0drop.bench.workloads import Text, batch_of
+from l0drop.bench.workloads import TextFile, batch_of
 from l0drop.data.text import file_stamp
 from l0drop.decoding.text import TextModel, load
 from l0drop.models.attention_kernels import without_cudnn_attention
@@ -69,7 +69,7 @@ Call = Callable[[Sequence[str]], int]
 
 @without_cudnn_attention()
 def gpu_text_benchmark(
-    workload: Text,
+    workload: TextFile,
     systems: Sequence[str] | None = None,
     baseline: str | None = None,
     rounds: int = 5,
@@ -77,7 +77,7 @@ def gpu_text_benchmark(
     alone: int = 100,
     device: str = "cuda",
     dtype: str = "bfloat16",
-    progress: Say = print,
+    say: Say = print,
 ) -> GpuTextBenchmark:
     """Time systems (default: all) on lines of text.
 
@@ -104,7 +104,7 @@ def gpu_text_benchmark(
                 calls[name], limits[name] = _fastest(contest, name, lines, device)
             except Exception as error:  # one system that fails must not cost the others' results
                 left_out[name] = f"{type(error).__name__}: {error}"[:500]
-                progress(f"{name} is left out: {left_out[name]}")
+                say(f"{name} is left out: {left_out[name]}")
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     written: dict[str, int] = {}
     turns = {name: slow_rounds if name.startswith("hf") else rounds for name in calls}
@@ -112,7 +112,7 @@ def gpu_text_benchmark(
         with (watch := Stopwatch(device)):
             written[name] = calls[name](lines)
         seconds[name].append(watch.seconds.wall)
-        progress(f"round {number + 1} of {turns[name]}, {name}: {len(filled) / watch.seconds.wall:,.0f} sentences/s")
+        say(f"round {number + 1} of {turns[name]}, {name}: {len(filled) / watch.seconds.wall:,.0f} sentences/s")
     sparsity = contest.sparsity
     latencies = _latencies(
         {name: calls[name] for name in ALONE if name in calls},

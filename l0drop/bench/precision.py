@@ -72,7 +72,7 @@ def precision(
     dtypes: Sequence[str] = DTYPES,
     random_sizes: Sequence[int] = RANDOM_SIZES,
     device: str = "cuda",
-    progress: Say = print,
+    say: Say = print,
     save: Callable[[Precision], None] = lambda result: None,
 ) -> Precision:
     """Decode a text in types of numbers, the reference first. `save` gets the result so far after every row.
@@ -113,14 +113,14 @@ def precision(
                 row = replace(row, seconds=seconds, sparsity=dropped / result.source_tokens if model.is_gated else None)
                 changed = ", ".join(f"{name} {share:.1%}" for name, share in row.changed.items())
                 took = sum(row.seconds.values())
-                progress(f"{dtype}, {memory}: {row.same:.1%} as {dtypes[0]}; changed: {changed}; {took:.1f} s")
+                say(f"{dtype}, {memory}: {row.same:.1%} as {dtypes[0]}; changed: {changed}; {took:.1f} s")
                 result = replace(result, rows=[*result.rows, row])
                 save(result)
         except ValueError as error:  # encodings that are not finite
             if dtype == dtypes[0]:
                 raise
             result = replace(result, left_out={**result.left_out, dtype: str(error)[:500]})
-            progress(f"{dtype} is left out: {error}")
+            say(f"{dtype} is left out: {error}")
     return result
 
 

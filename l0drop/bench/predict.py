@@ -24,7 +24,7 @@ from l0drop.bench.cost_model import DECODE, ENCODE, PAYS, Prediction, Sizes, fit
 from l0drop.bench.peers import Batch, plain_generation
 from l0drop.bench.random_models import Share
 from l0drop.bench.timing import Say, Stopwatch, in_turns
-from l0drop.bench.workloads import LENGTH_PENALTY, RandomModel, Text
+from l0drop.bench.workloads import LENGTH_PENALTY, RandomModel, TextFile
 from l0drop.core.memory import Memory, has_shared_row
 from l0drop.data.text import file_stamp
 from l0drop.decoding.encode import Encoded
@@ -34,8 +34,9 @@ from l0drop.models.families import positions_of
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.quiet import quiet_libraries
 from l0drop.models.sparsify import sparsify
-from l0drop.runs.benchmark import CheckedShape, MeasuredPoint, PredictedRow, Shape, SpeedPrediction, SpeedUpCheck
+from l0drop.runs.benchmark import Shape
 from l0drop.runs.evaluation import FileStamp
+from l0drop.runs.prediction import CheckedShape, MeasuredPoint, PredictedRow, SpeedPrediction, SpeedUpCheck
 from l0drop.runs.provenance import provenance
 
 SOURCES = (16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -148,7 +149,7 @@ TimingKey = tuple[Any, ...]
 
 
 def _timed(
-    bench: Bench, jobs: Mapping[TimingKey, Callable[[], object]], rounds: int, progress: Say
+    bench: Bench, jobs: Mapping[TimingKey, Callable[[], object]], rounds: int, say: Say
 ) -> dict[TimingKey, Times]:
     """Seconds of each job, by round; the jobs take turns."""
     seconds: dict[TimingKey, Times] = {job: [] for job in jobs}
@@ -159,7 +160,7 @@ def _timed(
     for name, number in in_turns(dict.fromkeys(names, rounds)):
         if number == begun:
             begun += 1
-            progress(f"round {begun} of {rounds}")
+            say(f"round {begun} of {rounds}")
         seconds[names[name]].append(bench.timed(jobs[names[name]])[0])
     return seconds
 
@@ -214,7 +215,7 @@ class Question:
             return Setting(self._placed(model), self.sparsity, longest, self.source)
         if not text.is_gated and self.sparsity is None:
             raise ValueError(f"`sparsity`: missing, and {self.model} has no gate to measure it with")
-        model, batches = Text(self.model, self.file).load()
+        model, batches = TextFile(self.model, self.file).load()
         mean = round(sum(int(batch.attention_mask.sum()) for batch in batches) / sum(map(len, batches)))
         dropped = _sparsity(model, batches, self.sparsity)
         return Setting(self._placed(model), dropped, longest, self.source or mean)
@@ -280,7 +281,7 @@ def _verdict(best: float) -> str:
     return "No" if best < PAYS else "Hardly" if best < WORTHWHILE else "Yes"
 
 
-def predict(question: Question, rounds: int = 3, check: bool = False, progress: Say = print) -> SpeedPrediction:
+def predict(question: Question, rounds: int = 3, check: bool = False, say: Say = print) -> SpeedPrediction:
     """Measure a few shapes and predict the speed-up of the short memory at others; `check` measures some of those."""
     quiet_libraries()
     setting = question.load()
@@ -289,7 +290,7 @@ def predict(question: Question, rounds: int = 3, check: bool = False, progress: 
     target = question.target
     if bench.positions is not None and target > bench.positions:
         raise ValueError(f"`target`: {target} is more than the decoder's {bench.positions} positions")
-    progress("warming up")
+    say("warming up")
     bench.decode(bench.encode(1, 1), 1)
     decode_points, encode_points = points(longest, bench.positions)
     jobs: dict[TimingKey, Callable[[], object]] = {}
@@ -306,7 +307,7 @@ def predict(question: Question, rounds: int = 3, check: bool = False, progress: 
             seconds, encoded = bench.timed(encode)
             encoding[shape].append(seconds)
             jobs[kind, shape] = functools.partial(bench.decode, encoded, target)
-    times = _timed(bench, jobs, rounds, progress)
+    times = _timed(bench, jobs, rounds, say)
     decode_costs, decode_measured = _fitted(times, "decode", ("batch", "rows", "target"), bench.sizes.decode)
     encode_costs, encode_measured = _fitted(times, "encode", ("batch", "source"), bench.sizes.encode)
     prediction = Prediction(bench.sizes, decode_costs, encode_costs)

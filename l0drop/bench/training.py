@@ -29,8 +29,8 @@ from l0drop.models.config import L0DropConfig
 from l0drop.models.quiet import quiet_libraries
 from l0drop.models.sparsify import sparsify
 from l0drop.recipe import Recipe, parse_recipe
-from l0drop.runs.benchmark import LossCurves, TrainingRound, TrainingSpeed
 from l0drop.runs.provenance import provenance
+from l0drop.runs.training_benchmark import LossCurves, TrainingRound, TrainingSpeed
 from l0drop.training.fast import MULTIPLE
 from l0drop.training.ragged import any_shape
 from l0drop.training.trainer import L0DropTrainer
@@ -82,14 +82,14 @@ class Benchmark:
         self.matrix_rate = matrix_rate(device)
         self._collated: dict[int, dict[str, torch.Tensor]] = {}
 
-    def run(self, progress: Say = print) -> TrainingSpeed:
+    def run(self, say: Say = print) -> TrainingSpeed:
         """The speed of every system, the cost of the gate, and loss curves of the fast and the plain path."""
         size = self.size
         rounds: dict[str, list[TrainingRound]] = {name: [] for name in (THEIRS, THEIRS_OFF, OURS, OURS_GATED)}
 
         def logged(name: str, result: TrainingRound) -> TrainingRound:
             speed = f"{result.milliseconds_per_step:.1f} ms/step, {result.tokens_per_second:,.0f} tokens/s"
-            progress(f"{name}: {speed}, MFU {result.mfu:.1%}, {result.mfu_of_positions:.1%} of positions")
+            say(f"{name}: {speed}, MFU {result.mfu:.1%}, {result.mfu_of_positions:.1%} of positions")
             return result
 
         for _ in range(size.rounds):
@@ -99,7 +99,7 @@ class Benchmark:
                 rounds[name].append(logged(name, self.ours(gated=name == OURS_GATED)))
         rounds[THEIRS].append(logged(THEIRS, self.theirs(size.slow_before, size.slow_steps)))
         speeds = {name: statistics.median(r.tokens_per_second for r in results) for name, results in rounds.items()}
-        progress("loss curves")
+        say("loss curves")
         return TrainingSpeed(
             what="training, Transformer base" if not size.model else f"training, {size.model}",
             precision=size.precision,

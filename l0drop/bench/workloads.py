@@ -120,7 +120,7 @@ class RandomModel:
 
 
 @dataclass(frozen=True)
-class Text:
+class TextFile:
     """The first lines of a text file, decoded by a model (a run folder, a model folder, a name on the Hugging Face hub)
     in batches of similar length. Blank lines are skipped.
 
@@ -198,7 +198,7 @@ def chosen_workloads(
     """The workloads by name: text or audio for a model, or without one the batches of these shapes on random weights.
 
     shapes: of `SHAPES` or `WHISPER_SHAPES`; default: cnndm. sizes: numbers that replace those of a `Shape`; a model
-    takes `batch` alone. limits: `sentences` (or clips) and `max_new_tokens` of `Text` or `AudioFiles`. speech:
+    takes `batch` alone. limits: `sentences` (or clips) and `max_new_tokens` of `TextFile` or `AudioFiles`. speech:
     `language`, `baseline` and `rival` of `AudioFiles`.
     """
     sizes, limits, speech = sizes or {}, limits or {}, speech or {}
@@ -223,7 +223,7 @@ def chosen_workloads(
         return {"audio": AudioFiles(model, audio, beams=beams, **sizes, **clips, **speech)}
     if file is None:
         raise ValueError("`input`: missing; name a text file to decode, or with `audio` a list of audio files")
-    return {"text": Text(model, file, beams=beams, **sizes, **limits)}
+    return {"text": TextFile(model, file, beams=beams, **sizes, **limits)}
 
 
 def chosen_gpu_shapes(names: Sequence[str], sizes: Mapping[str, Any] | None = None) -> dict[str, Shape]:

@@ -206,7 +206,8 @@ class LearnedGate(Gate):
         self.moved.fill_(log_alpha + hard_concrete.threshold(self.epsilon))
 
 
-_registry = Registry[Gate]("gate", {"learned": LearnedGate})
+GATES = Registry[Gate]("gate", {"learned": LearnedGate})
+"""The gates that saved models find by name."""
 
 GateClass = TypeVar("GateClass", bound=type[Gate])
 
@@ -215,17 +216,7 @@ def register_gate(name: str) -> Callable[[GateClass], GateClass]:
     """Class decorator: the name under which a saved model finds its gate, once the defining module is imported."""
 
     def register(gate_class: GateClass) -> GateClass:
-        _registry.add(name, gate_class)
+        GATES.add(name, gate_class)
         return gate_class
 
     return register
-
-
-def gate_class(name: str) -> type[Gate]:
-    """The registered gate of that name."""
-    return _registry.class_of(name)
-
-
-def gate_name(gate: Gate) -> str:
-    """The name a gate's class is registered under."""
-    return _registry.name_of(gate)

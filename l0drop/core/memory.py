@@ -211,6 +211,20 @@ def check_mask(mask_BN: Tensor) -> None:
         )
 
 
+def real_tokens(attention_mask: Tensor | None, like_BN: Tensor) -> Tensor:
+    """[B, N], True on real tokens."""
+    if attention_mask is None:
+        return torch.ones(like_BN.shape[:2], dtype=torch.bool, device=like_BN.device)
+    if attention_mask.shape != like_BN.shape[:2]:
+        raise ValueError(
+            f"attention_mask: expected shape {tuple(like_BN.shape[:2])}, one entry per source token, "
+            f"got {tuple(attention_mask.shape)}"
+        )
+    mask_BN = attention_mask.bool()
+    check_mask(mask_BN)
+    return mask_BN
+
+
 def _check_kinds(encodings: Tensor, mask: Tensor) -> None:
     for name, value in (("encodings", encodings), ("mask", mask)):
         if not isinstance(value, Tensor):

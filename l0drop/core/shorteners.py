@@ -55,7 +55,8 @@ class Shortener(Buildable):
         raise NotImplementedError(f"{type(self).__name__} must override forward and return a Memory")
 
 
-_registry = Registry[Shortener]("shortener", {})
+SHORTENERS = Registry[Shortener]("shortener", {})
+"""The shorteners that saved models find by name."""
 
 ShortenerClass = TypeVar("ShortenerClass", bound=type[Shortener])
 
@@ -64,20 +65,10 @@ def register_shortener(name: str) -> Callable[[ShortenerClass], ShortenerClass]:
     """Class decorator: the name under which a saved model finds its shortener, once the module is imported."""
 
     def register(shortener_class: ShortenerClass) -> ShortenerClass:
-        _registry.add(name, shortener_class)
+        SHORTENERS.add(name, shortener_class)
         return shortener_class
 
     return register
-
-
-def shortener_class(name: str) -> type[Shortener]:
-    """The registered shortener of that name."""
-    return _registry.class_of(name)
-
-
-def shortener_name(shortener: Shortener) -> str:
-    """The name a shortener's class is registered under."""
-    return _registry.name_of(shortener)
 
 
 class _ByShare(Shortener):

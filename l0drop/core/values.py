@@ -27,11 +27,11 @@ def number(name: str, value: Any) -> float:
     return found
 
 
-def count(name: str, value: Any, least: int = 1, most: int = 2**31 - 1) -> int:
-    """`value` as a whole number; a whole float such as 2.0 is one."""
+def count(name: str, value: Any, *, most: int = 2**31 - 1) -> int:
+    """`value` as a whole number above 0; a whole float such as 2.0 is one."""
     found = number(name, value)
-    if found != int(found) or not least <= found <= most:
-        raise ValueError(f"{name}: expected a whole number from {least} to {most}, got {value}")
+    if found != int(found) or not 1 <= found <= most:
+        raise ValueError(f"{name}: expected a whole number from 1 to {most}, got {value}")
     return int(found)
 
 

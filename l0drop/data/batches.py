@@ -171,12 +171,11 @@ class TokenBatches:
             )
 
 
-def collate(
-    examples: Sequence[Example], pad_id: int, label_pad: int = -100, length: int | None = None
-) -> dict[str, Any]:
+def collate(examples: Sequence[Example], pad_id: int, *, length: int | None = None) -> dict[str, Any]:
     """Pad examples into tensors: input_ids, attention_mask, labels (unless source-only), hints and index.
 
-    `hints` is a dict of [B, N] tensors with -1 on padding; `index` [B] has the examples' indices in the corpus.
+    Padding is -100 in labels and -1 in `hints`, a dict of [B, N] tensors. `index` [B] has the examples' indices in the
+    corpus.
     `length`: pad both sides to this length (default: each side to its longest sentence).
     """
     sources = [example.source for example in examples]
@@ -190,7 +189,7 @@ def collate(
     targets = [example.target for example in examples if example.target is not None]
     if targets:
         assert len(targets) == len(examples), "either all examples have targets or none has"
-        batch["labels"] = _padded(targets, label_pad, length)
+        batch["labels"] = _padded(targets, -100, length)
     return batch
 
 

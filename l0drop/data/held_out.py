@@ -30,7 +30,7 @@ def open_split(data: r.Data, split: str, prefix: str = "") -> ParallelText:
     corpus, held_out = getattr(data, split), data.held_out_splits
     if split not in held_out and not (split == "train" and held_out):
         return open_text(corpus, prefix)
-    text = Part(open_text(data.train), split, held_out, data.held_out)
+    text = CorpusPart(open_text(data.train), split, held_out, data.held_out)
     return Prefixed(text, prefix) if prefix else text
 
 
@@ -48,7 +48,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Part:
+class CorpusPart:
     """One part of a text: the lines held out for a split, each once, or all others."""
 
     text: ParallelText
@@ -84,7 +84,7 @@ class Part:
 def held_out_counts(data: r.Data) -> dict[str, int]:
     """The counts of a recipe's held-out lines; empty if its text is all given."""
     text = open_split(data, "train")
-    return text.choice.counts if isinstance(text, Part) else {}
+    return text.choice.counts if isinstance(text, CorpusPart) else {}
 
 
 def _is_usable(pair: Pair) -> bool:

@@ -18,7 +18,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from l0drop.decoding.attention import NAME, use_ancestry
 from l0drop.decoding.caches import DecoderCache
-from l0drop.decoding.linear import Kind, Linears, make_linear
+from l0drop.decoding.linear import LinearKind, Linears, make_linear
 from l0drop.decoding.stack import Stack, is_supported
 from l0drop.models.adopt import adopt_parameters
 from l0drop.models.families import family_of
@@ -28,7 +28,7 @@ from l0drop.models.modeling import L0DropModel
 class Decoder:
     """One step of a model's decoder, from the last tokens to logits."""
 
-    def __init__(self, model: Any, kind: Kind) -> None:
+    def __init__(self, model: Any, kind: LinearKind) -> None:
         gated = isinstance(model, L0DropModel)
         config = model.config.to_base() if gated else copy.deepcopy(model.config)
         config._attn_implementation = NAME

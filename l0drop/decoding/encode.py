@@ -12,11 +12,11 @@ from torch import Tensor
 
 from l0drop.core.dial import Dial, Dials
 from l0drop.core.gates import Gates
-from l0drop.core.memory import Memory, compress, full, keep_one
+from l0drop.core.memory import Memory, compress, full, keep_one, real_tokens
 from l0drop.core.values import WrongKindError
 from l0drop.decoding.gpu.encoding import (
     EncoderGraphs,
-    Part,
+    GraphPart,
     ReplayedEncoder,
     can_capture,
     gates_in_graph,
@@ -24,8 +24,7 @@ from l0drop.decoding.gpu.encoding import (
 )
 from l0drop.decoding.grouping import cheapest_groups, split_evenly
 from l0drop.decoding.half_attention import use_half_attention
-from l0drop.decoding.linear import HALF, Kind, Linears, MadeFrom
-from l0drop.models.controls import real_tokens
+from l0drop.decoding.linear import HALF, LinearKind, Linears, MadeFrom
 from l0drop.models.families import family_of, positions_of
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.view import eval_view
@@ -88,7 +87,7 @@ class Encoder:
     linears: the kind of its linear layers. The attribute may be set; their copies are made again at the next call.
     """
 
-    def __init__(self, model: Any, linears: Kind) -> None:
+    def __init__(self, model: Any, linears: LinearKind) -> None:
         self.family = family_of(type(model))
         self.model = model
         self.linears = linears
@@ -262,7 +261,7 @@ class Encoder:
         self, graphs: EncoderGraphs, inputs: Tensor, mask_BN: Tensor, dial: dict[str, Any], dense: bool
     ) -> Encoded | None:
         """The memory of a batch, if encoder, gate and memory are one graph: at the gate's own setting."""
-        part: Part = "ungated"
+        part: GraphPart = "ungated"
         if self.is_gated:
             current = self.model.current_dial
             turned = not isinstance(current, Dial) or any(

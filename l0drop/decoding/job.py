@@ -85,7 +85,6 @@ def run(
     job: Job,
     load: Callable[[], TextModel],
     *,
-    processes: Processes | None = None,
     loaded: Callable[[TextModel], None] = lambda model: None,
     warn: Warn = lambda text: None,
     progress: Callable[[LineTotals, int], None] = lambda totals, size: None,
@@ -97,7 +96,7 @@ def run(
     number of bytes read.
     """
     job.output.refuse(job.input.file)
-    processes = processes or Processes()
+    processes = Processes()
     if not processes.is_first:
         with without_cudnn_attention():
             decode_lines(load(), job.decoding, None, None, line=job.line, processes=processes)

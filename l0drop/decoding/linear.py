@@ -23,7 +23,7 @@ from l0drop.models.adopt import BUILDING
 
 Made = TypeVar("Made")
 
-Kind = str
+LinearKind = str
 """A kind of linear layer: `plain`, `packed`, or `int8-FEW-MANY` with torch's engines for few and for many outputs;
 followed by `-bf16` if attention of the encoder (`half_attention`) and to the memory is in bfloat16."""
 
@@ -165,7 +165,7 @@ def _has_vnni() -> bool:
 # --- the choice --------------------------------------------------------------------------------------------------
 
 
-def make_linear(kind: Kind, weight_OI: Tensor, bias_O: Tensor | None) -> PackedLinear | Int8Linear | None:
+def make_linear(kind: LinearKind, weight_OI: Tensor, bias_O: Tensor | None) -> PackedLinear | Int8Linear | None:
     """A layer of this kind for these weights; None for a plain layer."""
     if kind.startswith("int8-"):
         _check_int8(kind, weight_OI)  # the model may have moved since the kind was chosen
@@ -176,7 +176,7 @@ def make_linear(kind: Kind, weight_OI: Tensor, bias_O: Tensor | None) -> PackedL
     return None
 
 
-def chosen_kind(wanted: str, model: nn.Module) -> Kind:
+def chosen_kind(wanted: str, model: nn.Module) -> LinearKind:
     """The kind of linear layers for a model: `auto` chooses the faster of plain and packed, `int8` the fastest engines.
 
     ValueError if this model or this torch does not support the kind.
@@ -203,7 +203,7 @@ def chosen_kind(wanted: str, model: nn.Module) -> Kind:
     return wanted
 
 
-def int8_parts(kind: Kind) -> list[str]:
+def int8_parts(kind: LinearKind) -> list[str]:
     """The engines of an int8 kind."""
     return [part for part in kind.split("-")[1:] if part != HALF]
 
@@ -219,7 +219,7 @@ def _check_int8(wanted: str, parameter: Tensor) -> None:
         raise ValueError(f"linears: {wanted} is not in this torch; it has {', '.join(int8_engines())}")
 
 
-def _fastest(kinds: list[Kind], model: nn.Module, outputs: int | None = None) -> Kind:
+def _fastest(kinds: list[LinearKind], model: nn.Module, outputs: int | None = None) -> LinearKind:
     """The fastest kind for a model's layers; the first one, unless another is clearly faster.
 
     outputs: measure calls that compute this many numbers; default: calls with few rows.
@@ -238,7 +238,7 @@ def _fastest(kinds: list[Kind], model: nn.Module, outputs: int | None = None) ->
 
 
 @functools.lru_cache
-def _measured(kind: Kind, out: int, into: int, threads: int, outputs: int | None = None) -> float:
+def _measured(kind: LinearKind, out: int, into: int, threads: int, outputs: int | None = None) -> float:
     """Seconds per call of a layer of this size; for a wide layer, extrapolated from a part of it."""
     part = min(out, MAX_MEASURED_OUTPUTS)
     weight, bias = torch.randn(part, into), torch.randn(part)
@@ -268,7 +268,7 @@ def _seconds(layer: Callable[[Tensor], Tensor], into: int, row_counts: Sequence[
 class Linears:
     """Replacements for the linear layers of a module, by layer: `layers[child]` replaces `child`."""
 
-    def __init__(self, module: nn.Module, kind: Kind) -> None:
+    def __init__(self, module: nn.Module, kind: LinearKind) -> None:
         self.layers: dict[nn.Module, PackedLinear | Int8Linear] = {}
         for child in module.modules():
             made = make_linear(kind, child.weight, child.bias) if type(child) is nn.Linear else None
@@ -294,7 +294,7 @@ class MadeFrom(Generic[Made]):
     def __init__(self) -> None:
         self._current: tuple[Any, _Sample, Made] | None = None
 
-    def __call__(self, module: nn.Module, kind: Kind, make: Callable[[], Made]) -> Made:
+    def __call__(self, module: nn.Module, kind: LinearKind, make: Callable[[], Made]) -> Made:
         made = self._if_current(module, kind)
         if made is None:
             with BUILDING:
@@ -305,7 +305,7 @@ class MadeFrom(Generic[Made]):
                     self._current = (stamp, sample, made)
         return made
 
-    def _if_current(self, module: nn.Module, kind: Kind) -> Made | None:
+    def _if_current(self, module: nn.Module, kind: LinearKind) -> Made | None:
         current = self._current
         if current is None or current[0] != (kind, stamp_of(module)) or current[1].has_changed():
             return None

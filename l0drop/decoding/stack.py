@@ -22,7 +22,7 @@ from transformers.models.whisper.modeling_whisper import WhisperDecoderLayer
 
 from l0drop.decoding.attention import NAME, attend, current_ancestry, value_blocks
 from l0drop.decoding.caches import DecoderCache, MemoryLayer, PrefixLayer
-from l0drop.decoding.linear import HALF, Kind, PackedLinear, make_linear
+from l0drop.decoding.linear import HALF, LinearKind, PackedLinear, make_linear
 
 NORMS_FIRST = {
     MarianDecoderLayer: False,
@@ -48,7 +48,7 @@ def is_supported(layers: nn.ModuleList) -> bool:
 class Stack(nn.Module):
     """The layers of a decoder; called by Hugging Face's decoder as if it were one layer."""
 
-    def __init__(self, layers: nn.ModuleList, kind: Kind) -> None:
+    def __init__(self, layers: nn.ModuleList, kind: LinearKind) -> None:
         super().__init__()
         self.steps = [_DecoderLayer(layer, kind) for layer in layers]
 
@@ -80,7 +80,7 @@ class Stack(nn.Module):
 class _DecoderLayer:
     """One layer: attention to the target so far, attention to the memory, feed-forward network."""
 
-    def __init__(self, layer: Any, kind: Kind) -> None:
+    def __init__(self, layer: Any, kind: LinearKind) -> None:
         own, cross = layer.self_attn, layer.encoder_attn
         self.heads, self.scale = own.num_heads, own.scaling
         self.norm_first = NORMS_FIRST[type(layer)]
@@ -96,12 +96,12 @@ class _DecoderLayer:
             _norm, (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm)
         )
 
-    def _make(self, linear: nn.Linear, kind: Kind) -> Apply:
+    def _make(self, linear: nn.Linear, kind: LinearKind) -> Apply:
         made = make_linear(kind, linear.weight, linear.bias)
         self.copied_bytes += 0 if made is None else made.copied_bytes
         return linear.forward if made is None else made.forward
 
-    def _joined(self, attention: Any, kind: Kind) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    def _joined(self, attention: Any, kind: LinearKind) -> Callable[[Tensor], tuple[Tensor, ...]]:
         """Query, key and value in one product, if the weights are copied anyway."""
         parts = (attention.q_proj, attention.k_proj, attention.v_proj)
         given = parts[0].bias is not None  # Whisper's keys have none

@@ -9,10 +9,10 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig
 
 from l0drop.core import readers as readers  # registers its gates, so that a saved model finds its gate
-from l0drop.core.gates import gate_class
+from l0drop.core.gates import GATES
 from l0drop.core.memory import GATINGS, Gating
 from l0drop.core.penalty import Reduction
-from l0drop.core.shorteners import shortener_class
+from l0drop.core.shorteners import SHORTENERS
 from l0drop.models import patterns as patterns  # registers the rules, so that a saved model finds its gate
 
 FORMAT = 1
@@ -201,9 +201,9 @@ class L0DropConfig:
         if unknown:
             raise ValueError(f"l0drop: unknown field {', '.join(sorted(unknown))} in the model's config")
         config = cls(**values)
-        gate_class(config.gate)
+        GATES.class_of(config.gate)
         if config.shortener is not None:
-            shortener_class(config.shortener)
+            SHORTENERS.class_of(config.shortener)
         return config
 
 

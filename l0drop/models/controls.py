@@ -1,19 +1,15 @@
 """The user's controls on a sparsified model: dial, λ, optimizer groups, explanations, calibration."""
 
-import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from l0drop.core.dial import Dial, Dials, dial_of
-from l0drop.core.gates import Gate, LearnedGate
-from l0drop.core.memory import check_mask
+from l0drop.core.dial import Dials, dial_of
+from l0drop.core.gates import LearnedGate
 from l0drop.core.penalty import (
     TOLERANCE,
     Calibration,
@@ -24,33 +20,24 @@ from l0drop.core.penalty import (
     SteeredLambda,
     calibrate,
 )
-from l0drop.core.shorteners import Shortener
 from l0drop.core.values import number, share
+from l0drop.models.calibration import calibration_inputs, open_between_layers
 from l0drop.models.config import DEFAULT_LAMBDA
+from l0drop.models.dial_context import DialContext
+from l0drop.models.encoding import Encoding
 from l0drop.models.outputs import Explanation
-from l0drop.models.view import eval_view
-from l0drop.models.whisper import FRAMES_PER_ROW
+from l0drop.models.view import eval_view, evaluating
 
 UNSTEERED = 100
 """Training steps with a target but without `steer` after which the model warns: a third of the default ramp."""
 
 
-class Controls(nn.Module):
+class Controls(Encoding):
     """The part of `L0DropModel` that users call in their own training loop."""
 
-    config: Any
-    family: Any
-    gate: Gate
-    shortener: Shortener | None
-    inner_gates: nn.ModuleList
     schedule: LambdaSchedule
-    get_encoder: Any
-    base_class: Any
     calibration: Calibration | None = None
-    _dial_key: object  # identifies the model and its views, not its copies
     _steps_unsteered: int = 0
-    _fixed: list[nn.Parameter] | None = None
-    """The parameters that `fix_gates` has excluded from training."""
     training_counts: tuple[Tensor, Tensor] | None = None
     """Dropped and real tokens of the training batches that `forward` has seen in this process since λ was last moved.
     A loop that adds them up itself sets this to None before each batch."""
@@ -84,29 +71,13 @@ class Controls(nn.Module):
             raise ValueError(f"lambda_: expected a number that is not negative, got {value}")
         self.schedule.value = value
 
-    def _always(self, input_ids: Tensor | None, mask_BN: Tensor) -> Tensor | None:
-        """[B, N], True on real tokens of `always_keep`; None if there are none to look for."""
-        always_keep = self.config.l0drop.always_keep
-        if not always_keep:
-            return None
-        if input_ids is None:
-            raise ValueError("always_keep: token ids are needed to know which tokens to keep; pass input_ids")
-        return torch.isin(input_ids, torch.tensor(always_keep, device=input_ids.device)) & mask_BN
-
-    @property
-    def current_dial(self) -> Dial | Dials:
-        """The innermost dial that this thread or task has set for the model."""
-        if not _any_dial:  # torch cannot compile the reading of a context variable
-            return _NO_DIAL
-        return next((dial for key, dial in reversed(_DIALS.get()) if key is self._dial_key), _NO_DIAL)
-
     def dial(
         self,
         keep: float | Tensor | Sequence[float | None] | None = None,
         max_memory: int | Sequence[int | None] | None = None,
         shift: float | Sequence[float | None] | None = None,
         dense: bool | Sequence[bool] = False,
-    ) -> "DialContext":
+    ) -> DialContext:
         """Keep more or fewer encodings than the model chose by itself, inside a `with` block; see `Dial`.
 
             with model.dial(keep=0.3):
@@ -126,7 +97,7 @@ class Controls(nn.Module):
         self._require_gate(f"dial({dial})")
         if self.training and isinstance(dial, Dials):
             raise ValueError("dial: a list of settings works in decoding only; in training, use a tensor keep")
-        return DialContext(self, dial)
+        return DialContext(self._dial_key, dial)
 
     def training_sparsity(self) -> float | None:
         """The sparsity of the training batches that `forward` has seen since the last `steer`, over all processes.
@@ -208,11 +179,6 @@ class Controls(nn.Module):
                 parameter.grad = None
         self.train(self.training)
 
-    @property
-    def has_fixed_gates(self) -> bool:
-        """Whether `fix_gates` is in effect."""
-        return self._fixed is not None
-
     def _before_decoder(self) -> tuple[nn.Module, ...]:
         """The encoder and all gates."""
         return self.base_class.get_encoder(self), self.gate, self.inner_gates
@@ -276,31 +242,6 @@ class Controls(nn.Module):
             explanations.append(Explanation(values, log_alpha, kept, counted_BN[sentence, real]))
         return explanations
 
-    def source_rows(self, attention_mask: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, N] twice: the rows of the source, and those that sparsity counts.
-
-        For text both are the real tokens. Whisper has no padding: all rows are real, and those that audio covers count,
-        as far as `attention_mask` says which. `like` is the encoder's main input, or a tensor [B, N, ...].
-        """
-        if not self.family.reads_audio:
-            mask_BN = real_tokens(attention_mask, like)
-            return mask_BN, mask_BN
-        rows = self.config.max_source_positions
-        real_BN = torch.ones(len(like), rows, dtype=torch.bool, device=like.device)
-        # generate passes the mask of the whole recording, which says nothing about one window
-        if attention_mask is None or attention_mask.shape != (len(like), rows * FRAMES_PER_ROW):
-            return real_BN, real_BN
-        return real_BN, attention_mask[:, ::FRAMES_PER_ROW].to(like.device).bool()
-
-    def check_coverage(self, attention_mask: Tensor | None) -> None:
-        """Raise ValueError unless the mask of a Whisper has one entry per feature frame of a window."""
-        frames = self.config.max_source_positions * FRAMES_PER_ROW if self.family.reads_audio else None
-        if frames is not None and attention_mask is not None and attention_mask.shape[1:] != (frames,):
-            raise ValueError(
-                f"attention_mask: expected one entry per feature frame, [B, {frames}], got shape "
-                f"{tuple(attention_mask.shape)}; a feature extractor returns it with return_attention_mask=True"
-            )
-
     @torch.no_grad()
     def calibrate(
         self, batches: Iterable[Mapping[str, Any]], target: float | None = None, *, force: bool = False
@@ -322,13 +263,14 @@ class Controls(nn.Module):
         wanted = self.config.l0drop.target_sparsity if target is None else share("target", target)
         if wanted is None:
             raise ValueError("target: the model has no target_sparsity; say which sparsity to calibrate to")
-        texts = _encoder_inputs(batches)
+        texts = calibration_inputs(batches)
         with evaluating(self), self.dial():
             result, gone = self._calibration(texts, wanted)
             if result.refusal is not None and not force:
                 raise ValueError(f"calibrate: {result.refusal}. To close them anyway, pass force=True")
             if gone > wanted + TOLERANCE:
-                result = replace(self._open_between_layers(texts, result), before=result.before)
+                opened = open_between_layers(self.inner_gates, result, lambda: self._calibration(texts, result.target))
+                result = replace(opened, before=result.before)
         if result.warning is not None:
             warnings.warn(result.warning, stacklevel=3)
         if result.threshold != self.gate.threshold:
@@ -354,81 +296,6 @@ class Controls(nn.Module):
         found = calibrate(sentences, wanted, self.gate.threshold, self.config.l0drop.gating)
         return found, gone / real if real else 0.0
 
-    def _open_between_layers(self, texts: Sequence[Mapping[str, Any]], closed: Calibration) -> Calibration:
-        """Lower the thresholds between layers just enough for the last gate to reach its target.
-
-        Every row that is kept changes the input of later layers, so each candidate is run on the text: first steps that
-        double until enough rows are open, then bisection between the last two.
-        """
-        gates = [gate for gate in self.inner_gates if isinstance(gate, Gate)]
-        as_trained = [gate.threshold for gate in gates]
-
-        def lowered(by: float) -> tuple[Calibration, bool]:
-            for gate, threshold in zip(gates, as_trained, strict=True):
-                gate.close_at(threshold - by)
-            found, gone = self._calibration(texts, closed.target)
-            return replace(found, inner_moved=-by), gone <= closed.target + TOLERANCE
-
-        too_little, by = 0.0, 1.0
-        while not lowered(by)[1]:
-            too_little, by = by, 2 * by
-            if by > _LARGEST_STEP:
-                lowered(0.0)
-                return closed
-        for _ in range(_BISECTIONS):
-            middle = (too_little + by) / 2
-            too_little, by = (too_little, middle) if lowered(middle)[1] else (middle, by)
-        return lowered(by)[0]
-
-
-_LARGEST_STEP = 64.0
-"""In practice no finite log α lies further below its threshold."""
-_BISECTIONS = 6
-
-
-_DIALS: ContextVar[tuple[tuple[object, Dial | Dials], ...]] = ContextVar("dials", default=())
-"""The dials that are set in this thread or task, outermost first, each with the key of its model."""
-_NO_DIAL = Dial()
-_any_dial = False
-"""Whether a dial is set in any thread or task. Compiled code checks it before each run."""
-_dials_set = 0
-_LOCK = threading.Lock()
-
-
-class DialContext:
-    """The dial of one `with` block. Dropping it without entering it warns, because then it has changed nothing."""
-
-    def __init__(self, model: Controls, dial: Dial | Dials) -> None:
-        self._model, self._setting = model, dial
-        self._entered = False
-
-    def __enter__(self) -> None:
-        self._entered = True
-        _count_dials(1)
-        _DIALS.set((*_DIALS.get(), (self._model._dial_key, self._setting)))
-
-    def __exit__(self, *exception: object) -> None:
-        dials = _DIALS.get()
-        # found by identity, because a generator may leave its dial after a later one was set
-        own = max((i for i, (_, dial) in enumerate(dials) if dial is self._setting), default=len(dials))
-        _DIALS.set(dials[:own] + dials[own + 1 :])
-        _count_dials(-1)
-
-    def __del__(self) -> None:
-        if not getattr(self, "_entered", True):
-            warnings.warn(
-                f"model.dial({self._setting}) changed nothing, because it was not entered: write "
-                f"`with model.dial({self._setting}): ...`, with the calls it is for inside",
-                stacklevel=2,
-            )
-
-
-def _count_dials(more: int) -> None:
-    global _any_dial, _dials_set
-    with _LOCK:
-        _dials_set += more
-        _any_dial = _dials_set > 0
-
 
 def _require_ids(input_ids: Any) -> None:
     if isinstance(input_ids, Mapping):
@@ -442,50 +309,3 @@ def _require_ids(input_ids: Any) -> None:
         raise ValueError(
             f"input_ids: expected shape [B, N], got {list(input_ids.shape)}; for one sentence, pass ids[None]"
         )
-
-
-def _encoder_inputs(batches: Any) -> list[dict[str, Any]]:
-    """The batches of a calibration without the decoder's part."""
-    if isinstance(batches, Mapping):
-        raise TypeError("batches: expected an iterable of batches, got one batch; pass calibrate([batch])")
-    if isinstance(batches, Tensor | str) or not isinstance(batches, Iterable):
-        raise TypeError(
-            f"batches: expected an iterable of batches with input_ids and attention_mask, got {type(batches).__name__}"
-        )
-    texts = []
-    for batch in batches:
-        if not isinstance(batch, Mapping):
-            raise TypeError(
-                "batches: expected mappings with input_ids and attention_mask, such as a tokenizer returns, "
-                f"got {type(batch).__name__}"
-            )
-        texts.append({k: v for k, v in batch.items() if k not in ("labels", "noise_key", "decoder_input_ids")})
-    if not texts:
-        raise ValueError("batches: none were given; a generator that was used up in training gives none")
-    return texts
-
-
-def real_tokens(attention_mask: Tensor | None, like_BN: Tensor) -> Tensor:
-    """[B, N], True on real tokens."""
-    if attention_mask is None:
-        return torch.ones(like_BN.shape[:2], dtype=torch.bool, device=like_BN.device)
-    if attention_mask.shape != like_BN.shape[:2]:
-        raise ValueError(
-            f"attention_mask: expected shape {tuple(like_BN.shape[:2])}, one entry per source token, "
-            f"got {tuple(attention_mask.shape)}"
-        )
-    mask_BN = attention_mask.bool()
-    check_mask(mask_BN)
-    return mask_BN
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode for the calls inside; afterwards every module is in its former mode."""
-    training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in training.items():
-            module.training = mode

@@ -1,6 +1,7 @@
-"""A model in eval mode for one call, while the model itself stays as it is."""
+"""Eval mode for some calls: of a view, while the model itself stays as it is, or of the model until they end."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -33,3 +34,15 @@ def eval_view(module: Any, replaced: Mapping[nn.Module, nn.Module] | None = None
         return views[id(old)]
 
     return view(module)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode for the calls inside; afterwards every module is in its former mode."""
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in training.items():
+            module.training = mode

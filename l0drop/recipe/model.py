@@ -8,12 +8,12 @@ from l0drop.recipe.checks import (
     Count,
     Faults,
     Flag,
+    Fraction,
     Index,
     Layers,
     NotNegative,
     Number,
     Positive,
-    Rate,
     Section,
     Text,
     Token,
@@ -38,11 +38,11 @@ class Transformer(Section):
     """The number of attention heads; must divide `d_model`."""
     ffn: Width = 2048
     """The inner width of the feed-forward layers."""
-    dropout: Rate = 0.1
+    dropout: Fraction = 0.1
     """The dropout rate of embeddings and residuals."""
-    attention_dropout: Rate = 0.1
+    attention_dropout: Fraction = 0.1
     """The dropout rate of attention weights."""
-    activation_dropout: Rate = 0.1
+    activation_dropout: Fraction = 0.1
     """The dropout rate inside the feed-forward layers."""
     positions: Width = 1024
     """The maximum length of a source or target in subwords."""
@@ -65,7 +65,7 @@ class Model(Section):
     """A Hugging Face checkpoint: a name or a folder."""
     init: Text | None = None
     """A run folder, such as runs/base: training starts from its model and uses its tokenizer."""
-    dropout: Rate | None = None
+    dropout: Fraction | None = None
     """A dropout rate that replaces those of the `pretrained` or `init` model. Default: the model's own rates."""
 
     @rule

@@ -9,11 +9,11 @@ from l0drop.recipe.checks import (
     Count,
     Faults,
     Flag,
+    Fraction,
     Index,
     NotNegative,
     Number,
     Positive,
-    Rate,
     Section,
     Text,
     rule,
@@ -58,7 +58,7 @@ class Train(Section):
     to 0 at the last step."""
     warmup: Index = 4000
     """The number of steps in which the learning rate rises from 0."""
-    adam_betas: tuple[Rate, Rate] = (0.9, 0.98)
+    adam_betas: tuple[Fraction, Fraction] = (0.9, 0.98)
     """Adam's two decay rates."""
     adam_epsilon: Positive = 1e-9
     """Adam's epsilon."""
@@ -66,7 +66,7 @@ class Train(Section):
     """The weight decay of AdamW."""
     clip: Positive | None = 1.0
     """The maximum norm of the gradient; null for no limit."""
-    label_smoothing: Rate = 0.1
+    label_smoothing: Fraction = 0.1
     """The label smoothing of the cross-entropy."""
     gate_scale: Positive = 30.0
     """The learning rate of the gate, as a multiple of `learning_rate`."""
@@ -82,13 +82,13 @@ class Train(Section):
     """Train for the dial: every other step keeps a random share of each sentence."""
     elastic_range: tuple[Positive, Annotated[Positive, Field(le=1)]] = (0.2, 1.0)
     """The smallest and the largest share that `elastic` keeps."""
-    settle: Rate = 0.0
+    settle: Fraction = 0.0
     """The share of the steps, at the end, in which learned gates are not sampled but have their test-time values. The
     rest of the model then learns with the very rows that decoding keeps."""
-    anneal: Rate = 0.0
+    anneal: Fraction = 0.0
     """The share of the steps in which the noise of learned gates shrinks linearly from full to none, so that samples
     become the test-time gate. It ends where `settle` or `fixed_gates` begins, otherwise with the last step."""
-    fixed_gates: Rate = 0.0
+    fixed_gates: Fraction = 0.0
     """The share of the steps, at the end, in which only the decoder learns. First the gates are calibrated to
     `target_sparsity` on the validation text; then gates, encoder and shared embeddings stay as they are, without
     dropout, so the decoder learns with exactly the rows that decoding keeps."""
@@ -121,7 +121,7 @@ class Train(Section):
     steer_gain: Positive = 0.05
     """With `target_sparsity`: how fast λ reacts to the remaining error; raise it for short runs with a high learning
     rate."""
-    steer_over: Rate = 0.3
+    steer_over: Fraction = 0.3
     """With `target_sparsity`: the share of the steps over which the requested sparsity rises to the target. Training
     from scratch spends the same number of steps before that without a penalty."""
     report_to: list[Text] = Field(default_factory=list)
@@ -216,7 +216,7 @@ TextMetric = Literal["bleu", "chrf", "rouge", "bleu_paper"]
 class Evaluate(Section):
     """How outputs are decoded and scored."""
 
-    metric: Literal["bleu", "chrf", "rouge", "bleu_paper", "wer", "cer"] = "bleu"
+    metric: Literal[TextMetric, "wer", "cer"] = "bleu"
     """The metric. `bleu_paper` is tokenized BLEU, near the values that papers report for WMT14 En-De. For audio: `wer`
     and `cer`, error rates of words and characters."""
     tokenize: Literal["13a", "intl", "zh", "none"] = "13a"

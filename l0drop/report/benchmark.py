@@ -3,20 +3,12 @@
 import statistics
 from collections.abc import Mapping
 
-from l0drop.runs.benchmark import (
-    DecodeBenchmark,
-    Drift,
-    GateCost,
-    LayerwiseSpeed,
-    MemoryUse,
-    SpeedPrediction,
-    TimedSystem,
-    TokenAgreement,
-    TrainingRound,
-    TrainingSpeed,
-)
+from l0drop.runs.benchmark import DecodeBenchmark, MemoryUse, TimedSystem, TokenAgreement
+from l0drop.runs.gate_benchmark import Drift, GateCost, LayerwiseSpeed
+from l0drop.runs.prediction import SpeedPrediction
 from l0drop.runs.run import DialCurve
 from l0drop.runs.table import Table
+from l0drop.runs.training_benchmark import TrainingRound, TrainingSpeed
 
 Titled = tuple[str, Table]
 

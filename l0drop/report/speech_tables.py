@@ -7,7 +7,7 @@ from l0drop.data.speech_metrics import PASSAGE
 from l0drop.runs.analysis import Bin, Rate
 from l0drop.runs.evaluation import Missing
 from l0drop.runs.speech import SpeechAnalysis, SpeechEvaluation, SpeechSystem, SpeechTail
-from l0drop.runs.table import Table
+from l0drop.runs.table import Table, percent
 
 BASELINE = "baseline"
 
@@ -25,7 +25,7 @@ def errors_table(evaluation: SpeechEvaluation) -> Table:
     for name, one in zip(names(evaluation), _sides(evaluation), strict=True):
         found = one.differences.get("wer")
         rows.append([
-            name, _percent(one.sparsity), _percent(one.sparsity_of_all),
+            name, percent(one.sparsity), percent(one.sparsity_of_all),
             *(f"{one.scores[metric].value:.2f}" for metric in ("wer", "cer")),
             "" if found is None else f"{found.difference:+.2f} [{found.interval[0]:+.2f}, {found.interval[1]:+.2f}]",
         ])  # fmt: skip
@@ -53,9 +53,9 @@ def errors_table(evaluation: SpeechEvaluation) -> Table:
     return Table(head, rows, " ".join(parts)).without_empty_columns()
 
 
-def speakers_table(evaluation: SpeechEvaluation, number: int = 0) -> Table | None:
-    """The word error rate of each speaker, of one system and the baseline; None if there are not two speakers."""
-    system, baseline = evaluation.systems[number], evaluation.baseline
+def speakers_table(evaluation: SpeechEvaluation) -> Table | None:
+    """The word error rate of each speaker, of the first system and the baseline; None if there are not two speakers."""
+    system, baseline = evaluation.systems[0], evaluation.baseline
     if len(system.speakers) < 2:
         return None
     rows = []
@@ -66,7 +66,7 @@ def speakers_table(evaluation: SpeechEvaluation, number: int = 0) -> Table | Non
             cells += [f"{other:.2f}", f"{found.wer - other:+.2f}"]
         rows.append(cells)
     named = names(evaluation)
-    head = ["speaker", "clips", "words", f"WER, {named[number]}"]
+    head = ["speaker", "clips", "words", f"WER, {named[0]}"]
     head += [] if baseline is None else [f"WER, {named[-1]}", "difference"]
     return Table(head, rows)
 
@@ -185,16 +185,12 @@ def span(found: Bin, form: str) -> str:
 
 
 def _rates(head: str, rates: dict[str, Rate], note: str) -> Table:
-    rows = [[name, f"{rate.tokens:,}", _percent(rate.sparsity)] for name, rate in rates.items()]
+    rows = [[name, f"{rate.tokens:,}", percent(rate.sparsity)] for name, rate in rates.items()]
     return Table([head, "number of rows", "dropped"], rows, note)
 
 
 def _sides(evaluation: SpeechEvaluation) -> Sequence[SpeechSystem]:
     return [*evaluation.systems, *([] if evaluation.baseline is None else [evaluation.baseline])]
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
 
 
 def _lost(found: Missing) -> str:

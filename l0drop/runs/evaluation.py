@@ -28,7 +28,7 @@ from l0drop.runs.json_file import (
 from l0drop.runs.provenance import Provenance
 
 Side = Literal["system", "baseline"]
-Segment = tuple[str, str]
+MarkedText = tuple[str, str]
 """Text and its state: kept, dropped, cut (beyond the longest source), or empty for space between tokens."""
 RESAMPLES = 2000
 SEED = 12345
@@ -381,7 +381,7 @@ class ExampleSentence:
 
     line: int
     why: str
-    source: list[Segment]
+    source: list[MarkedText]
     reference: str | None
     baseline: str | None
     system: str

@@ -36,6 +36,11 @@ class Table:
         return replace(self, head=[self.head[i] for i in kept], rows=[[row[i] for i in kept] for row in self.rows])
 
 
+def percent(value: float | None) -> str:
+    """A share as the text of a cell; empty for None."""
+    return "" if value is None else f"{value:.1%}"
+
+
 def as_html(table: Table) -> str:
     """A table that scrolls on a narrow screen, followed by its note."""
     kinds = [' class="words"' if name in table.prose else "" for name in table.head]

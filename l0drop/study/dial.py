@@ -11,7 +11,7 @@ from l0drop.runs.run import DialCurve, DialRow, RunFolder, RunMetrics
 from l0drop.study.finished import FinishedRun
 
 
-def dial_curve(run: Path, keeps: Sequence[float], progress: Callable[[str], None]) -> DialCurve:
+def dial_curve(run: Path, keeps: Sequence[float], say: Callable[[str], None]) -> DialCurve:
     """Score the run's test text, else its validation text, as trained and at each share kept; writes nothing."""
     opened = FinishedRun(run)
     if not isinstance(opened.model, L0DropModel):
@@ -23,10 +23,10 @@ def dial_curve(run: Path, keeps: Sequence[float], progress: Callable[[str], None
     scored_there = trained.test if split == "test" else trained.valid
     rows = []
     with opened.corpus(split) as corpus:
-        progress("warming up")
+        say("warming up")
         opened.decode(corpus, len(texts))
         for keep in (None, *keeps):
-            progress("as trained" if keep is None else f"keep {keep:g}")
+            say("as trained" if keep is None else f"keep {keep:g}")
             start = time.process_time()
             with opened.model.dial(keep=keep):
                 decoded = opened.decode(corpus, len(texts))

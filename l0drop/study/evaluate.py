@@ -187,7 +187,7 @@ def judge(system: System, outputs: Outputs, text: EvaluationText, judging: Judgi
 
 
 def control_scores(
-    hyps: Sequence[str], refs: Sequence[str], without_source: str | None, score: Scorer = bleu, seed: int = 1
+    hyps: Sequence[str], refs: Sequence[str], without_source: str | None, score: Scorer = bleu
 ) -> dict[str, Score]:
     """The model's scores without the right source: what it can do without its encoder.
 
@@ -197,7 +197,7 @@ def control_scores(
     """
     if len(hyps) < 2:
         raise ValueError(f"{len(hyps)} outputs: controls need at least two, to compare each with another's reference")
-    order = np.random.default_rng(seed).permutation(len(hyps))
+    order = np.random.default_rng(1).permutation(len(hyps))
     shuffled = [""] * len(hyps)
     for index, other in zip(order, np.roll(order, 1), strict=True):
         shuffled[index] = hyps[other]

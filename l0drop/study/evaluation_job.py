@@ -16,7 +16,7 @@ from l0drop.study.evaluation_text import EvaluationText, has_documents, read_fil
 from l0drop.study.sweep import finished_points
 from l0drop.study.systems import Advance, System
 
-Bars = Callable[[int], AbstractContextManager[Callable[[System], Advance]]]
+SystemBars = Callable[[int], AbstractContextManager[Callable[[System], Advance]]]
 """Progress bars: called with the number of lines; gives a function that begins the bar of a system."""
 Warn = Callable[[str], None]
 
@@ -56,7 +56,7 @@ class EvaluationJob:
         folder = SweepFolder(self.models[0])
         return folder if folder.is_sweep else None
 
-    def run(self, warn: Warn, bars: Bars = no_bars) -> Iterator[tuple[Path, Evaluation]]:
+    def run(self, warn: Warn, bars: SystemBars = no_bars) -> Iterator[tuple[Path, Evaluation]]:
         """Evaluate, and yield each folder with its evaluation once it is written."""
         groups = self._groups()
         first = groups[0][0][0]

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from l0drop.runs.evaluation import Segment
+from l0drop.runs.evaluation import MarkedText
 from l0drop.study.systems import SourcePiece
 
 DRAWN, WORST = 14, 6
@@ -18,12 +18,12 @@ def chosen(lines: Sequence[int], worst: Sequence[int], seed: int) -> list[tuple[
     return sorted([(line, "drawn at random") for line in drawn] + [(line, "lost most") for line in lost])
 
 
-def segments(source: str, pieces: Sequence[SourcePiece]) -> list[Segment]:
+def segments(source: str, pieces: Sequence[SourcePiece]) -> list[MarkedText]:
     """The whole source, split wherever the state changes.
 
     Tokens that the tokenizer added before or after the text, such as EOS, are included, separated by spaces.
     """
-    found: list[Segment] = []
+    found: list[MarkedText] = []
 
     def add(text: str, state: str) -> None:
         if text and found and found[-1][1] == state:

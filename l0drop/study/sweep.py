@@ -16,7 +16,7 @@ from pathlib import Path
 from accelerate import PartialState
 from rich.console import Console
 
-from l0drop.core.gates import gate_class
+from l0drop.core.gates import GATES
 from l0drop.data.whole import locked
 from l0drop.recipe import Recipe, RecipeError, load_recipe, override_recipe
 from l0drop.runs.processes import joined_processes
@@ -63,7 +63,7 @@ def rule_point(text: str) -> Point:
     name, given, rate = text.strip().partition(":")
     if name == "learned":
         raise ValueError(f"`rules`: {name} is not a rule; `lambda_` and `target` train the learned gate")
-    takes_rate = "rate" in inspect.signature(gate_class(name).__init__).parameters
+    takes_rate = "rate" in inspect.signature(GATES.class_of(name).__init__).parameters
     if takes_rate and not given:
         raise ValueError(f"`rules`: {name} needs a rate, such as {name}:0.5")
     if given and not takes_rate:
@@ -74,7 +74,7 @@ def rule_point(text: str) -> Point:
         raise ValueError(f"`rules`: {rate!r} is not a number; write {name}:0.5") from None
     arguments = {} if value is None else {"rate": value}
     try:
-        gate_class(name)(**arguments)
+        GATES.class_of(name)(**arguments)
     except (TypeError, ValueError) as error:
         raise ValueError(f"`rules` {text}: {error}") from None
     unsteered = ("l0drop.target_sparsity=null", "l0drop.ramp=null", "l0drop.start=null", "l0drop.lambda_=0")
@@ -183,7 +183,7 @@ def share_data(continued: Path, run: Recipe) -> None:
     A rule that needs hints prepares its own text, with hints.
     """
     data, link = RunFolder(continued).data, RunFolder(continued.parent / run.name).data
-    hinted = run.l0drop is not None and gate_class(run.l0drop.gate).needs
+    hinted = run.l0drop is not None and GATES.class_of(run.l0drop.gate).needs
     if data.exists() and not link.exists() and not hinted:
         link.symlink_to(Path("..", continued.name, data.name), target_is_directory=True)
 

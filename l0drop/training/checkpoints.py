@@ -1,6 +1,5 @@
 """Checkpoints: written completely before they get their name, listed, pruned, and the state a run resumes with."""
 
-import hashlib
 import json
 import os
 import re
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from transformers.trainer import OPTIMIZER_NAME
 
+from l0drop.data.corpus import file_digest
 from l0drop.data.whole import write_whole
 from l0drop.runs.checkpoint import STATE, ResumeState, restore_checkpoint
 from l0drop.runs.json_file import read_as
@@ -86,18 +86,13 @@ def check_files(checkpoint: Path, only: Collection[str] | None = None) -> None:
         file = checkpoint / name
         if not file.is_file():
             raise TrainingError(f"{file}: is missing; {remedy}")
-        if digest is not None and _digest(file) != digest:
+        if digest is not None and file_digest(file) != digest:
             raise TrainingError(f"{file}: was changed or cut after it was saved; {remedy}")
 
 
 def _write_digests(checkpoint: Path) -> None:
-    digests = {file.name: _digest(file) for file in sorted(checkpoint.iterdir()) if file.is_file()}
+    digests = {file.name: file_digest(file) for file in sorted(checkpoint.iterdir()) if file.is_file()}
     write_whole(checkpoint / FILES, json.dumps(digests, indent=1) + "\n")
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def is_resumable(checkpoint: Path) -> bool:

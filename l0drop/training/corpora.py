@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from l0drop.core.gates import gate_class
+from l0drop.core.gates import GATES
 from l0drop.data.corpus import TokenizedCorpus
 from l0drop.data.held_out import held_out_counts, open_split
 from l0drop.data.hints import Frequencies, TextAnnotator, annotator_for, counted_tokens
@@ -149,7 +149,7 @@ def _held_out_line(counts: dict[str, int]) -> str:
 
 def build_annotator(recipe: Recipe, folder: Path, tokenizers: TokenizerPair, say: Say) -> TextAnnotator | None:
     """The annotator that makes the hints of the run's gate: the one in its folder, or a new one, stored there."""
-    needs = () if recipe.l0drop is None else gate_class(recipe.l0drop.gate).needs
+    needs = () if recipe.l0drop is None else GATES.class_of(recipe.l0drop.gate).needs
     if not needs:
         return None
     if (known := annotator_for(folder, tokenizers.source)) is not None:

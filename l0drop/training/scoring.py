@@ -13,8 +13,8 @@ from l0drop.data.score import Score
 from l0drop.data.sparsity import SparsityMeter
 from l0drop.data.tokenizer import TokenizerPair
 from l0drop.decoding.corpus import encoder_inputs
-from l0drop.models.controls import evaluating
 from l0drop.models.modeling import L0DropModel
+from l0drop.models.view import evaluating
 from l0drop.recipe import Recipe
 from l0drop.training.bars import Bars
 from l0drop.training.examples import RunCorpus, collated, decoded, evaluation_batches

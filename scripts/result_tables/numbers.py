@@ -2,8 +2,9 @@
 
 from l0drop.bench.cost_model import PAYS
 from l0drop.bench.predict import WORTHWHILE
-from l0drop.runs.benchmark import SpeedPrediction, TrainingSpeed
 from l0drop.runs.gpu_benchmark import GpuDecodeBenchmark
+from l0drop.runs.prediction import SpeedPrediction
+from l0drop.runs.training_benchmark import TrainingSpeed
 from result_tables import files
 from result_tables.files import RESULTS, TOYS, read
 from result_tables.labels import CONTINUED, SAME_WAY

@@ -23,8 +23,6 @@ RACED = {
     "zero-74": "engine, sparse `zero`",
     "early-1": "engine, early gate",
 }
-PLACED = {"dense": "", "zero-74": "zero-74-settled", "early-1": "early-1"}
-"""The models of the study that were raced with their own weights."""
 RIVAL = "cut padding"
 
 

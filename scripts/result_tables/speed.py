@@ -4,8 +4,10 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from l0drop.runs.benchmark import DecodeBenchmark, SpeedPrediction, TrainingSpeed
+from l0drop.runs.benchmark import DecodeBenchmark
+from l0drop.runs.prediction import SpeedPrediction
 from l0drop.runs.table import Table
+from l0drop.runs.training_benchmark import TrainingSpeed
 
 SHAPES = {"mt": "30 tokens (`mt`)", "cnndm": "400 tokens (`cnndm`)", "wikisum": "2,048 tokens (`wikisum`)"}
 

@@ -13,7 +13,7 @@ from l0drop.bench.agreement import compare
 from l0drop.bench.decoding import COMPARED, PHASES, decode_benchmark
 from l0drop.bench.peers import SYSTEMS
 from l0drop.bench.timing import in_turns
-from l0drop.bench.workloads import SHAPES, RandomModel, Text
+from l0drop.bench.workloads import SHAPES, RandomModel, TextFile
 from l0drop.report.benchmark import brief, decode_table, speed_up_table
 from l0drop.runs.benchmark import DecodeBenchmark, DecodeBenchmarks, GateCounts, Seconds, Shape, TokenAgreement
 from l0drop.runs.json_file import as_json
@@ -30,7 +30,7 @@ TINY = {
 @pytest.fixture(scope="module")
 def result():
     workload = RandomModel(Shape(batch=5, source=40, target=9, dropped=0.6), changes=TINY)
-    return decode_benchmark(workload, rounds=3, slow_rounds=2, progress=lambda _: None)
+    return decode_benchmark(workload, rounds=3, slow_rounds=2, say=lambda _: None)
 
 
 def test_systems_agree(result):
@@ -102,7 +102,7 @@ def test_the_fixed_gate_keeps_the_share_of_each_shape(name):
 def test_peaks_include_the_cross_attention_cache():
     """Here Hugging Face's dense keys and values are by far the largest allocation."""
     workload = RandomModel(Shape(8, 1500, 2, 0.9), changes={**TINY, "d_model": 64, "max_position_embeddings": 1600})
-    systems = decode_benchmark(workload, ("engine-short", "hf-dense"), rounds=1, progress=lambda _: None).systems
+    systems = decode_benchmark(workload, ("engine-short", "hf-dense"), rounds=1, say=lambda _: None).systems
     held = systems["hf-dense"].memory.cross_cache
     assert held == 8 * 4 * 1500 * 2 * 2 * 64 * 4
     if sys.platform == "linux":
@@ -145,7 +145,7 @@ def model_folder(baseline, tmp_path_factory):
 
 
 def test_text_is_read_in_batches_of_similar_length(model_folder, text):
-    workload = Text(str(model_folder), text, sentences=8, batch=3)
+    workload = TextFile(str(model_folder), text, sentences=8, batch=3)
     _, batches = workload.load()
     assert [len(batch) for batch in batches] == [3, 3, 1], "the blank line and the ninth are skipped"
     lengths = [int(length) for batch in batches for length in batch.attention_mask.sum(1)]
@@ -154,11 +154,11 @@ def test_text_is_read_in_batches_of_similar_length(model_folder, text):
 
 
 def test_a_model_without_a_gate_drops_nothing(baseline, text):
-    model, _ = Text(str(baseline), text).load()
+    model, _ = TextFile(str(baseline), text).load()
     assert type(model).__name__ == "L0DropMarianMTModel"
-    workload = Text(str(baseline), text, sentences=4, max_new_tokens=8)
+    workload = TextFile(str(baseline), text, sentences=4, max_new_tokens=8)
     systems = ("engine-short", "ct2-float32")
-    result = decode_benchmark(workload, systems, rounds=1, progress=lambda _: None)
+    result = decode_benchmark(workload, systems, rounds=1, say=lambda _: None)
     assert result.gates.sparsity == 0
     assert result.agreement["ct2-float32"].different == 0
 

@@ -43,7 +43,7 @@ def saved():
 @pytest.fixture(scope="module")
 def result(saved):
     shapes = {"small": SMALL, "many": MANY}
-    return gpu_decode_benchmark(shapes, SYSTEMS, SETUP, SMALL, progress=lambda _: None, save=saved.append)
+    return gpu_decode_benchmark(shapes, SYSTEMS, SETUP, SMALL, say=lambda _: None, save=saved.append)
 
 
 def test_every_system_is_timed_in_every_round(result):
@@ -111,7 +111,7 @@ def test_the_short_memory_has_the_rows_of_the_floor(result):
 def test_a_system_that_fails_is_left_out_with_the_reason():
     systems = ("engine-dense", "ct2-float16")  # a CPU has no efficient float16
     said = []
-    found = gpu_decode_benchmark({"small": SMALL}, systems, replace(SETUP, rounds=1), None, progress=said.append)
+    found = gpu_decode_benchmark({"small": SMALL}, systems, replace(SETUP, rounds=1), None, say=said.append)
     shape = found.shapes["small"]
     assert list(shape.systems) == ["engine-dense"]
     assert "float16" in shape.left_out["ct2-float16"]

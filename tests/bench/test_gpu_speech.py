@@ -20,7 +20,7 @@ from tests.bench.test_speech import TINY
 SHAPE = Shape(batch=3, source=40, target=7, dropped=0.75)
 CONDITIONS = Conditions("cpu", torch.float32, rounds=2, copied=1 << 20)
 SYSTEMS = ("engine-short", "engine-dense", "hf-dense", "ct2-float32")
-QUIET = {"progress": lambda _: None}
+QUIET = {"say": lambda _: None}
 
 
 def tiny(size="tiny", beams=2, **sizes):

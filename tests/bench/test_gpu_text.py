@@ -10,7 +10,7 @@ import torch
 from l0drop import load
 from l0drop.bench import gpu_text
 from l0drop.bench.gpu_text import gpu_text_benchmark
-from l0drop.bench.workloads import Text
+from l0drop.bench.workloads import TextFile
 from l0drop.decoding.text import TextModel
 from l0drop.report.gpu_benchmark import text_table
 from l0drop.runs.benchmark import read_decode_benchmark
@@ -20,7 +20,7 @@ from tests.bench.test_decoding import l0drop
 from tests.decoding import folders
 
 SYSTEMS = ("engine-short", "engine-dense", "ct2-float32", "hf-short", "hf-dense")
-QUIET = {"progress": lambda _: None}
+QUIET = {"say": lambda _: None}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def result(model_folder, text):
     patch = pytest.MonkeyPatch()
     patch.setattr(gpu_text, "SYSTEMS", SYSTEMS)
     patch.setattr(gpu_text, "LIMITS", {"ct2": (16, 512), "hf": (64,)})
-    workload = Text(str(model_folder), text, sentences=7, max_new_tokens=10)
+    workload = TextFile(str(model_folder), text, sentences=7, max_new_tokens=10)
     found = gpu_text_benchmark(workload, None, None, 2, 1, alone=3, device="cpu", dtype="float32", **QUIET)
     patch.undo()
     return found
@@ -99,7 +99,7 @@ def test_the_table_shows_every_system(result):
 
 
 def test_a_model_without_a_gate_is_decoded_densely(baseline, text):
-    workload = Text(str(baseline), text, sentences=3, max_new_tokens=6)
+    workload = TextFile(str(baseline), text, sentences=3, max_new_tokens=6)
     systems = ("engine-short", "engine-dense", "ct2-float16")
     found = gpu_text_benchmark(workload, systems, None, 1, 1, alone=0, device="cpu", dtype="float32", **QUIET)
     assert list(found.systems) == ["engine-dense"]
@@ -108,7 +108,7 @@ def test_a_model_without_a_gate_is_decoded_densely(baseline, text):
 
 
 def test_dense_systems_decode_the_baseline(model_folder, baseline, text):
-    workload = Text(str(model_folder), text, sentences=7, max_new_tokens=10)
+    workload = TextFile(str(model_folder), text, sentences=7, max_new_tokens=10)
     systems = ("engine-short", "engine-baseline", "ct2-float32", "hf-dense")
     patch = pytest.MonkeyPatch()
     patch.setattr(gpu_text, "SYSTEMS", systems)
@@ -124,7 +124,7 @@ def test_dense_systems_decode_the_baseline(model_folder, baseline, text):
 
 def test_a_baseline_with_gates_is_refused(model_folder, text):
     with pytest.raises(ValueError, match="`baseline`: has gates"):
-        gpu_text_benchmark(Text(str(model_folder), text), None, str(model_folder), device="cpu", dtype="float32")
+        gpu_text_benchmark(TextFile(str(model_folder), text), None, str(model_folder), device="cpu", dtype="float32")
 
 
 def test_a_baseline_with_another_tokenizer_is_refused(model_folder, baseline, text, monkeypatch):
@@ -136,7 +136,7 @@ def test_a_baseline_with_another_tokenizer_is_refused(model_folder, baseline, te
 
     monkeypatch.setattr(TextModel, "encode", other)
     with pytest.raises(ValueError, match="`baseline`: its tokenizer differs from the model's"):
-        gpu_text_benchmark(Text(str(model_folder), text), None, str(baseline), device="cpu", dtype="float32")
+        gpu_text_benchmark(TextFile(str(model_folder), text), None, str(baseline), device="cpu", dtype="float32")
 
 
 def test_the_command_measures_text(model_folder, text, tmp_path, monkeypatch, capsys):
@@ -158,4 +158,4 @@ def test_the_command_measures_text(model_folder, text, tmp_path, monkeypatch, ca
 
 def test_unknown_systems_are_refused(model_folder, text):
     with pytest.raises(ValueError, match="`systems`: expected some of engine-short, .* got 'gpu'"):
-        gpu_text_benchmark(Text(str(model_folder), text), ["gpu"])
+        gpu_text_benchmark(TextFile(str(model_folder), text), ["gpu"])

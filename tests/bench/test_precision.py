@@ -15,7 +15,7 @@ from l0drop.runs.table import as_markdown
 from tests.bench.test_decoding import l0drop
 from tests.decoding import folders
 
-QUIET = {"device": "cpu", "progress": lambda _: None}
+QUIET = {"device": "cpu", "say": lambda _: None}
 GENERATION = {"max_new_tokens": 12, "num_beams": 2}
 
 
@@ -115,7 +115,7 @@ class Fickle:
 def test_changes_are_found(files, monkeypatch):
     monkeypatch.setattr(module, "load", lambda name, device, dtype: Fickle(dtype))
     said = []
-    found = precision(PrecisionText("folder", *files, alone=3), random_sizes=(9, 4), device="cpu", progress=said.append)
+    found = precision(PrecisionText("folder", *files, alone=3), random_sizes=(9, 4), device="cpu", say=said.append)
     assert [(one.dtype, one.memory, one.same) for one in found.rows] == [
         ("float32", "dense", 1.0), ("float32", "short", 1.0), ("bfloat16", "dense", 0.0), ("bfloat16", "short", 1.0),
     ]  # fmt: skip

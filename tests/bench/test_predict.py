@@ -14,8 +14,9 @@ from l0drop.bench import predict
 from l0drop.bench.cost_model import DECODE, ENCODE, PAYS, Prediction, Sizes, fit, total
 from l0drop.bench.predict import BATCHES, CHECKS, WORTHWHILE, Bench, Question, answer, points
 from l0drop.core.memory import has_shared_row
-from l0drop.runs.benchmark import Shape, SpeedPrediction
+from l0drop.runs.benchmark import Shape
 from l0drop.runs.json_file import as_json
+from l0drop.runs.prediction import SpeedPrediction
 from tests.bench.test_decoding import l0drop
 from tests.decoding import folders
 from tests.models import zoo

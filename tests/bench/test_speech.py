@@ -100,7 +100,7 @@ def test_int8_of_both_systems_decodes():
 def result():
     workload = RandomWhisper("tiny", SHAPE, beams=2, changes={**TINY, "vocab_size": 51_865})
     assert workload.systems == RANDOM_SYSTEMS
-    return decode_benchmark(workload, TIMED, rounds=1, progress=lambda _: None)
+    return decode_benchmark(workload, TIMED, rounds=1, say=lambda _: None)
 
 
 def test_systems_agree_on_random_weights(result):

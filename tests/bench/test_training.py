@@ -18,7 +18,7 @@ from l0drop.bench.training import (
     training_flops,
 )
 from l0drop.report.benchmark import training_speed_table
-from l0drop.runs.benchmark import TrainingSpeed
+from l0drop.runs.training_benchmark import TrainingSpeed
 
 MODEL = {
     "d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2,
@@ -57,7 +57,7 @@ def test_the_corpus_is_ragged_and_translates_word_by_word():
 
 
 def test_every_system_is_measured_on_the_same_tokens(tmp_path):
-    result = Benchmark("cpu", TINY).run(progress=lambda text: None)
+    result = Benchmark("cpu", TINY).run(say=lambda text: None)
     assert list(result.rounds) == [THEIRS, THEIRS_OFF, OURS, OURS_GATED]
     per_step = {name: results[0].tokens_per_step for name, results in result.rounds.items()}
     assert per_step[THEIRS_OFF] == per_step[OURS] == per_step[OURS_GATED]

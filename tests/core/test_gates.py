@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from l0drop.core import hard_concrete
-from l0drop.core.gates import NOISE, Gate, Gates, LearnedGate, gate_class, gate_name, register_gate
+from l0drop.core.gates import GATES, NOISE, Gate, Gates, LearnedGate, register_gate
 
 MASK = torch.arange(6) < torch.tensor([[6], [4], [1]])
 
@@ -144,7 +144,7 @@ class Every(Gate):
 def test_a_gate_remembers_its_arguments_through_copies() -> None:
     for gate in (Every(3, decay=0.5), copy.deepcopy(Every(3, decay=0.5))):
         assert gate.arguments == {"step": 3, "decay": 0.5}, "defaults and keyword arguments included"
-        again = gate_class(gate_name(gate)).build(gate.arguments, width=8, beta=1, epsilon=1, start=None)
+        again = GATES.class_of(GATES.name_of(gate)).build(gate.arguments, width=8, beta=1, epsilon=1, start=None)
         assert isinstance(again, Every)
         assert (again.step, again.options) == (3, {"decay": 0.5})
     with pytest.raises(TypeError, match="positional"):
@@ -153,13 +153,13 @@ def test_a_gate_remembers_its_arguments_through_copies() -> None:
 
 def test_the_registry_lists_its_names_and_keeps_them_unique() -> None:
     with pytest.raises(ValueError, match=r"no gate is registered as 'absent'.*learned.*import the module"):
-        gate_class("absent")
+        GATES.class_of("absent")
 
     class Unregistered(Gate):
         pass
 
     with pytest.raises(ValueError, match="Unregistered is not registered"):
-        gate_name(Unregistered())
+        GATES.name_of(Unregistered())
     with pytest.raises(ValueError, match="the name 'learned' is taken"):
         register_gate("learned")(Unregistered)
     assert register_gate("test-every")(Every) is Every, "a module may be imported twice"
@@ -220,7 +220,7 @@ def test_a_registered_gate_is_found_and_built_with_the_models_width() -> None:
             super().__init__()
 
     register_gate("test-wide")(Wide)
-    assert gate_class("test-wide") is Wide
+    assert GATES.class_of("test-wide") is Wide
     gate = Wide.build({}, width=7, epsilon=0.2, beta=0.5)
     assert gate.arguments == {"width": 7, "epsilon": 0.2}
 

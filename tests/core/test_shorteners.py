@@ -14,6 +14,7 @@ from l0drop.core.gates import Gates
 from l0drop.core.memory import Memory, compress, full, pool
 from l0drop.core.registry import UnregisteredError
 from l0drop.core.shorteners import (
+    SHORTENERS,
     MeanPool,
     Merge,
     Shortener,
@@ -21,8 +22,6 @@ from l0drop.core.shorteners import (
     TopNorm,
     merged_rows,
     register_shortener,
-    shortener_class,
-    shortener_name,
 )
 from l0drop.models.patterns import NormGate
 
@@ -45,7 +44,7 @@ def batches(draw: st.DrawFn, most: int = 11) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def shortened(name: str, keep: float, x: Tensor, mask: Tensor, attention: Tensor) -> Memory:
-    return shortener_class(name)(keep)(x, mask, attention)
+    return SHORTENERS.class_of(name)(keep)(x, mask, attention)
 
 
 def rows_of(memory: Memory, sentence: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -307,11 +306,11 @@ def test_a_sentence_without_tokens():
 
 
 def test_the_registry_finds_shorteners_again():
-    again = shortener_class(shortener_name(Merge(0.3))).build({"keep": 0.3}, width=8)
+    again = SHORTENERS.class_of(SHORTENERS.name_of(Merge(0.3))).build({"keep": 0.3}, width=8)
     assert isinstance(again, Merge)
     assert again.arguments == copy.deepcopy(again).arguments == {"keep": 0.3}
     with pytest.raises(UnregisteredError, match="no shortener is registered as 'absent' .*@register_shortener"):
-        shortener_class("absent")
+        SHORTENERS.class_of("absent")
     with pytest.raises(ValueError, match="shortener: the name 'merge' is taken by"):
         register_shortener("merge")(TopNorm)
     with pytest.raises(ValueError, match="shortener_args: Merge does not take"):
@@ -321,6 +320,6 @@ def test_the_registry_finds_shorteners_again():
         pass
 
     with pytest.raises(ValueError, match="Unregistered is not registered.*@register_shortener"):
-        shortener_name(Unregistered())
+        SHORTENERS.name_of(Unregistered())
     with pytest.raises(NotImplementedError, match="must override forward"):
         Unregistered()(torch.randn(1, 3, 2), torch.ones(1, 3, dtype=torch.bool))

@@ -21,7 +21,7 @@ def test_whispers_are_timed_in_captured_steps(dtype, recwarn):
     shape = Shape(batch=3, source=120, target=8, dropped=0.75)
     workloads = {f"k{beams}": RandomWhisper("tiny", shape, beams, SMALL) for beams in (1, 5)}
     conditions = Conditions(dtype=dtype, rounds=2, copied=1 << 20)
-    found = gpu_speech_benchmark(workloads, None, conditions, progress=lambda _: None)
+    found = gpu_speech_benchmark(workloads, None, conditions, say=lambda _: None)
     assert not any("no captured step" in str(warning.message) for warning in recwarn)
     for one in found.shapes.values():
         assert tuple(one.systems) == USUAL, one.left_out

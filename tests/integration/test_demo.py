@@ -24,7 +24,7 @@ REAL_RECIPES = demo.demo_recipes
 SYSTEMS = ("baseline", "continued", "sparse")
 
 
-def few_steps(task: str, settings: demo.Settings, folder: Path) -> dict[str, Recipe]:
+def few_steps(task: str, settings: demo.DemoSettings, folder: Path) -> dict[str, Recipe]:
     """The demo's recipes with little, short text and three steps."""
     recipes = REAL_RECIPES(task, settings, folder)
     for name, recipe in recipes.items():

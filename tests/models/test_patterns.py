@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from l0drop import L0DropConfig, sparsify
-from l0drop.core.gates import gate_class
+from l0drop.core.gates import GATES
 from l0drop.core.groups import LABELS, group_of
 from l0drop.data.hints import Frequencies, TextAnnotator, annotator_for, counted_tokens
 from l0drop.data.tokenizer import train_tokenizer
@@ -177,7 +177,7 @@ HINTS = {
 @pytest.mark.parametrize("gating", ["zero", "mask", "weight", "mean"])
 @pytest.mark.parametrize("name", ["pos", "freq", "inv_freq", "group", "random", "norm"])
 def test_short_equals_dense_before_and_after_saving(name: str, gating: str, tmp_path: Path) -> None:
-    hints = {hint: HINTS[hint] for hint in gate_class(name).needs} or None
+    hints = {hint: HINTS[hint] for hint in GATES.class_of(name).needs} or None
     batch = zoo.ragged_batch()
     model = sparsify(zoo.build("marian").double(), L0DropConfig(gate=name, gating=gating))  # type: ignore[arg-type]
     inputs = {**batch, "hints": hints, "decoder_input_ids": torch.tensor([[1, 5, 9]]).expand(6, 3)}

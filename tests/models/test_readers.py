@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForSeq2SeqLM
 
 from l0drop import Engine, L0DropConfig, sparsify
-from l0drop.core.gates import STATES, LearnedGate, gate_class
+from l0drop.core.gates import GATES, STATES, LearnedGate
 from l0drop.core.readers import LayersGate, NetworkGate
 from l0drop.models.config import patterns
 from l0drop.recipe.model import LEARNED_GATES
@@ -49,7 +49,7 @@ def scores(model) -> torch.Tensor:  # type: ignore[no-untyped-def]
 
 def test_recipes_know_the_gates_that_learn() -> None:
     assert patterns
-    assert all(issubclass(gate_class(name), LearnedGate) for name in LEARNED_GATES)
+    assert all(issubclass(GATES.class_of(name), LearnedGate) for name in LEARNED_GATES)
 
 
 @pytest.mark.parametrize("gate", ARGUMENTS)

@@ -13,7 +13,7 @@ from l0drop import Engine, L0DropConfig, sparsify
 from l0drop.core.gates import Gates, LearnedGate
 from l0drop.core.memory import Memory, pool
 from l0drop.core.registry import UnregisteredError
-from l0drop.core.shorteners import MeanPool, Merge, Shortener, TopAttention, register_shortener, shortener_class
+from l0drop.core.shorteners import SHORTENERS, MeanPool, Merge, Shortener, TopAttention, register_shortener
 from l0drop.models.families import FAMILIES
 from l0drop.models.sparsify import sparse_class
 from tests.models import whispers, zoo
@@ -77,7 +77,7 @@ def test_the_memory_is_the_shorteners_of_the_encodings(family: str, name: str) -
     if name == "top_attention":
         mean = weights_of_hugging_face(family, batch).mean(1).masked_fill(~mask[:, :, None], 0)
         given["attention"] = mean.sum(1) / mask.sum(1, keepdim=True)
-    expected = shortener_class(name)(KEEP)(encodings, mask, **given)
+    expected = SHORTENERS.class_of(name)(KEEP)(encodings, mask, **given)
     output = model.get_encoder()(**batch)
     torch.testing.assert_close(output.last_hidden_state, expected.states)
     assert torch.equal(output.memory_bias, expected.bias)

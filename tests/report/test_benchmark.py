@@ -5,17 +5,10 @@ from pathlib import Path
 import pytest
 
 from l0drop.report.benchmark import check_table, drift_table, gate_cost_table, layerwise_table, prediction_table
-from l0drop.runs.benchmark import (
-    Drift,
-    DriftRow,
-    EvenBatch,
-    GateCost,
-    LayerwiseRow,
-    LayerwiseSpeed,
-    SpeedPrediction,
-    Timing,
-)
+from l0drop.runs.benchmark import Timing
+from l0drop.runs.gate_benchmark import Drift, DriftRow, EvenBatch, GateCost, LayerwiseRow, LayerwiseSpeed
 from l0drop.runs.json_file import JsonFile
+from l0drop.runs.prediction import SpeedPrediction
 from l0drop.runs.provenance import provenance
 from tests.snippets import ROOT
 

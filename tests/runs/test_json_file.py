@@ -10,12 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from l0drop.runs.analysis import Analysis, Closed, SweepAnalysis
-from l0drop.runs.benchmark import (
-    DecodeBenchmark,
-    DecodeBenchmarks,
-    SpeedPrediction,
-    TrainingSpeed,
-)
+from l0drop.runs.benchmark import DecodeBenchmark, DecodeBenchmarks
 from l0drop.runs.evaluation import Difference, Evaluation
 from l0drop.runs.gpu_benchmark import GpuDecodeBenchmark, GpuTextBenchmark
 from l0drop.runs.json_file import (
@@ -30,10 +25,12 @@ from l0drop.runs.json_file import (
     write_json,
 )
 from l0drop.runs.precision import Precision
+from l0drop.runs.prediction import SpeedPrediction
 from l0drop.runs.run import RunMetrics
 from l0drop.runs.speech import ClipCounts
 from l0drop.runs.study import Rivals, StudyResults
 from l0drop.runs.sweep import Sweep, Timings
+from l0drop.runs.training_benchmark import TrainingSpeed
 from tests.snippets import ROOT
 
 RESULTS = ROOT / "docs" / "results"

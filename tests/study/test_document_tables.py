@@ -1,5 +1,8 @@
 """The tables of the study of documents."""
 
+import pytest
+
+import document_beams
 from l0drop.runs.study import BeamScores, LengthScores
 from result_tables.documents import beams_table, controls_table, examples_table, lengths_table
 from tests.runs.partial import filled
@@ -45,7 +48,8 @@ def test_examples_are_counted_once():
     ]
 
 
-def test_fewer_beams_are_compared_with_the_first_row():
+@pytest.fixture
+def beams() -> BeamScores:
     def one(system, beams, score, seconds, **more):
         about = {"system": system, "beams": beams, "length": 1024, "output_tokens": 9, **more}
         return {"dense": False, **about, "score": {"name": "BLEU", "value": score}, "seconds": seconds}
@@ -53,9 +57,22 @@ def test_fewer_beams_are_compared_with_the_first_row():
     difference = {"metric": "bleu", "difference": -0.31}
     rows = [one("on-s1", 4, 25.0, [2.0, 2.2, 1.9]), one("zero-0.6-s1", 4, 24.7, [1.0], difference=difference)]
     rows.append(one("zero-0.6-s1", 4, 24.7, [4.0], difference=difference, dense=True))
-    found = beams_table(filled(BeamScores, {"what": "", "dtype": "bfloat16", "rows": rows}))
-    assert found.rows == [
+    return filled(BeamScores, {"what": "", "dtype": "bfloat16", "rows": rows})
+
+
+def test_fewer_beams_are_compared_with_the_first_row(beams):
+    assert beams_table(beams).rows == [
         ["dense, continued, distilled the same way", "1,024", "4", "25.00", "-", "1.00"],
         ["sparse `zero`, target 0.6", "1,024", "4", "24.70", "-0.31", "2.00"],
         ["sparse `zero`, target 0.6, full memory", "1,024", "4", "24.70", "-0.31", "0.50"],
     ]
+
+
+def test_the_script_prints_the_table_and_writes_the_file(beams, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(document_beams, "measure", lambda *given: beams)
+    arguments = ["--runs", str(tmp_path), "--systems", "on-s1", "zero-0.6-s1", "--json", str(tmp_path / "beams.json")]
+    monkeypatch.setattr("sys.argv", ["document_beams.py", *arguments])
+    document_beams.main()
+    printed = capsys.readouterr().err
+    assert all(cell in printed for row in beams_table(beams).rows for cell in row)
+    assert (tmp_path / "beams.json").is_file()

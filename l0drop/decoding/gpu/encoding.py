@@ -32,7 +32,7 @@ from l0drop.models.families import family_of, positions_of
 from l0drop.models.modeling import L0DropModel
 from l0drop.models.view import eval_view
 
-Part = Literal["short", "dense", "ungated", "encodings"]
+GraphPart = Literal["short", "dense", "ungated", "encodings"]
 """What is computed: the short or the dense memory, all rows as the memory of a model without gates, or encodings."""
 
 TOKENS = 1 << 14
@@ -151,8 +151,8 @@ class EncoderGraphs:
         all_scores = self.positions is None or self.encoder.config._attn_implementation == "eager"
         self.score_bytes = heads * self.dtype.itemsize if all_scores else 0
         self.capture = capture
-        self.captured: OrderedDict[tuple[Part, int, int], _Shape] = OrderedDict()
-        self._seen: set[tuple[Part, int, int]] = set()
+        self.captured: OrderedDict[tuple[GraphPart, int, int], _Shape] = OrderedDict()
+        self._seen: set[tuple[GraphPart, int, int]] = set()
         self.refused = False
         self._lock = threading.Lock()
         self._graphs = Graphs(self.device)
@@ -162,7 +162,7 @@ class EncoderGraphs:
         self._event: Any
         self._forget_all()
 
-    def memory(self, part: Part, ids_BN: Tensor, mask_BN: Tensor) -> Replayed | None:
+    def memory(self, part: GraphPart, ids_BN: Tensor, mask_BN: Tensor) -> Replayed | None:
         """The memory of a batch; None if the batch must be encoded without a graph."""
         with self._lock:
             outputs = self._outputs(part, ids_BN, mask_BN)
@@ -226,7 +226,7 @@ class EncoderGraphs:
         N = N if self.positions is None else min(N, self.positions)
         return None if B * N > TOKENS or B * N * N * self.score_bytes > SCORES else (B, N)
 
-    def _outputs(self, part: Part, ids_BN: Tensor, mask_BN: Tensor) -> _Outputs | None:
+    def _outputs(self, part: GraphPart, ids_BN: Tensor, mask_BN: Tensor) -> _Outputs | None:
         """The outputs for a batch in its shape, which the next call overwrites."""
         shape = self.shape_for(*ids_BN.shape)
         if shape is None or self.refused:
@@ -256,7 +256,7 @@ class EncoderGraphs:
         reason = str(error).partition("\n")[0]
         warnings.warn(f"{type(self.view).__name__}: its encoder cannot be captured ({reason})", stacklevel=6)
 
-    def _captured(self, key: tuple[Part, int, int], given: Tensor) -> _Shape:
+    def _captured(self, key: tuple[GraphPart, int, int], given: Tensor) -> _Shape:
         known = self.captured.get(key)
         if known is not None:
             self.captured.move_to_end(key)
@@ -298,7 +298,7 @@ class EncoderGraphs:
             given.copy_(target, non_blocking=True)
         return given
 
-    def _compute(self, part: Part, given: Tensor) -> _Outputs:
+    def _compute(self, part: GraphPart, given: Tensor) -> _Outputs:
         """The outputs for static inputs [2, B, N]; reads no value."""
         ids_BN, mask_BN = given[0], given[1] != 0
         bias = padding_bias(mask_BN, self.dtype)  # a mask that Hugging Face takes as it is, without looking into it

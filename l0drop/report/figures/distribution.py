@@ -8,8 +8,9 @@ from l0drop.core import hard_concrete
 from l0drop.report.figures.drawing import BLUE, RED, STYLE, Drawing, axes_of, rendered
 
 
-def density(alpha: float = 0.0, beta: float = 2 / 3, epsilon: float = 0.1) -> Drawing:
+def density(alpha: float = 0.0) -> Drawing:
     """The hard-concrete distribution at one log α: density between 0 and 1, mass at the ends."""
+    beta, epsilon = 2 / 3, 0.1
     with matplotlib.rc_context(STYLE):
         figure, (axes,) = axes_of()
         s = np.linspace(1e-4, 1 - 1e-4, 2000)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from l0drop.data.score import Score
 from l0drop.runs.analysis import AnalysedText, Analysis, GateShares, ModelAnalysis, SweepAnalysis
-from l0drop.runs.table import Table
+from l0drop.runs.table import Table, percent
 from l0drop.study.source_need import NAMES, QUESTION, by_source
 
 MASS = {
@@ -58,7 +58,7 @@ def overview_tables(analysis: SweepAnalysis) -> Iterator[tuple[str, Table]]:
     rows = []
     for point in points:
         rates = [None if point.groups is None else point.groups.groups[name].sparsity for name in names]
-        rows.append([point.run, _percent(point.sparsity), *("" if rate is None else f"{rate:.0%}" for rate in rates)])
+        rows.append([point.run, percent(point.sparsity), *("" if rate is None else f"{rate:.0%}" for rate in rates)])
     yield "sparsity by group", Table(["model", "all", *(SHORT_NAMES.get(name, name) for name in names)], rows)
     if any(point.entropy is not None for point in points):
         rows = [[point.run, *_entropies(point)[::2]] for point in points]
@@ -76,7 +76,7 @@ def groups_table(points: Sequence[ModelAnalysis]) -> Table:
     groups = [point.groups for point in points if point.groups is not None]
     rows = []
     for name, found in groups[0].groups.items():
-        shares = [_percent(one.groups[name].sparsity) for one in groups]
+        shares = [percent(one.groups[name].sparsity) for one in groups]
         label = GROUPS.get(name, f"{name} words" if name != "punctuation" else name)
         rows.append([label, f"{found.tokens:,}", *shares])
     return Table(["group", "tokens", *(point.name for point in points)], rows, _note(groups[0].what))
@@ -85,7 +85,7 @@ def groups_table(points: Sequence[ModelAnalysis]) -> Table:
 def layers_table(layered: Sequence[tuple[str, Sequence[GateShares]]]) -> Table:
     """Sparsity of the gates after each encoder layer; one row per model."""
     head = ["gates after layer", *map(str, range(1, len(layered[0][1]) + 1))]
-    rows = [[name, *(_percent(gates.sparsity) for gates in layers)] for name, layers in layered]
+    rows = [[name, *(percent(gates.sparsity) for gates in layers)] for name, layers in layered]
     return Table(head, rows, "Sparsity after each layer of the encoder.")
 
 
@@ -99,7 +99,7 @@ def mass_table(points: Sequence[ModelAnalysis]) -> Table:
             found, of_all = point.mass.systems[name], name in ("baseline", "entmax")
             if of_all and number:  # the same for every point
                 continue
-            shares = [_percent(found.share_under), _percent(found.share_under_of_mean)]
+            shares = [percent(found.share_under), percent(found.share_under_of_mean)]
             model = "" if of_all else point.name
             rows.append([model, MASS[name], f"{found.words:,}", f"{found.mean:.2f}", *shares])
         if not number:
@@ -134,7 +134,7 @@ def interventions_table(analysis: Analysis) -> Table:
             "dense" if system == "baseline" else system,
             row.closed,
             f"{row.share:.0%}" if row.share else "",
-            _percent(row.sparsity),
+            percent(row.sparsity),
             f"{row.cross_entropy:.3f}",
             _score(row.score),
         ]
@@ -164,10 +164,6 @@ def _score(score: Score | None) -> str:
 def _score_name(scores: Sequence[Score | None], text: AnalysedText) -> str:
     name = next((score.name for score in scores if score is not None), "score")
     return name if text.target == "reference" else f"{name} agreement"
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
 
 
 def _number(value: float | None) -> str:
