@@ -28,12 +28,12 @@ def embed(
 def add_norm(
     x_RD: Tensor, y_RD: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, rms: bool
 ) -> tuple[Tensor, Tensor]:
-    """x + y, and its layer norm (or root mean square norm)."""
+    """x + y, and its layer norm (or root mean square norm) in the type of the weight."""
     total = x_RD if y_RD is None else x_RD + y_RD
     if not rms:
         return total, F.layer_norm(total, weight.shape, weight, bias, eps)
     wide = total.to(torch.promote_types(total.dtype, torch.float32))
-    return total, weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(total.dtype)
+    return total, weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(weight.dtype)
 
 
 def self_attention(

@@ -221,12 +221,15 @@ def _t5_layer(block: Any) -> Layer:
     dense, attention = last.DenseReluDense, cross.EncDecAttention
     narrow = _linear(dense.wo)
     if hasattr(dense, "wi"):
-        feed_forward = _feed_forward(_linear(dense.wi), dense.act, narrow)
+        wide = _linear(dense.wi)
+
+        def feed_forward(x: Tensor) -> Tensor:
+            return narrow(dense.act(wide(x)).to(dense.wo.weight.dtype))  # float32 in float16 models
     else:
         gate, widen = _linear(dense.wi_0), _linear(dense.wi_1)
 
         def feed_forward(x: Tensor) -> Tensor:
-            return narrow(dense.act(gate(x)) * widen(x))
+            return narrow((dense.act(gate(x)) * widen(x)).to(dense.wo.weight.dtype))
 
     own_attention = own.SelfAttention
     return Layer(

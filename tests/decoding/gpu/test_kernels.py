@@ -76,6 +76,21 @@ def test_add_norm(dtype, rms, width):
                 close(one, two, dtype)
 
 
+@pytest.mark.parametrize("wide_x", [False, True])
+def test_add_norm_in_two_types(wide_x):
+    """T5 in float16: what a layer adds is in float32, then the sum is too; the norm is in float16."""
+    x, y = 300 * torch.randn(2, 7, 48, device=DEVICE)
+    x = x if wide_x else x.half()
+    y = y if not wide_x else y.half()
+    weight = torch.randn(48, device=DEVICE).half()
+    ours, theirs = kernels.add_norm(x, y, weight, None, 1e-5, True), plain.add_norm(x, y, weight, None, 1e-5, True)
+    exact = plain.add_norm(x.double(), y.double(), weight.double(), None, 1e-5, True)
+    for one, two, three, dtype in zip(ours, theirs, exact, (torch.float32, torch.float16), strict=True):
+        assert one.dtype == two.dtype == dtype
+        close(one, three, dtype)
+        close(two, three, dtype)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("beams", "heads", "width", "positions"), [(1, 2, 32, 32), (4, 3, 24, 64), (5, 2, 128, 96)])
 @pytest.mark.parametrize("has_distances", [False, True])

@@ -138,6 +138,60 @@ def test_given_tokens():
 @pytest.mark.parametrize("many", [False, True])
 def test_memories_that_do_not_fit_together_are_decoded_in_parts(monkeypatch, many):
     model = sparse("marian")
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["t5", "mt5"])
+def test_t5_in_float16_keeps_some_weights_in_float32(family):
+    """As `from_pretrained` loads it."""
+    model = sparse(family).half()
+    for block in model.get_decoder().block:
+        block.layer[-1].DenseReluDense.wo.float()
+    settings = {"num_beams": 1, "max_new_tokens": 6, "min_new_tokens": 6}
+    expected, found = both(model, zoo.ragged_batch(), **settings)
+    wide, _ = both(copy.deepcopy(model).float(), zoo.ragged_batch(), **settings)
+    for scores in (expected.scores, found.scores.flatten()):
+        assert (scores - wide.scores).abs().max() < 0.02
+
+
+def broken(model, lengths, *sentences):
+    """Memories, of which these have a value that is not finite."""
+    encoded = Engine(model).encode(inputs=zoo.ragged_batch(lengths)["input_ids"])
+    rows = encoded.rows.tolist()
+    encoded.memory.states[list(sentences)] = torch.nan
+    return encoded.memory, rows
+
+
+def test_broken_scores_of_a_slot_that_was_refilled():
+    model = sparse("marian")
+    search = Engine(model).search(num_beams=2, max_new_tokens=8)
+    memory, rows = broken(model, (9,) * 5, 0)
+    with pytest.raises(BrokenScoresError):
+        Slots(model, plain, capture=False).search(memory, rows, search, None, most=2)
+
+
+def test_broken_scores_are_not_those_of_the_next_search():
+    """It fills fewer slots."""
+    model = sparse("marian")
+    search = Engine(model).search(num_beams=2, max_new_tokens=8)
+    slots = Slots(model, plain, capture=False)
+    with pytest.raises(BrokenScoresError):
+        slots.search(*broken(model, (9,) * 4, 0, 1, 2, 3), search, None)
+    found, _ = slots.search(*broken(model, (9,) * 3), search, None)
+    assert found.scores.isfinite().all()
+    assert len(slots.captured) == 1
+
+
+def test_open_slots_are_read_in_the_order_of_their_gpu(monkeypatch):
+    """Which need not be the current one."""
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: ("stream of", device))
+    state = State.empty(2, 1, 32, 1, 4, torch.float32, torch.device("cpu"))
+    recorded, watch = [], _Watch(state)
+    watch.events = [SimpleNamespace(record=recorded.append, synchronize=lambda: None)] * 2
+    state.open[1] = 1
+    assert watch.closed() == []
+    assert watch.closed() == [0]
+    assert recorded == [("stream of", state.open.device)] * 2
+
+
     monkeypatch.setattr(Slots, "_most_rows", lambda self: 10_000 if many else 30)
     check(*both(model, zoo.ragged_batch(), num_beams=2, max_new_tokens=9))
 
