@@ -100,7 +100,7 @@ def choose(logits_RV: Tensor, state: State, settings: SearchTensors) -> None:
             )
             new, parents_1k = beam_step(logits_RV[slot * beams : (slot + 1) * beams], old, length, search)
             chosen, parents = new.tokens[0, :, length], parents_1k[0]
-            state.error[slot] = int(not bool((new.scores < torch.inf).all()))
+            state.error[slot] |= int(not bool((new.scores < torch.inf).all()))
             state.scores[slot] = new.scores[0]
             state.done_tokens[done_side, slot, :, : search.max_length] = new.done_tokens[0].int()
             state.done_scores[slot] = new.done_scores[0]

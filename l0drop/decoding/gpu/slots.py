@@ -244,6 +244,7 @@ class Slots:
             steps = min(STEPS, longest - since) if since < longest else STEPS
             for _ in range(steps):
                 captured.run()
+        state.error.zero_()
             since += steps
             if since >= longest:
                 closed = [slot for slot, sentence in enumerate(occupied) if sentence is not None]

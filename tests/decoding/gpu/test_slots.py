@@ -7,7 +7,8 @@ import torch
 
 from l0drop import Engine, L0DropConfig, sparsify
 from l0drop.decoding.gpu import plain
-from l0drop.decoding.gpu.slots import Slots, reason_against
+from l0drop.decoding.gpu.slots import BrokenScoresError, Slots, _Watch, reason_against
+from l0drop.decoding.gpu.state import State
 from tests.models import whispers, zoo
 
 FAMILIES = [family for family in zoo.FAMILIES if family != "led"]
