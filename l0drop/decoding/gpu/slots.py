@@ -350,7 +350,7 @@ class _Watch:
         now, before = self.calls % 2, (self.calls + 1) % 2
         self.copies[now].copy_(self.open, non_blocking=True)
         if (event := self.events[now]) is not None:
-            event.record()
+            event.record(torch.cuda.current_stream(self.open.device))  # of that GPU, which need not be the current one
         self.calls += 1
         if self.calls == 1:
             return []
