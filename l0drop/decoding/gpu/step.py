@@ -6,6 +6,7 @@ after them. Between a block and the next one, one kernel adds the residual and n
 Shapes as in `state.py`; D model width, H heads, K rows of all memories.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from transformers.models.t5.modeling_t5 import T5Block
 from transformers.models.whisper.modeling_whisper import WhisperDecoder
 
 from l0drop.decoding.decoder import head_of
+from l0drop.decoding.gpu.graphs import is_changed
 from l0drop.decoding.gpu.state import SearchTensors, State
 from l0drop.decoding.stack import NORMS_FIRST
 from l0drop.models.whisper import BiasedDecoderLayer
@@ -95,7 +97,17 @@ def is_supported(model: Any) -> bool:
     """Whether this model's decoder can be written as a `DecoderStep`."""
     decoder = model.get_decoder()
     layers: Any = getattr(decoder, "block", None) or getattr(decoder, "layers", ())
-    return bool(layers) and all(type(layer) in _NORMS_FIRST for layer in layers)
+    if not layers or not all(type(layer) in _NORMS_FIRST for layer in layers):
+        return False
+    # a step reads weights and calls no modules: adapters, quantized layers and hooks would be left out
+    modules = (model.get_output_embeddings(), *decoder.modules())
+    return not any(_is_special(type(module)) or is_changed(module) for module in modules)
+
+
+@functools.lru_cache
+def _is_special(kind: type[nn.Module]) -> bool:
+    """Whether these are linear layers that do more than multiply by their weight, or keep it in another form."""
+    return (issubclass(kind, nn.Linear) and kind is not nn.Linear) or kind.__module__.startswith("torch.ao.")
 
 
 class DecoderStep:
