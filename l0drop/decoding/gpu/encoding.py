@@ -227,6 +227,7 @@ class EncoderGraphs:
                     return self._compute(part, given)
                 captured = self._captured(key, given)
             except RuntimeError as error:
+                self._graphs.wait()
                 self._forget_all()
                 if not is_out_of_memory(error):
                     self._refuse(error)

@@ -32,10 +32,12 @@ class Graphs:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             main = torch.cuda.current_stream(self.device)
             self._stream.wait_stream(main)
-            with torch.cuda.stream(self._stream):  # compiles kernels, and libraries allocate what a stream needs
-                run()
-                run()
-            main.wait_stream(self._stream)
+            try:
+                with torch.cuda.stream(self._stream):  # compiles kernels, and libraries allocate what a stream needs
+                    run()
+                    run()
+            finally:  # also if it fails: the caller then frees buffers that the stream may still write to
+                main.wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
             # thread_local, because other threads go on using the GPU
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
@@ -46,8 +48,6 @@ class Graphs:
         """Use new memory from now on, so that the memory of the graphs is freed when the last of them is."""
         self._pool = None
 
-
-def free_bytes(device: torch.device) -> int:
     def wait(self) -> None:
         """Wait until the GPU is idle: after an error, work on buffers that others may get next may still be queued."""
         if self.device.type == "cuda":
@@ -69,6 +69,8 @@ def is_changed(module: nn.Module) -> bool:
 def _is_known(module: str) -> bool:
     return module.partition(".")[0] in ("torch", "transformers", "l0drop")
 
+
+def free_bytes(device: torch.device) -> int:
     """The memory of a GPU that new tensors can have: what is free, and what torch holds without using it."""
     free, total = torch.cuda.mem_get_info(device)
     stats = torch.cuda.memory_stats_as_nested_dict(device)  # several times faster than one number at a time

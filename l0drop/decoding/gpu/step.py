@@ -94,7 +94,7 @@ class Layer:
 
 
 def is_supported(model: Any) -> bool:
-    """Whether this model's decoder can be written as a `DecoderStep`."""
+    """Whether this model's decoder can be written as a `DecoderStep`: a supported one, with layers as they were."""
     decoder = model.get_decoder()
     layers: Any = getattr(decoder, "block", None) or getattr(decoder, "layers", ())
     if not layers or not all(type(layer) in _NORMS_FIRST for layer in layers):

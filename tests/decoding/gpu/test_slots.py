@@ -1,6 +1,8 @@
 """The search in slots gives the tokens of the engine's own loop; here with plain operations, so it needs no GPU."""
 
+import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -136,9 +138,6 @@ def test_given_tokens():
     assert torch.equal(found.tokens[:, 0, :4], given)
 
 
-@pytest.mark.parametrize("many", [False, True])
-def test_memories_that_do_not_fit_together_are_decoded_in_parts(monkeypatch, many):
-    model = sparse("marian")
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["t5", "mt5"])
 def test_t5_in_float16_keeps_some_weights_in_float32(family):
@@ -193,20 +192,42 @@ def test_open_slots_are_read_in_the_order_of_their_gpu(monkeypatch):
     assert recorded == [("stream of", state.open.device)] * 2
 
 
+@pytest.mark.parametrize("many", [False, True])
+def test_memories_that_do_not_fit_together_are_decoded_in_parts(monkeypatch, many):
+    model = sparse("marian")
     monkeypatch.setattr(Slots, "_most_rows", lambda self: 10_000 if many else 30)
     check(*both(model, zoo.ragged_batch(), num_beams=2, max_new_tokens=9))
 
 
-def test_reasons_against():
+class Doubled(torch.nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def test_reasons_against(monkeypatch):
     search = Engine(sparse("marian")).search(num_beams=2, max_new_tokens=5)
     model = zoo.build("marian")
     assert reason_against(model, search) is None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert "autocast" in reason_against(model, search)
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda name: None)
+        assert "Triton" in reason_against(model, search)
     for changes, name in (
         ({"sample": True}, "do_sample"),
         ({"beams": 20}, "num_beams"),
         ({"max_length": 5000}, "max_new_tokens"),
     ):
         assert name in reason_against(model, replace(search, **changes))
+    handle = model.get_decoder().layers[0].fc1.register_forward_hook(lambda *_: None)
+    assert "decoder" in reason_against(model, search)
+    handle.remove()
+    assert reason_against(model, search) is None
+    for parent, name in ((model.get_decoder().layers[1].encoder_attn, "k_proj"), (model, "lm_head")):
+        own = getattr(parent, name)
+        setattr(parent, name, Doubled(own.in_features, own.out_features))
+        assert "decoder" in reason_against(model, search), "a step would read the weight and multiply by it alone"
+        setattr(parent, name, own)
     assert "float64" in reason_against(model.double(), search)
     assert "LED" in reason_against(zoo.build("led"), search)
 
