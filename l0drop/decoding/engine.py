@@ -182,7 +182,7 @@ class Engine(Encoder):
     def refresh(self) -> None:
         """Make the copies of weights again at the next call.
 
-        Changed weights are noticed without it, except for writes to a few elements through `.data`.
+        Changed weights are noticed without it, except for writes through `.data`: of a few elements, or on a GPU.
         """
         self._made_decoder.discard()
         self._made_slots.discard()

@@ -8,6 +8,7 @@ time. The host waits for the GPU once per batch, for the lengths of the memories
 Shapes: B sentences, N source positions, K memory rows, D model width.
 """
 
+import functools
 import threading
 import warnings
 from collections import OrderedDict
@@ -23,7 +24,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from l0drop.core.gates import Gates
 from l0drop.core.memory import Memory, dense_memory, keep_one, short_memory
 from l0drop.core.out_of_memory import is_out_of_memory
-from l0drop.decoding.gpu.graphs import Graphs, is_changed
+from l0drop.decoding.gpu.graphs import Graphs
 from l0drop.decoding.gpu.slots import SLOTS
 from l0drop.decoding.linear import rounded_rows, stamp_of
 from l0drop.models.attention import padding_bias
@@ -90,8 +91,24 @@ def can_capture(model: Any, encoder: nn.Module) -> bool:
         and not (l0drop is not None and l0drop.layerwise)
         and not (shortener is not None and shortener.needs_attention)  # of the encoder's own layers
         and not torch.is_autocast_enabled(model.device.type)
-        and not any(map(is_changed, encoder.modules()))
+        and not any(map(_is_changed, encoder.modules()))
     )
+
+
+def _is_changed(module: nn.Module) -> bool:
+    """Whether Python code of somebody else runs in a module: a graph would not run it."""
+    if "forward" in vars(module) or not _is_known(type(module).__module__):
+        return True
+    if not module._forward_pre_hooks and not module._forward_hooks:
+        return False
+    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    # Hugging Face's own hooks record hidden states if they are asked for
+    return any(not str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)
+
+
+@functools.lru_cache
+def _is_known(module: str) -> bool:
+    return module.partition(".")[0] in ("torch", "transformers", "l0drop")
 
 
 def settings_of(model: Any, encoder: Any) -> tuple[Any, ...]:

@@ -1,12 +1,10 @@
 """CUDA graphs: a computation is captured once, and replayed without launching its kernels one by one."""
 
-import functools
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 
 from l0drop.models.attention_kernels import without_cudnn_attention
 
@@ -52,22 +50,6 @@ class Graphs:
         """Wait until the GPU is idle: after an error, work on buffers that others may get next may still be queued."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-
-
-def is_changed(module: nn.Module) -> bool:
-    """Whether Python code of somebody else runs in a module: a graph would not run it."""
-    if "forward" in vars(module) or not _is_known(type(module).__module__):
-        return True
-    if not module._forward_pre_hooks and not module._forward_hooks:
-        return False
-    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-    # Hugging Face's own hooks record hidden states if they are asked for
-    return any(not str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)
-
-
-@functools.lru_cache
-def _is_known(module: str) -> bool:
-    return module.partition(".")[0] in ("torch", "transformers", "l0drop")
 
 
 def free_bytes(device: torch.device) -> int:

@@ -19,7 +19,6 @@ from transformers.models.t5.modeling_t5 import T5Block
 from transformers.models.whisper.modeling_whisper import WhisperDecoder
 
 from l0drop.decoding.decoder import head_of
-from l0drop.decoding.gpu.graphs import is_changed
 from l0drop.decoding.gpu.state import SearchTensors, State
 from l0drop.decoding.stack import NORMS_FIRST
 from l0drop.models.whisper import BiasedDecoderLayer
@@ -99,15 +98,20 @@ def is_supported(model: Any) -> bool:
     layers: Any = getattr(decoder, "block", None) or getattr(decoder, "layers", ())
     if not layers or not all(type(layer) in _NORMS_FIRST for layer in layers):
         return False
-    # a step reads weights and calls no modules: adapters, quantized layers and hooks would be left out
-    modules = (model.get_output_embeddings(), *decoder.modules())
-    return not any(_is_special(type(module)) or is_changed(module) for module in modules)
+    modules: tuple[nn.Module, ...] = (model.get_output_embeddings(), *decoder.modules())
+    return all(map(_is_plain, map(type, modules)))
 
 
 @functools.lru_cache
-def _is_special(kind: type[nn.Module]) -> bool:
-    """Whether these are linear layers that do more than multiply by their weight, or keep it in another form."""
-    return (issubclass(kind, nn.Linear) and kind is not nn.Linear) or kind.__module__.startswith("torch.ao.")
+def _is_plain(kind: type[nn.Module]) -> bool:
+    """Whether a step may read the weights of such a module instead of calling it.
+
+    It would leave out adapters, and multiply by quantized weights as they are stored.
+    """
+    library, *parts = kind.__module__.split(".")
+    if library not in ("torch", "transformers", "l0drop") or (library, *parts[:1]) == ("torch", "ao"):
+        return False
+    return kind is nn.Linear or not issubclass(kind, nn.Linear)
 
 
 class DecoderStep:

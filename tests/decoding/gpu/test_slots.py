@@ -219,15 +219,12 @@ def test_reasons_against(monkeypatch):
         ({"max_length": 5000}, "max_new_tokens"),
     ):
         assert name in reason_against(model, replace(search, **changes))
-    handle = model.get_decoder().layers[0].fc1.register_forward_hook(lambda *_: None)
-    assert "decoder" in reason_against(model, search)
-    handle.remove()
-    assert reason_against(model, search) is None
     for parent, name in ((model.get_decoder().layers[1].encoder_attn, "k_proj"), (model, "lm_head")):
         own = getattr(parent, name)
         setattr(parent, name, Doubled(own.in_features, own.out_features))
         assert "decoder" in reason_against(model, search), "a step would read the weight and multiply by it alone"
         setattr(parent, name, own)
+    assert reason_against(model, search) is None
     assert "float64" in reason_against(model.double(), search)
     assert "LED" in reason_against(zoo.build("led"), search)
 
