@@ -18,6 +18,7 @@ from l0drop.decoding.search import Search, Timestamps
 triton = pytest.importorskip("triton", reason="needs triton")
 
 from l0drop.decoding.gpu import kernels  # noqa: E402
+from tests.gpu import every_kernel  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 FILES = [ROOT / "l0drop" / "decoding" / "gpu" / name for name in ("attention.py", "selection.py")]
@@ -282,6 +283,13 @@ def test_large_vocabulary():
         kernels.choose(logits, state, settings)
         plain.choose(logits, twin, settings)
         same(state, twin, 1)
+
+
+@pytest.mark.slow
+def test_the_program_for_memory_checkers(monkeypatch):
+    """It runs on a GPU; here for few steps."""
+    monkeypatch.setattr(every_kernel, "POSITIONS", 4)
+    every_kernel.main(str(DEVICE))
 
 
 def test_kernels_compile_without_a_gpu():
