@@ -290,6 +290,19 @@ def test_the_gpu_is_idle_before_buffers_are_used_after_an_error(on_gpu, monkeypa
     assert graphs.waits == 1
 
 
+def test_the_gpu_is_idle_before_buffers_are_freed(on_gpu):
+    """Another thread's stream may still copy the outputs of a graph."""
+    engine, batch = Engine(sparse("marian")), zoo.ragged_batch()
+    engine.encode(**inputs_of(batch))
+    engine.encode(**inputs_of(batch))
+    graphs, held = engine._made_graphs.latest, []
+    real = graphs._graphs.wait
+    graphs._graphs.wait = lambda: (held.append(graphs._states is not None), real())
+    engine.free()
+    assert held == [True]
+    assert graphs._states is None
+
+
 def test_the_stream_of_captures_is_waited_for_even_if_the_computation_fails(monkeypatch):
     """Its caller frees buffers that the stream may still write to."""
     waited = []

@@ -90,6 +90,32 @@ def test_refilled_slots(slots, beams):
     check(*both(sparse("bart"), batch, slots, num_beams=beams, max_new_tokens=20))
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_beams": 3, "no_repeat_ngram_size": 2, "repetition_penalty": 1.4},
+        {"num_beams": 1, "no_repeat_ngram_size": 1, "repetition_penalty": 0.7},
+        {"num_beams": 4, "num_return_sequences": 3, "early_stopping": True, "min_new_tokens": 4},
+        {"num_beams": 2, "forced_bos_token_id": 7, "forced_eos_token_id": 2, "length_penalty_style": "gnmt"},
+    ],
+    ids=str,
+)
+def test_settings_in_refilled_slots(settings, monkeypatch):
+    """Nothing of a slot's earlier sentence counts; memories are decoded in two parts."""
+    monkeypatch.setattr(Slots, "_most_rows", lambda self: 60)
+    batch = zoo.ragged_batch(lengths=(24, 17, 9, 20, 24, 3, 11, 12, 2, 7, 23))
+    check(*both(sparse("marian"), batch, 2, max_new_tokens=14, **settings))
+
+
+@pytest.mark.parametrize("family", ["marian", "t5"])
+@pytest.mark.parametrize("longest", [31, 32, 63])
+def test_lengths_at_the_end_of_the_buffers(family, longest):
+    """31 new tokens and the start token fill the smallest buffers; 32 need the next ones."""
+    model = sparse(family, early_end=False)
+    batch = zoo.ragged_batch((9, 4, 7))
+    check(*both(model, batch, 2, num_beams=2, max_new_tokens=longest, min_new_tokens=longest))
+
+
 def test_some_hypotheses_end_early_and_some_do_not():
     _, found = both(sparse("marian"), zoo.ragged_batch(), num_beams=4, max_new_tokens=12)
     assert found.lengths.min() < found.lengths.max()
