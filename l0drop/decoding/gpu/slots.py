@@ -124,8 +124,10 @@ class Slots:
     @classmethod
     def on_gpu(cls, model: Any) -> "Slots":
         """With kernels and captured steps."""
-        from l0drop.decoding.gpu import kernels  # needs Triton
-
+        try:
+            from l0drop.decoding.gpu import kernels  # needs Triton
+        except (ImportError, OSError) as error:  # it is there, but a library that it needs is not
+            raise CannotCaptureError(f"{type(error).__name__}: {error}") from error
         return cls(model, kernels)
 
     @property

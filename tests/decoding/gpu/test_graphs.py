@@ -6,6 +6,7 @@ that were read while it captured, and a replay fails if one of them was freed si
 
 import gc
 import inspect
+import sys
 import threading
 import warnings
 import weakref
@@ -24,6 +25,8 @@ from l0drop.decoding.gpu.graphs import Graphs
 from l0drop.decoding.gpu.slots import Slots
 from l0drop.decoding.gpu.step import DecoderStep
 from tests.models import zoo
+
+ON_GPU = Slots.on_gpu
 
 
 class Inputs(TorchDispatchMode):
@@ -161,7 +164,7 @@ def random_batches(count):
 
     for number in range(count):
         batch = zoo.ragged_batch(tuple(random(2, 25) for _ in range(random(1, 8))), number)
-        yield batch, {"num_beams": random(1, 4), "max_new_tokens": random(2, 40)}
+        yield batch, {"num_beams": random(1, 4), "max_new_tokens": 32 if number % 8 == 0 else random(2, 7)}
 
 
 def test_graphs_and_their_memory_are_bounded(on_gpu, monkeypatch):
@@ -172,7 +175,7 @@ def test_graphs_and_their_memory_are_bounded(on_gpu, monkeypatch):
     model = sparse("marian")
     engine, most, arenas, states = Engine(model), 400_000, set(), []
     monkeypatch.setattr(Slots, "_most_state_bytes", lambda self: most)
-    for number, (batch, settings) in enumerate(random_batches(48)):
+    for number, (batch, settings) in enumerate(random_batches(32)):
         found = engine.generate(**inputs_of(batch), **settings)
         slots, graphs = engine._made_slots.latest, engine._made_graphs.latest
         states.append(sum(one.state.nbytes for one in slots.captured.values()))
@@ -270,6 +273,17 @@ def test_steps_that_cannot_be_captured_run_plainly_and_say_so_once(error, on_gpu
     slots = engine._made_slots.latest
     assert not slots.arena.numel() + len(slots.captured)
     monkeypatch.undo()
+
+
+def test_a_broken_triton_is_named_once(on_gpu, monkeypatch):
+    model, batch, settings = sparse("marian"), zoo.ragged_batch(), {"num_beams": 2, "max_new_tokens": 6}
+    expected, engine = plainly(model, batch, **settings), Engine(model)
+    monkeypatch.setattr(Slots, "on_gpu", ON_GPU)
+    monkeypatch.setitem(sys.modules, "l0drop.decoding.gpu.kernels", None)
+    monkeypatch.delattr("l0drop.decoding.gpu.kernels", raising=False)
+    with pytest.warns(UserWarning, match="cannot be captured.*ModuleNotFoundError.*kernels.*slower"):
+        same(engine.generate(**inputs_of(batch), **settings), expected)
+    same(engine.generate(**inputs_of(batch), **settings), expected)  # a second warning would be an error
 
 
 def test_the_gpu_is_idle_before_buffers_are_used_after_an_error(on_gpu, monkeypatch):
