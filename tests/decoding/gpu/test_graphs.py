@@ -193,6 +193,20 @@ def test_graphs_and_their_memory_are_bounded(on_gpu, monkeypatch):
     assert max(states) > most / 2
 
 
+@pytest.mark.parametrize("family", ["marian", "t5"])
+def test_steps_are_captured_again_when_the_arena_grows(family, on_gpu, monkeypatch):
+    """They read the one before, which was freed."""
+    monkeypatch.setattr("l0drop.decoding.gpu.slots.ARENA", 1)
+    model, settings = sparse(family), {"num_beams": 2, "max_new_tokens": 5}
+    engine, made = Engine(model), []
+    for lengths in ((5, 4), (24, 20), (5, 4)):
+        batch = zoo.ragged_batch(lengths)
+        same(engine.generate(**inputs_of(batch), **settings), plainly(model, batch, **settings))
+        made.append(list(engine._made_slots.latest.captured.values()))
+    assert list(map(len, made)) == [1, 1, 1]
+    assert made[0] != made[1] == made[2]
+
+
 def test_graphs_of_changed_weights_are_not_replayed(on_gpu):
     """The old weights were freed."""
     model, batch = sparse("bart"), zoo.ragged_batch()
