@@ -176,19 +176,21 @@ class _Shown:
         self._output = output
         self._count = 0
 
-    def __call__(self, name: str, result: "DecodeBenchmark | GpuDecodeBenchmark") -> None:
+    def __call__(self, name: str, result: "DecodeBenchmark | GpuDecodeBenchmark | GpuTextBenchmark") -> None:
         from l0drop.report.benchmark import decode_table
         from l0drop.report.gpu_benchmark import check_table, shape_table
         from l0drop.runs.benchmark import DecodeBenchmark
+        from l0drop.runs.gpu_benchmark import GpuDecodeBenchmark
 
         if isinstance(result, DecodeBenchmark):
             _print(decode_table(result))
             return
-        if not result.shapes and result.check is not None:
-            _print(check_table(result.check))
-        for shape, found in list(result.shapes.items())[self._count :]:
-            _print(shape_table(shape, found, result.dtype))
-        self._count = len(result.shapes)
+        if isinstance(result, GpuDecodeBenchmark):
+            if not result.shapes and result.check is not None:
+                _print(check_table(result.check))
+            for shape, found in list(result.shapes.items())[self._count :]:
+                _print(shape_table(shape, found, result.dtype))
+            self._count = len(result.shapes)
         if self._output is not None:
             result.write(self._output)
 

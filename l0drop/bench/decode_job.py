@@ -20,8 +20,8 @@ SIZES = ("batch", "source", "target", "dropped")
 LIMITS = ("sentences", "max_new_tokens")
 SPEECH = ("baseline", "rival", "language")
 DecodeResults = DecodeBenchmarks | GpuDecodeBenchmark | GpuTextBenchmark
-Show = Callable[[str, DecodeBenchmark | GpuDecodeBenchmark], None]
-"""Called on a CPU with the name and the result of each workload, on a GPU with the result of all shapes so far."""
+Show = Callable[[str, DecodeBenchmark | GpuDecodeBenchmark | GpuTextBenchmark], None]
+"""Called on a CPU with the name and the result of each workload, on a GPU with the result so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class DecodeJob:
         if self.device == "cpu":
             return self._on_cpu(say, show)
         if self._reads_text:
-            return self._text_on_gpu(say)
+            return self._text_on_gpu(say, show)
         return self._shapes_on_gpu(say, show)
 
     def _on_cpu(self, say: Callable[[str], None], show: Show) -> DecodeBenchmarks:
@@ -99,7 +99,7 @@ class DecodeJob:
             show(name, results[name])
         return DecodeBenchmarks(results, next(iter(results.values())).made_by)
 
-    def _text_on_gpu(self, say: Callable[[str], None]) -> GpuTextBenchmark:
+    def _text_on_gpu(self, say: Callable[[str], None], show: Show) -> GpuTextBenchmark:
         if self.model is None:
             raise ValueError("`input`: needs a model folder")
         if self.input is None:
@@ -108,7 +108,7 @@ class DecodeJob:
         require_cuda()
         return gpu_text.gpu_text_benchmark(
             workload, self.systems, rounds=self.rounds, slow_rounds=self.slow_rounds,
-            **self._given("alone", "baseline"), say=say,
+            **self._given("alone", "baseline"), say=say, save=lambda result: show("", result),
         )  # fmt: skip
 
     def _shapes_on_gpu(self, say: Callable[[str], None], show: Show) -> GpuDecodeBenchmark:

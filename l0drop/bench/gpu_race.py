@@ -129,8 +129,14 @@ class Race:
         wanted = {name: rounds for name, rounds in race.rounds.items() if name in self.peers}
         seconds: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in wanted}
         for name, _ in in_turns(wanted) if wanted else ():
-            for phase, one in self._round(name).items():
-                seconds[name][phase].append(one.wall)
+            if name not in self.peers:
+                continue
+            try:
+                for phase, one in self._round(name).items():
+                    seconds[name][phase].append(one.wall)
+            except Exception as error:
+                self._leave_out(name, error)
+                del seconds[name]
         systems = {name: self._system(name, dict(found), bandwidth) for name, found in seconds.items()}
         for name, system in systems.items():
             self._say(f"{name}: {system.milliseconds_per_step:.3f} ms per step")
@@ -162,12 +168,17 @@ class Race:
                         for _ in range(2):
                             self._round(name)
                 self.peaks[name] = peak.bytes
-            except Exception as error:  # one system that fails must not cost the others' results
-                self.peers.pop(name, None)
-                self.left_out[name] = f"{type(error).__name__}: {error}"[:500]
-                self._say(f"{name} is left out: {self.left_out[name]}")
+            except Exception as error:
+                self._leave_out(name, error)
                 return
         self._say(f"{name}: warm-up took {watch.seconds.wall:.1f} s")
+
+    def _leave_out(self, name: str, error: Exception) -> None:
+        """One system that fails must not cost the others' results."""
+        self.peers.pop(name, None)
+        self.tokens.pop(name, None)
+        self.left_out[name] = f"{type(error).__name__}: {error}"[:500]
+        self._say(f"{name} is left out: {self.left_out[name]}")
 
     def _round(self, name: str, changes: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         race, generation = self.batch, {**self.batch.generation, **(changes or {})}

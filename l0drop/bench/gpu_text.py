@@ -78,10 +78,12 @@ def gpu_text_benchmark(
     device: str = "cuda",
     dtype: str = "bfloat16",
     say: Say = print,
+    save: Callable[[GpuTextBenchmark], None] = lambda result: None,
 ) -> GpuTextBenchmark:
     """Time systems (default: all) on lines of text.
 
-    baseline: a dense model with the same tokenizer. alone: lines that are also decoded one at a time.
+    baseline: a dense model with the same tokenizer. alone: lines that are also decoded one at a time. `save` gets the
+    result so far after every round, and at the end. A system that fails is left out, and the reason is recorded.
     """
     for name in systems or ():
         if name not in SYSTEMS:
@@ -97,22 +99,72 @@ def gpu_text_benchmark(
     limits: dict[str, dict[int, float]] = {}
     left_out: dict[str, str] = {}
     calls: dict[str, Call] = {}
+    contest = Contest(text, dense, workload.generation)
+    latencies: dict[str, Percentiles] = {}
+
+    def leave_out(name: str, error: Exception) -> None:
+        calls.pop(name, None)
+        left_out[name] = f"{type(error).__name__}: {error}"[:500]
+        say(f"{name} is left out: {left_out[name]}")
+
     with TemporaryDirectory() as folder:
-        contest = Contest(text, dense, workload.generation, Path(folder))
         for name in wanted:
             try:
-                calls[name], limits[name] = _fastest(contest, name, lines, device)
+                calls[name], limits[name] = _fastest(contest, name, lines, device, Path(folder))
             except Exception as error:  # one system that fails must not cost the others' results
-                left_out[name] = f"{type(error).__name__}: {error}"[:500]
-                say(f"{name} is left out: {left_out[name]}")
+                leave_out(name, error)
+    with_ct2 = any(name.startswith("ct2") for name in calls)
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     written: dict[str, int] = {}
+
+    def result() -> GpuTextBenchmark:
+        timed = {name: [*times] for name, times in seconds.items() if times and name in calls}
+        return GpuTextBenchmark(
+            what="lines of text, outputs of natural length",
+            model=workload.model,
+            baseline=baseline,
+            input=FileStamp(**file_stamp(workload.file)),
+            dtype=dtype,
+            sentences=len(filled),
+            source_tokens=sum(len(source.ids) for source in filled),
+            sparsity=contest.sparsity,
+            generation=workload.generation,
+            systems={
+                name: GpuTextSystem(
+                    seconds=times,
+                    median=statistics.median(times),
+                    sentences_per_second=len(filled) / statistics.median(times),
+                    output_tokens=written[name],
+                    batch_tokens=min(limits[name], key=limits[name].__getitem__) if limits[name] else None,
+                    tried={str(limit): found for limit, found in limits[name].items()},
+                    latency_ms=latencies.get(name),
+                )
+                for name, times in timed.items()
+            },
+            ratios=ratios({name: {"all": times} for name, times in timed.items()}, COMPARED),
+            left_out={**left_out},
+            notes=NOTES,
+            ctranslate2=version("ctranslate2") if with_ct2 else None,
+            made_by=provenance(device),
+        )
+
     turns = {name: slow_rounds if name.startswith("hf") else rounds for name in calls}
+    last = 0
     for name, number in in_turns(turns) if turns else ():
-        with (watch := Stopwatch(device)):
-            written[name] = calls[name](lines)
+        if name not in calls:
+            continue
+        if number > last:
+            save(result())
+        last = number
+        try:
+            with (watch := Stopwatch(device)):
+                written[name] = calls[name](lines)
+        except Exception as error:
+            leave_out(name, error)
+            continue
         seconds[name].append(watch.seconds.wall)
         say(f"round {number + 1} of {turns[name]}, {name}: {len(filled) / watch.seconds.wall:,.0f} sentences/s")
+    save(result())
     sparsity = contest.sparsity
     latencies = _latencies(
         {name: calls[name] for name in ALONE if name in calls},
@@ -120,34 +172,9 @@ def gpu_text_benchmark(
         min(rounds, ALONE_ROUNDS),
         device,
     )
-    return GpuTextBenchmark(
-        what="lines of text, outputs of natural length",
-        model=workload.model,
-        baseline=baseline,
-        input=FileStamp(**file_stamp(workload.file)),
-        dtype=dtype,
-        sentences=len(filled),
-        source_tokens=sum(len(source.ids) for source in filled),
-        sparsity=sparsity,
-        generation=workload.generation,
-        systems={
-            name: GpuTextSystem(
-                seconds=times,
-                median=statistics.median(times),
-                sentences_per_second=len(filled) / statistics.median(times),
-                output_tokens=written[name],
-                batch_tokens=min(limits[name], key=limits[name].__getitem__) if limits[name] else None,
-                tried={str(limit): found for limit, found in limits[name].items()},
-                latency_ms=latencies.get(name),
-            )
-            for name, times in seconds.items()
-        },
-        ratios=ratios({name: {"all": times} for name, times in seconds.items()}, COMPARED),
-        left_out=left_out,
-        notes=NOTES,
-        ctranslate2=version("ctranslate2") if any(name.startswith("ct2") for name in calls) else None,
-        made_by=provenance(device),
-    )
+    contest.sparsity = sparsity
+    save(result())
+    return result()
 
 
 def _loaded(model: str, device: str, dtype: str) -> TextModel:
@@ -175,8 +202,8 @@ def _can_run(name: str, text: TextModel, dense: TextModel | None) -> bool:
 class Contest:
     """The systems on one model, and on a dense baseline if there is one."""
 
-    def __init__(self, text: TextModel, dense: TextModel | None, generation: dict[str, Any], folder: Path) -> None:
-        self.text, self.generation, self.folder = text, generation, folder
+    def __init__(self, text: TextModel, dense: TextModel | None, generation: dict[str, Any]) -> None:
+        self.text, self.generation = text, generation
         self.dense = dense or text
         self.sparsity: float | None = None
         """Of the lines that were last decoded on the short memory."""
@@ -206,18 +233,18 @@ class Contest:
             written += self._written(peer.generate(batch_of([sources[index] for index in batch], pad)))
         return written
 
-    def peer(self, name: str) -> CTranslate2Peer | HuggingFacePeer:
-        """CTranslate2 or generate."""
+    def peer(self, name: str, folder: Path) -> CTranslate2Peer | HuggingFacePeer:
+        """CTranslate2, converted into the folder if it is not there yet, or generate."""
         kind, _, which = name.partition("-")
         model: Any = self.text.model if which == "short" else self.dense.model
         if kind == "hf":
             sparse = model if isinstance(model, L0DropModel) else sparsify(model)
             return HuggingFacePeer(sparse.eval(), which == "dense", **self.generation)
-        if not (self.folder / "model").exists():
+        if not (folder / "model").exists():
             plain = copy.deepcopy(base_of(model)).float().cpu()
             plain.generation_config = model.generation_config
-            convert(plain, self.folder)
-        return CTranslate2Peer(model, which, 1, model.device.type, self.folder, **self.generation)
+            convert(plain, folder)
+        return CTranslate2Peer(model, which, 1, model.device.type, folder, **self.generation)
 
     @functools.cached_property
     def _names(self) -> list[str]:
@@ -229,7 +256,9 @@ class Contest:
         return sum(map(len, tokens))
 
 
-def _fastest(contest: Contest, name: str, lines: Sequence[str], device: str) -> tuple[Call, dict[int, float]]:
+def _fastest(
+    contest: Contest, name: str, lines: Sequence[str], device: str, folder: Path
+) -> tuple[Call, dict[int, float]]:
     """A system, warmed up, with the limit that was fastest; seconds by limit."""
     kind, _, which = name.partition("-")
     if kind == "engine":
@@ -237,7 +266,7 @@ def _fastest(contest: Contest, name: str, lines: Sequence[str], device: str) -> 
         for _ in range(2):
             call(lines)
         return call, {}
-    peer = contest.peer(name)
+    peer = contest.peer(name, folder)
     calls = {limit: functools.partial(getattr(contest, kind), peer, limit) for limit in LIMITS[kind]}
     found: dict[int, float] = {}
     for limit, call in calls.items():

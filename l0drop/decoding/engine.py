@@ -24,7 +24,7 @@ from l0drop.core.gates import Gates
 from l0drop.core.out_of_memory import is_out_of_memory
 from l0drop.decoding.decoder import Decoder
 from l0drop.decoding.encode import Encoded, Encoder
-from l0drop.decoding.gpu.slots import BrokenScoresError, Slots, reason_against
+from l0drop.decoding.gpu.slots import BrokenScoresError, CannotCaptureError, Slots, reason_against
 from l0drop.decoding.linear import MadeFrom, chosen_kind
 from l0drop.decoding.loop import group_by_rows, search_memories
 from l0drop.decoding.search import Search, refuse_broken
@@ -182,7 +182,7 @@ class Engine(Encoder):
     def refresh(self) -> None:
         """Make the copies of weights again at the next call.
 
-        Changed weights are noticed without it, except for writes to a few elements through `.data`.
+        Changed weights are noticed without it, except for writes through `.data`: of a few elements, or on a GPU.
         """
         self._made_decoder.discard()
         self._made_slots.discard()
@@ -223,6 +223,8 @@ class Engine(Encoder):
                 return self._search_in_slots(encoded, counts, search, given_BP)
             except BrokenScoresError:
                 pass  # the plain search raises an error that says where they are from
+            except CannotCaptureError as error:
+                self._warn_once(f"its steps cannot be captured ({error})", stacklevel=5)
         self.memory_bytes = 0
         rows = torch.tensor(counts, device=encoded.kept.device)
         sentences = len(rows)
@@ -247,10 +249,14 @@ class Engine(Encoder):
         if self.model.device.type != "cuda":
             return False
         reason = reason_against(self.model, search)
-        if reason is not None and reason not in self._reasons:
-            self._reasons.add(reason)
-            warnings.warn(f"{reason}: the engine has no captured step for it; decoding is slower", stacklevel=4)
+        if reason is not None:
+            self._warn_once(f"{reason}: the engine has no captured step for it", stacklevel=6)
         return reason is None
+
+    def _warn_once(self, reason: str, stacklevel: int) -> None:
+        if reason not in self._reasons:
+            self._reasons.add(reason)
+            warnings.warn(f"{reason}; decoding is slower", stacklevel=stacklevel)
 
     def _search_in_slots(
         self, encoded: Encoded, rows: Sequence[int], search: Search, given_BP: Tensor | None

@@ -12,6 +12,7 @@ from l0drop import Engine
 from l0drop.bench import gpu_decoding, timing
 from l0drop.bench.gpu_decoding import COMPARED, Setup, gpu_decode_benchmark
 from l0drop.bench.gpu_race import copy_rate, least_bytes, same_tokens
+from l0drop.bench.peers import EnginePeer
 from l0drop.bench.timing import Stopwatch
 from l0drop.bench.workloads import GPU_SHAPES, RandomModel, chosen_gpu_shapes
 from l0drop.report.gpu_benchmark import (
@@ -118,6 +119,27 @@ def test_a_system_that_fails_is_left_out_with_the_reason():
     assert any("ct2-float16 is left out" in line for line in said)
     assert "ct2-float16 is left out" in shape_table("small", shape, "float32")[1].note
     assert found.check is None
+
+
+def test_a_system_that_fails_in_a_round_is_left_out(monkeypatch):
+    """After its warm-up, as when memory runs out once all systems are there."""
+    calls = []
+
+    def decode(self, memory, **changes):
+        calls.append(self.dense)
+        if self.dense and calls.count(True) == 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, memory, **changes)
+
+    real = EnginePeer.decode
+    monkeypatch.setattr(EnginePeer, "decode", decode)
+    systems = ("engine-short", "engine-dense")
+    found = gpu_decode_benchmark({"small": SMALL}, systems, SETUP, None, say=lambda _: None).shapes["small"]
+    assert list(found.systems) == ["engine-short"]
+    assert len(found.systems["engine-short"].seconds["decode"]) == 3
+    assert found.systems["engine-short"].same_tokens is None
+    assert "out of memory" in found.left_out["engine-dense"]
+    assert calls.count(True) == 4
 
 
 def test_results_are_saved_after_every_shape(result, saved, tmp_path):

@@ -37,12 +37,17 @@ def model_folder(baseline, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def result(model_folder, text):
+def saved():
+    return []
+
+
+@pytest.fixture(scope="module")
+def result(model_folder, text, saved):
     patch = pytest.MonkeyPatch()
     patch.setattr(gpu_text, "SYSTEMS", SYSTEMS)
     patch.setattr(gpu_text, "LIMITS", {"ct2": (16, 512), "hf": (64,)})
     workload = TextFile(str(model_folder), text, sentences=7, max_new_tokens=10)
-    found = gpu_text_benchmark(workload, None, None, 2, 1, alone=3, device="cpu", dtype="float32", **QUIET)
+    found = gpu_text_benchmark(workload, None, None, 2, 1, 3, "cpu", "float32", **QUIET, save=saved.append)
     patch.undo()
     return found
 
@@ -96,6 +101,44 @@ def test_the_table_shows_every_system(result):
     assert title.startswith("6 lines")
     shown = as_markdown(table)
     assert all(name in shown for name in SYSTEMS)
+
+
+def test_results_are_saved_after_every_round(result, saved):
+    """A run that is ended has those of the rounds before."""
+    assert [len(one.systems["engine-short"].seconds) for one in saved] == [1, 2, 2]
+    assert [one.systems["engine-short"].latency_ms is None for one in saved] == [True, True, False]
+    assert [list(one.systems) for one in saved] == [list(SYSTEMS)] * 3
+    assert saved[-1] == result
+    assert {one.sparsity for one in saved} == {result.sparsity}, "lines alone do not change it"
+
+
+def test_a_system_that_fails_in_a_round_is_left_out(model_folder, text, monkeypatch):
+    calls = []
+
+    def engine(self, which, lines):
+        calls.append(which)
+        if which == "dense" and calls.count("dense") == 4:  # its second round, after two calls to warm up
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, which, lines)
+
+    real = gpu_text.Contest.engine
+    monkeypatch.setattr(gpu_text.Contest, "engine", engine)
+    systems = ("engine-short", "engine-dense")
+    found = gpu_text_benchmark(
+        TextFile(str(model_folder), text, sentences=3, max_new_tokens=10),
+        systems,
+        None,
+        3,
+        1,
+        2,
+        "cpu",
+        "float32",
+        **QUIET,
+    )
+    assert list(found.systems) == ["engine-short"], found.left_out
+    assert len(found.systems["engine-short"].seconds) == 3
+    assert "out of memory" in found.left_out["engine-dense"]
+    assert calls.count("dense") == 4
 
 
 def test_a_model_without_a_gate_is_decoded_densely(baseline, text):

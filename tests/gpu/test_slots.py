@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers as hf
 
 pytest.importorskip("l0drop", reason="needs the dependencies of l0drop")
 
@@ -77,6 +78,29 @@ def test_other_settings_run_plainly_and_say_so_once():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         engine.generate(**inputs(batch), do_sample=True, max_new_tokens=8)
+
+
+def test_autocast_runs_plainly():
+    engine, batch = Engine(sparse("marian", "cuda")), zoo.ragged_batch()
+    with torch.autocast("cuda", torch.bfloat16), pytest.warns(UserWarning, match="autocast"):
+        found = engine.generate(**inputs(batch), num_beams=2, max_new_tokens=8)
+    assert found.scores.isfinite().all()
+    assert engine._made_slots.latest is None
+
+
+@pytest.mark.parametrize("family", ["t5", "mt5"])
+def test_t5_in_float16_keeps_some_weights_in_float32(family, tmp_path):
+    """As `from_pretrained` loads it."""
+    exact = sparse(family)
+    exact.get_output_embeddings().bias = None
+    exact.save_pretrained(tmp_path)
+    model = hf.AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=torch.float16).eval().to("cuda")
+    assert model.get_decoder().block[0].layer[-1].DenseReluDense.wo.weight.dtype == torch.float32
+    settings = {"num_beams": 1, "max_new_tokens": 6, "min_new_tokens": 6}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        here, there = (Engine(one).generate(**inputs(zoo.ragged_batch()), **settings) for one in (exact, model))
+    assert (here.scores - there.scores.cpu()).abs().max() < 0.05
 
 
 def test_broken_weights_raise_the_error_of_the_plain_search():

@@ -66,10 +66,11 @@ def _embed(  # type: ignore[no-untyped-def]
 def add_norm(
     x_RD: Tensor, y_RD: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, rms: bool
 ) -> tuple[Tensor, Tensor]:
-    """x + y, and its norm."""
+    """x + y, and its norm in the type of the weight."""
     rows, width = x_RD.shape
-    normed = torch.empty_like(x_RD)
-    total = x_RD if y_RD is None else torch.empty_like(x_RD)
+    normed = torch.empty_like(x_RD, dtype=weight.dtype)
+    # T5 in float16 has some weights in float32, and from them on the sums are too
+    total = x_RD if y_RD is None else torch.empty_like(x_RD, dtype=torch.promote_types(x_RD.dtype, y_RD.dtype))
     block = triton.next_power_of_2(width)
     _add_norm[(rows,)](
         total, normed, x_RD, y_RD, weight, bias, eps,
@@ -89,7 +90,7 @@ def _add_norm(  # type: ignore[no-untyped-def]
     x = tl.load(X + start + column, mask=inside, other=0.0)
     if ADDS:
         x = (x.to(tl.float32) + tl.load(Y + start + column, mask=inside, other=0.0).to(tl.float32)).to(
-            X.dtype.element_ty
+            TOTAL.dtype.element_ty
         )
         tl.store(TOTAL + start + column, x, mask=inside)
     wide = x.to(tl.float32)
@@ -99,7 +100,7 @@ def _add_norm(  # type: ignore[no-untyped-def]
     wide *= tl.load(WEIGHT + column, mask=inside, other=0.0).to(tl.float32)
     if BIASED:
         wide += tl.load(BIAS + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(NORMED + start + column, wide.to(X.dtype.element_ty), mask=inside)
+    tl.store(NORMED + start + column, wide.to(NORMED.dtype.element_ty), mask=inside)
 
 
 # --- attention to the target -------------------------------------------------------------------------------------

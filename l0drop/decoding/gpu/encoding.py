@@ -203,6 +203,7 @@ class EncoderGraphs:
     def free(self) -> None:
         """Free all buffers and graphs, after an allocation failed; they are made again when needed."""
         with self._lock:
+            self._graphs.wait()  # other threads' streams may still copy outputs
             self._forget_all()
 
     def _forget_all(self) -> None:
@@ -244,6 +245,7 @@ class EncoderGraphs:
                     return self._compute(part, given)
                 captured = self._captured(key, given)
             except RuntimeError as error:
+                self._graphs.wait()
                 self._forget_all()
                 if not is_out_of_memory(error):
                     self._refuse(error)

@@ -30,10 +30,12 @@ class Graphs:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             main = torch.cuda.current_stream(self.device)
             self._stream.wait_stream(main)
-            with torch.cuda.stream(self._stream):  # compiles kernels, and libraries allocate what a stream needs
-                run()
-                run()
-            main.wait_stream(self._stream)
+            try:
+                with torch.cuda.stream(self._stream):  # compiles kernels, and libraries allocate what a stream needs
+                    run()
+                    run()
+            finally:  # also if it fails: the caller then frees buffers that the stream may still write to
+                main.wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
             # thread_local, because other threads go on using the GPU
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
@@ -43,6 +45,11 @@ class Graphs:
     def forget(self) -> None:
         """Use new memory from now on, so that the memory of the graphs is freed when the last of them is."""
         self._pool = None
+
+    def wait(self) -> None:
+        """Wait until the GPU is idle: after an error, work on buffers that others may get next may still be queued."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -28,12 +28,12 @@ def embed(
 def add_norm(
     x_RD: Tensor, y_RD: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, rms: bool
 ) -> tuple[Tensor, Tensor]:
-    """x + y, and its layer norm (or root mean square norm)."""
+    """x + y, and its layer norm (or root mean square norm) in the type of the weight."""
     total = x_RD if y_RD is None else x_RD + y_RD
     if not rms:
         return total, F.layer_norm(total, weight.shape, weight, bias, eps)
     wide = total.to(torch.promote_types(total.dtype, torch.float32))
-    return total, weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(total.dtype)
+    return total, weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(weight.dtype)
 
 
 def self_attention(
@@ -100,7 +100,7 @@ def choose(logits_RV: Tensor, state: State, settings: SearchTensors) -> None:
             )
             new, parents_1k = beam_step(logits_RV[slot * beams : (slot + 1) * beams], old, length, search)
             chosen, parents = new.tokens[0, :, length], parents_1k[0]
-            state.error[slot] = int(not bool((new.scores < torch.inf).all()))
+            state.error[slot] |= int(not bool((new.scores < torch.inf).all()))
             state.scores[slot] = new.scores[0]
             state.done_tokens[done_side, slot, :, : search.max_length] = new.done_tokens[0].int()
             state.done_scores[slot] = new.done_scores[0]

@@ -9,6 +9,7 @@ after it has queued the next steps.
 Shapes: B slots, k beams, n sentences, K memory rows, D model width.
 """
 
+import importlib.util
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from l0drop.core.memory import Memory
+from l0drop.core.out_of_memory import is_out_of_memory
 from l0drop.decoding.gpu.graphs import Graphs, free_bytes, on_device
 from l0drop.decoding.gpu.state import SearchTensors, State, kinds_of
 from l0drop.decoding.gpu.step import DecoderStep, Operations, is_supported
@@ -68,12 +70,20 @@ class BrokenScoresError(RuntimeError):
     """The decoder gave NaN or infinite scores."""
 
 
+class CannotCaptureError(RuntimeError):
+    """A step cannot be compiled for this GPU, or not be captured."""
+
+
 def reason_against(model: Any, search: Search) -> str | None:
     """Why this search cannot run in slots; None if it can."""
     if model.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"the dtype {str(model.dtype).removeprefix('torch.')}"
     if not is_supported(model):
         return f"the decoder of {type(model).__name__}"
+    if torch.is_autocast_enabled(model.device.type):
+        return "autocast"
+    if importlib.util.find_spec("triton") is None:
+        return "a machine without Triton"
     if search.beams > MAX_BEAMS:
         return f"num_beams={search.beams}"
     unsupported = {
@@ -106,14 +116,18 @@ class Slots:
         self.captured: OrderedDict[tuple[int, ...], _Captured] = OrderedDict()
         self.arena = torch.empty(0)
         self.bias = torch.empty(0)
+        self.refused: str | None = None
+        """Why a step could not be captured."""
         self._lock = threading.Lock()
         self._graphs = Graphs(self.device)
 
     @classmethod
     def on_gpu(cls, model: Any) -> "Slots":
         """With kernels and captured steps."""
-        from l0drop.decoding.gpu import kernels  # needs Triton
-
+        try:
+            from l0drop.decoding.gpu import kernels  # needs Triton
+        except (ImportError, OSError) as error:  # it is there, but a library that it needs is not
+            raise CannotCaptureError(f"{type(error).__name__}: {error}") from error
         return cls(model, kernels)
 
     @property
@@ -125,20 +139,35 @@ class Slots:
     ) -> tuple[Found, int]:
         """The best hypotheses for a batch of memories, and the size of their keys and values.
 
-        rows: the number of rows of each memory. most: slots to use.
+        rows: the number of rows of each memory. most: slots to use. Raises CannotCaptureError for every search once a
+        step could not be captured.
         """
         found = self._empty(len(rows), search)
         if given_BP is None:
             given_BP = torch.full((len(rows), 1), search.start, device=self.device)
-        largest = 0
         with self._lock, torch.inference_mode():
-            for part in self._parts(rows):
-                chosen = on_device(part, self.device)
-                lengths = [rows[sentence] for sentence in part]
-                size = self._project(memory, chosen, lengths)
-                self._decode(chosen, lengths, search, given_BP.to(self.device)[chosen], found, most)
-                largest = max(largest, size)
-        return found, largest
+            if self.refused is not None:
+                raise CannotCaptureError(self.refused)
+            try:
+                return found, self._search(memory, rows, search, given_BP.to(self.device), found, most)
+            except BaseException:
+                self._graphs.wait()
+                if self.refused is not None:
+                    self._forget_all()
+                raise
+
+    def _search(
+        self, memory: Memory, rows: Sequence[int], search: Search, given_BP: Tensor, found: Found, most: int
+    ) -> int:
+        """Write the best hypotheses into `found`; returns the largest size of keys and values."""
+        largest = 0
+        for part in self._parts(rows):
+            chosen = on_device(part, self.device)
+            lengths = [rows[sentence] for sentence in part]
+            size = self._project(memory, chosen, lengths)
+            self._decode(chosen, lengths, search, given_BP[chosen], found, most)
+            largest = max(largest, size)
+        return largest
 
     def free(self) -> None:
         """Free all buffers and captured steps, after an allocation failed; they are made again when needed."""
@@ -217,6 +246,7 @@ class Slots:
         rows_n, offset = on_device([rows, _offsets(rows)], self.device)
         rows_n = rows_n.to(torch.int32)
         state.open.zero_()
+        state.error.zero_()
         occupied: list[int | None] = [None] * state.slots
 
         def fill(slots: Sequence[int], first: int) -> None:
@@ -297,13 +327,16 @@ class Slots:
 
     def _make_room(self, size: int) -> None:
         """Forget captured steps that were not used for the longest time."""
-        limit = 1 << 40
-        if self.device.type == "cuda":
-            limit = int(STATES_SHARE * torch.cuda.get_device_properties(self.device).total_memory)
+        limit = self._most_state_bytes()
         while self.captured and (
             len(self.captured) >= CAPTURED or size + sum(c.state.nbytes for c in self.captured.values()) > limit
         ):
             self.captured.popitem(last=False)
+
+    def _most_state_bytes(self) -> int:
+        if self.device.type != "cuda":
+            return 1 << 40
+        return int(STATES_SHARE * torch.cuda.get_device_properties(self.device).total_memory)
 
     def _splits(self, slots: int, rows: int) -> int:
         """Parts into which the rows of a memory are split, so that there is work for all multiprocessors."""
@@ -326,7 +359,13 @@ class Slots:
             return run
         if not self.captured:
             self._graphs.forget()
-        return self._graphs.capture(run)  # all slots are closed, so nothing changes
+        try:
+            return self._graphs.capture(run)  # all slots are closed, so nothing changes
+        except Exception as error:  # of a compiler, of a driver, of torch: their classes have nothing in common
+            if is_out_of_memory(error):
+                raise
+            self.refused = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            raise CannotCaptureError(self.refused) from error
 
 
 def _offsets(rows: Sequence[int]) -> list[int]:
@@ -349,7 +388,7 @@ class _Watch:
         now, before = self.calls % 2, (self.calls + 1) % 2
         self.copies[now].copy_(self.open, non_blocking=True)
         if (event := self.events[now]) is not None:
-            event.record()
+            event.record(torch.cuda.current_stream(self.open.device))  # of that GPU, which need not be the current one
         self.calls += 1
         if self.calls == 1:
             return []

@@ -30,7 +30,8 @@ class State:
     """The hypotheses of all slots. Lengths count the start token.
 
     length, given [B]: tokens so far, and tokens that outputs begin with. open [B]: whether the slot is being decoded.
-    offset, rows [B]: the first row of its memory, and their number. error [B]: whether a score was not finite.
+    offset, rows [B]: the first row of its memory, and their number. error [B]: whether a score was not finite, of any
+    sentence of a slot.
     current [R]: the last tokens. scores [B, k]. tokens, ancestors [2, B, k, T]: of the running hypotheses; the side in
     use is (length - 1) % 2. done_tokens [2, B, k, T] with side done_side [B], done_scores, done_length, done [B, k]:
     the finished hypotheses, best first. keys, values [L, R, T, I]: of the target.
@@ -97,9 +98,12 @@ class State:
         return sum(tensor.nbytes for tensor in vars(self).values())
 
     def fill(self, slots: Tensor, offset: Tensor, rows: Tensor, given_FP: Tensor) -> None:
-        """Begin F sentences in these slots, with the P tokens that their outputs begin with."""
+        """Begin F sentences in these slots, with the P tokens that their outputs begin with.
+
+        `error` stays: it is read when all sentences are finished.
+        """
         last = given_FP.shape[1] - 1
-        for name, value in (("length", 1), ("given", last + 1), ("done_side", 0), ("error", 0)):
+        for name, value in (("length", 1), ("given", last + 1), ("done_side", 0)):
             getattr(self, name)[slots] = value
         self.offset[slots], self.rows[slots] = offset, rows
         self.current.view(self.slots, self.beams)[slots] = given_FP[:, :1]

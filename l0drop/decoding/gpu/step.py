@@ -6,6 +6,7 @@ after them. Between a block and the next one, one kernel adds the residual and n
 Shapes as in `state.py`; D model width, H heads, K rows of all memories.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -92,10 +93,25 @@ class Layer:
 
 
 def is_supported(model: Any) -> bool:
-    """Whether this model's decoder can be written as a `DecoderStep`."""
+    """Whether this model's decoder can be written as a `DecoderStep`: a supported one, with layers as they were."""
     decoder = model.get_decoder()
     layers: Any = getattr(decoder, "block", None) or getattr(decoder, "layers", ())
-    return bool(layers) and all(type(layer) in _NORMS_FIRST for layer in layers)
+    if not layers or not all(type(layer) in _NORMS_FIRST for layer in layers):
+        return False
+    modules: tuple[nn.Module, ...] = (model.get_output_embeddings(), *decoder.modules())
+    return all(map(_is_plain, map(type, modules)))
+
+
+@functools.lru_cache
+def _is_plain(kind: type[nn.Module]) -> bool:
+    """Whether a step may read the weights of such a module instead of calling it.
+
+    It would leave out adapters, and multiply by quantized weights as they are stored.
+    """
+    library, *parts = kind.__module__.split(".")
+    if library not in ("torch", "transformers", "l0drop") or (library, *parts[:1]) == ("torch", "ao"):
+        return False
+    return kind is nn.Linear or not issubclass(kind, nn.Linear)
 
 
 class DecoderStep:
@@ -221,12 +237,15 @@ def _t5_layer(block: Any) -> Layer:
     dense, attention = last.DenseReluDense, cross.EncDecAttention
     narrow = _linear(dense.wo)
     if hasattr(dense, "wi"):
-        feed_forward = _feed_forward(_linear(dense.wi), dense.act, narrow)
+        wide = _linear(dense.wi)
+
+        def feed_forward(x: Tensor) -> Tensor:
+            return narrow(dense.act(wide(x)).to(dense.wo.weight.dtype))  # float32 in float16 models
     else:
         gate, widen = _linear(dense.wi_0), _linear(dense.wi_1)
 
         def feed_forward(x: Tensor) -> Tensor:
-            return narrow(dense.act(gate(x)) * widen(x))
+            return narrow((dense.act(gate(x)) * widen(x)).to(dense.wo.weight.dtype))
 
     own_attention = own.SelfAttention
     return Layer(

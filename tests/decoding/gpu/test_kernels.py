@@ -18,6 +18,7 @@ from l0drop.decoding.search import Search, Timestamps
 triton = pytest.importorskip("triton", reason="needs triton")
 
 from l0drop.decoding.gpu import kernels  # noqa: E402
+from tests.gpu import every_kernel  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 FILES = [ROOT / "l0drop" / "decoding" / "gpu" / name for name in ("attention.py", "selection.py")]
@@ -74,6 +75,21 @@ def test_add_norm(dtype, rms, width):
             ours = kernels.add_norm(*given, 1e-5, rms)
             for one, two in zip(ours, plain.add_norm(*wide, 1e-5, rms), strict=True):
                 close(one, two, dtype)
+
+
+@pytest.mark.parametrize("wide_x", [False, True])
+def test_add_norm_in_two_types(wide_x):
+    """T5 in float16: what a layer adds is in float32, then the sum is too; the norm is in float16."""
+    x, y = 300 * torch.randn(2, 7, 48, device=DEVICE)
+    x = x if wide_x else x.half()
+    y = y if not wide_x else y.half()
+    weight = torch.randn(48, device=DEVICE).half()
+    ours, theirs = kernels.add_norm(x, y, weight, None, 1e-5, True), plain.add_norm(x, y, weight, None, 1e-5, True)
+    exact = plain.add_norm(x.double(), y.double(), weight.double(), None, 1e-5, True)
+    for one, two, three, dtype in zip(ours, theirs, exact, (torch.float32, torch.float16), strict=True):
+        assert one.dtype == two.dtype == dtype
+        close(one, three, dtype)
+        close(two, three, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -267,6 +283,13 @@ def test_large_vocabulary():
         kernels.choose(logits, state, settings)
         plain.choose(logits, twin, settings)
         same(state, twin, 1)
+
+
+@pytest.mark.slow
+def test_the_program_for_memory_checkers(monkeypatch):
+    """It runs on a GPU; here for few steps."""
+    monkeypatch.setattr(every_kernel, "POSITIONS", 4)
+    every_kernel.main(str(DEVICE))
 
 
 def test_kernels_compile_without_a_gpu():
