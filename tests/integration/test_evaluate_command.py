@@ -227,7 +227,7 @@ def test_other_content_is_not_overwritten(
     text: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="acme/tiny: there is no such folder; for a model on the hub, `output` is needed"):
+    with pytest.raises(ValueError, match="there is no such folder; for a model on the hub, `output` is needed"):
         output_folder(System(Path("acme/tiny")), None)
     assert not (tmp_path / "acme").exists(), "a folder of that name would hide the model on the hub"
     outputs = System(text["outputs"])
