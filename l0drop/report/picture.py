@@ -7,8 +7,10 @@ from html import escape
 
 WIDTH, MARGIN, SIZE, LINE = 860, 24, 22, 32
 LABEL_SIZE, LABEL_LINE, GAP = 15, 24, 18
-CHARACTERS = 76
-"""That fit on a line of a sans-serif face of this size: the card is at most `WIDTH` wide."""
+CHARACTER = 12
+"""Width of a character of this size: the mean of a wide sans-serif face, such as DejaVu Sans, and some room."""
+CHARACTERS = (WIDTH - 2 * MARGIN) // CHARACTER
+"""That fit on a line."""
 
 MarkedWord = tuple[str, bool, bool]
 """Text, whether it was dropped, whether a space stands before it."""
@@ -67,7 +69,7 @@ def _width(examples: Sequence[PicturedSentence]) -> int:
     for label, pieces in (pair for example in examples for pair in _labelled(example).items()):
         lengths.append(len(label) * LABEL_SIZE / SIZE)
         lengths += [sum(len(text) + space for text, _, space in line) for line in _wrapped(pieces)]
-    return min(WIDTH, 2 * MARGIN + math.ceil(max(lengths) * (WIDTH - 2 * MARGIN) / CHARACTERS))
+    return min(WIDTH, 2 * MARGIN + math.ceil(max(lengths) * CHARACTER))
 
 
 def _text(y: int, content: str, size: int) -> str:
