@@ -9,13 +9,13 @@ from pathlib import Path
 import l0drop
 from l0drop.data.whole import write_whole
 from l0drop.decoding.text import TextModel
-from l0drop.report.picture import Example, MarkedWord, sentences_svg
+from l0drop.report.picture import MarkedWord, PicturedSentence, sentences_svg
 
 SENTENCES = ("In the morning the man thanked her in their big city.",)
 """In the vocabulary of the demo's grammar. The model drops about as much of it as of the test set."""
 
 
-def example(model: TextModel, sentence: str) -> Example:
+def example(model: TextModel, sentence: str) -> PicturedSentence:
     """The sentence with its dropped pieces, and the model's outputs on the dense and on the short memory."""
     explained = model.explain(sentence)
     pieces: list[MarkedWord] = []
@@ -29,13 +29,13 @@ def example(model: TextModel, sentence: str) -> Example:
         end = token.end
     (short,), (dense,) = model.generate([sentence]), model.generate([sentence], dense=True)
     count = len(explained.source)
-    return Example(
+    return PicturedSentence(
         pieces,
         {
             f"output on the dense memory, {count} encodings": dense.text,
             f"output on the short memory, {len(explained.kept)} encodings": short.text,
         },
-        "source, dropped encodings struck out",
+        "source (toy text of the demo), dropped encodings struck out",
     )
 
 

@@ -26,10 +26,11 @@ from result_tables.claims import claims_table
 from result_tables.files import RESULTS, ROOT, TOYS, read
 from result_tables.gpu import gpu_profile_table, gpu_tables, gpu_text_table, gpu_whisper_tables, precision_tables
 from result_tables.numbers import all_numbers
-from result_tables.summary import NOTE, length_table, quality_table
+from result_tables.summary import NOTE, summary_table
 
 DOCUMENTS = (
     "README.md",
+    "docs/index.md",
     "docs/results.md",
     *(f"docs/results/{name}.md" for name in ("multi30k", "europarl", "whisper-tiny", "toy", "log")),
     "docs/speed.md",
@@ -74,8 +75,7 @@ def main() -> None:
 def all_tables() -> dict[str, str]:
     """Every table by its name, as Markdown."""
     found = {
-        "summary-quality": quality_table(),
-        "summary-speed": length_table(),
+        "summary": summary_table(),
         "tasks": quality.tasks_table(),
         "claims": claims_table(),
         **speed_tables(),

@@ -1,4 +1,4 @@
-"""Every decimal and percentage on README and the pages of results and speed comes from a committed file.
+"""Every decimal and percentage on README, the start page and the pages of results and speed is in a committed file.
 
 Results are filled in by `scripts/results.py`: a table below its mark, or a single number between its marks
 (`tests/study/test_results.py` checks their content). A setting, such as a target or a learning rate, may be written as
@@ -19,7 +19,7 @@ from result_tables.files import ROOT
 
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("README.md", "docs/results.md", "docs/results/*.md", "docs/speed.md", "docs/speed/*.md")
+    for pattern in ("README.md", *(f"docs/{name}.md" for name in ("index", "results", "results/*", "speed", "speed/*")))
     for path in ROOT.glob(pattern)
 )
 NOT_TEXT = re.compile(

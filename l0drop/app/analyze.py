@@ -56,7 +56,7 @@ def analyze(
     show: Annotated[
         list[int] | None,
         typer.Option(
-            help="Draw the attention map of this sentence, counted from 0; of audio, this clip's spectrogram.",
+            help="Draw the attention map of this sentence, counted from 0; for audio, this clip's spectrogram.",
             metavar="N",
         ),
     ] = None,
@@ -69,8 +69,8 @@ def analyze(
         bool,
         typer.Option(
             "--zero-row",
-            help="Of a model of gating mask: also measure attention mass with a zero row for dropped words, which it "
-            "was not trained with (Figure 6 of the paper).",
+            help="For gating mask: also measure attention mass with a zero row for dropped words, which the model was "
+            "not trained with (Figure 6 of the paper).",
         ),
     ] = False,
     threads: Threads = None,
@@ -80,7 +80,7 @@ def analyze(
     For a sweep, measure groups, attention and entropy of all points, and all parts of one point: the one that the
     report shows if the sweep was evaluated, else the learned gate whose sparsity is nearest to half.
 
-    Of a Whisper, measure which rows it drops: by energy, by position, inside words and at their edges; draw
+    For a Whisper, measure which rows it drops: by energy, by position, inside words and at their edges; draw
     spectrograms with dropped rows in grey.
 
     An analysis replaces the earlier one and its figures. With --only, other parts stay if models, text and settings are

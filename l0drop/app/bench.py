@@ -220,7 +220,7 @@ def precision(
     input_: Annotated[Path, typer.Option("--input", help="Text for the model to decode.")],
     reference: Annotated[Path, typer.Option(help="Its references, line by line.")],
     dtypes: Annotated[
-        str, typer.Option(help="Types of numbers; the others are compared with the first.")
+        str, typer.Option(help="Number types; the others are compared with the first.")
     ] = "float32,bfloat16,float16",
     sentences: Annotated[int, typer.Option(help="Lines to decode.", min=1)] = 1000,
     alone: Annotated[int, typer.Option(help="Lines that are also decoded one at a time.", min=0)] = 50,
@@ -230,7 +230,7 @@ def precision(
     threads: BenchThreads = 1,
     output: JsonOutput = None,
 ) -> None:
-    """Do a trained model's outputs change in low precision, and with the batch they are decoded in?"""
+    """Compare a trained model's outputs between number types, and between batches and one line at a time."""
     from l0drop.bench.precision import PrecisionText
     from l0drop.bench.precision import precision as measure
     from l0drop.bench.timing import require_cuda

@@ -20,6 +20,9 @@ _options: ContextVar[Mapping[str, str]] = ContextVar("_options", default=Mapping
 class Command(TyperCommand):
     """A command; errors that it raises name its options."""
 
+    def __init__(self, *args: Any, help: str | None = None, **settings: Any) -> None:
+        super().__init__(*args, help=help and one_line_paragraphs(help), **settings)
+
     def invoke(self, ctx: Any) -> Any:
         options = {str(parameter.name).rstrip("_"): max(parameter.opts, key=len) for parameter in self.params}
         token = _options.set({name: option for name, option in options.items() if option.startswith("--")})
@@ -41,6 +44,11 @@ class CommandGroup(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         return without_flag_types(super().get_params(ctx))
+
+
+def one_line_paragraphs(text: str) -> str:
+    """A docstring whose paragraphs are one line each, so that the help page wraps them at the terminal's width."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
 def with_options(message: str) -> str:

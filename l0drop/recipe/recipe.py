@@ -18,7 +18,7 @@ class Recipe(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
     """The name of the run: its folder is runs/NAME."""
     task: Literal["translation", "summarization", "transcription"] = "translation"
-    """The kind of task. `transcription` trains a Whisper on audio; the other two differ for people only."""
+    """The kind of task. `transcription` trains a Whisper on audio; the other two train in the same way."""
     seed: Annotated[Index, Field(lt=2**32)] = 1
     """The seed of initial weights, data order, dropout and gate noise."""
     about: str = ""

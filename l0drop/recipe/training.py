@@ -84,7 +84,7 @@ class Train(Section):
     """The smallest and the largest share that `elastic` keeps."""
     settle: Fraction = 0.0
     """The share of the steps, at the end, in which learned gates are not sampled but have their test-time values. The
-    rest of the model then learns with the very rows that decoding keeps."""
+    rest of the model then learns with exactly the rows that decoding keeps."""
     anneal: Fraction = 0.0
     """The share of the steps in which the noise of learned gates shrinks linearly from full to none, so that samples
     become the test-time gate. It ends where `settle` or `fixed_gates` begins, otherwise with the last step."""

@@ -198,11 +198,13 @@ def tail_table(evaluation: Evaluation, system: str, baseline: str, reference: st
         rows[:2] = [[f"sentences under {100 - chrf.threshold:.0f} chrF", f"{chrf.losing:.1%}", "", ""]]
         head, rows = head[:3], [row[:3] for row in rows]
     same = run.agreement.same_outputs if run.tail is None and run.agreement is not None else run.same_outputs
+    where, reverse = f"the {baseline} output and the {reference}", "; gained: the reverse"
+    if run.tail is None:
+        where, reverse = f"the {baseline} output", ""
     note = (
         f"{same} of {evaluation.scored} outputs are identical to the {baseline} model's. Missing: share of those in "
-        f"the source. Lost: in the {baseline} output and the {reference}, but not in the {system} output; gained: the "
-        f"reverse. Names: capitalised words inside a source sentence that the {reference} has too. Negations: "
-        "sentences with a negation word."
+        f"the source. Lost: in {where}, but not in the {system} output{reverse}. Names: capitalised words inside a "
+        f"source sentence that the {reference} has too. Negations: sentences with a negation word."
     )
     if len(evaluation.runs) > 1:
         note += f" First of {len(evaluation.runs)} seeds."

@@ -1,13 +1,16 @@
 """Sentences with their dropped pieces greyed and struck out, and the model's outputs below them, as one SVG."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
 WIDTH, MARGIN, SIZE, LINE = 860, 24, 22, 32
 LABEL_SIZE, LABEL_LINE, GAP = 15, 24, 18
-CHARACTERS = 76
-"""That fit on a line of a sans-serif face of this size."""
+CHARACTER = 12
+"""Width of a character of this size: the mean of a wide sans-serif face, such as DejaVu Sans, and some room."""
+CHARACTERS = (WIDTH - 2 * MARGIN) // CHARACTER
+"""That fit on a line."""
 
 MarkedWord = tuple[str, bool, bool]
 """Text, whether it was dropped, whether a space stands before it."""
@@ -32,15 +35,13 @@ class PicturedSentence:
 def sentences_svg(examples: Sequence[PicturedSentence]) -> str:
     """The examples, one below the other, on a card that is legible on light and on dark pages."""
     parts: list[str] = []
-    y = MARGIN
+    y, width = MARGIN, _width(examples)
     for number, example in enumerate(examples):
         if number:
             y += GAP
-            parts.append(f'<line class="rule" x1="{MARGIN}" x2="{WIDTH - MARGIN}" y1="{y}" y2="{y}"/>')
+            parts.append(f'<line class="rule" x1="{MARGIN}" x2="{width - MARGIN}" y1="{y}" y2="{y}"/>')
             y += GAP
-        labelled = {example.label: list(example.source)}
-        labelled |= {label: _words(output) for label, output in example.outputs.items()}
-        for index, (label, pieces) in enumerate(labelled.items()):
+        for index, (label, pieces) in enumerate(_labelled(example).items()):
             y += GAP * bool(index)
             parts.append(_text(y + LABEL_SIZE, f'<tspan class="label">{escape(label)}</tspan>', LABEL_SIZE))
             y += LABEL_LINE
@@ -49,12 +50,26 @@ def sentences_svg(examples: Sequence[PicturedSentence]) -> str:
                 y += LINE
     height = y + MARGIN - (LINE - SIZE) // 2
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'font-family="Helvetica, Arial, sans-serif" role="img">\n<style>{STYLE}</style>\n'
-        f'<rect class="card" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>\n'
+        f'<rect class="card" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="8"/>\n'
         + "\n".join(parts)
         + "\n</svg>\n"
     )
+
+
+def _labelled(example: PicturedSentence) -> dict[str, list[MarkedWord]]:
+    """The source and the outputs by their labels, from top to bottom."""
+    return {example.label: list(example.source)} | {label: _words(text) for label, text in example.outputs.items()}
+
+
+def _width(examples: Sequence[PicturedSentence]) -> int:
+    """The card is as wide as its longest line, so that its text stays large on a small screen."""
+    lengths = [0.0]
+    for label, pieces in (pair for example in examples for pair in _labelled(example).items()):
+        lengths.append(len(label) * LABEL_SIZE / SIZE)
+        lengths += [sum(len(text) + space for text, _, space in line) for line in _wrapped(pieces)]
+    return min(WIDTH, 2 * MARGIN + math.ceil(max(lengths) * CHARACTER))
 
 
 def _text(y: int, content: str, size: int) -> str:

@@ -145,7 +145,7 @@ def output_folder(system: System, output: Path | None) -> Path:
     if output is None and not system.is_model:
         raise ValueError(f"`output` is needed: {system.path} is a file, so there is no folder to write to")
     if output is None and not system.path.exists():
-        raise ValueError(f"`output` is needed: {system.path} is a name on the hub and has no folder here")
+        raise ValueError(f"{system.path}: there is no such folder; for a model on the hub, `output` is needed")
     folder = output or RunFolder(system.run or system.path).evaluation
     check_folder(folder)
     return folder

@@ -1,7 +1,6 @@
 """Single numbers in running text, by name: `<!-- number: NAME -->VALUE<!-- /number -->`."""
 
 from l0drop.bench.cost_model import PAYS
-from l0drop.bench.predict import WORTHWHILE
 from l0drop.runs.gpu_benchmark import GpuDecodeBenchmark
 from l0drop.runs.prediction import SpeedPrediction
 from l0drop.runs.training_benchmark import TrainingSpeed
@@ -71,7 +70,6 @@ def of_speed() -> dict[str, str]:
     assert pays_from is not None
     pays = {
         "pays": f"{PAYS:g}×",
-        "worthwhile": f"{WORTHWHILE:g}×",
         "pays-from-32": f"{round(pays_from, -1)}",
         "predicted-512": f"{long.speed_up['both']:.2f}×",
     }

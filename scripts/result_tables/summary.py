@@ -1,4 +1,4 @@
-"""The two tables of README.md: quality of trained models, and speed at the length of documents."""
+"""The table of README.md and the start page: quality of trained models, and speed up to the length of documents."""
 
 import statistics
 
@@ -10,45 +10,44 @@ from result_tables.speed import ratio
 from result_tables.studies import PublishedStudy, count
 
 TRAINED = {
-    "Multi30k, captions": ("multi30k-translated", "zero-0.47", "decode-multi30k"),
-    "Europarl, sentences": ("europarl", "zero-0.46", "decode-europarl"),
+    "Multi30k captions, English-German": ("multi30k-translated", "zero-0.47", "decode-multi30k"),
+    "Europarl sentences, English-German": ("europarl", "zero-0.46", "decode-europarl"),
 }
 """A task: its study, the sparse system, and the timing at its source length and sparsity."""
-TIMED = ("cnndm", "wikisum")
+TIMED = {"articles, simulated": "cnndm", "long documents, simulated": "wikisum"}
+"""Lengths at which no model was trained, and the shapes that were timed."""
 NOTE = "† "
 """How the note under a table begins; it belongs to the generated block."""
 
 
-def quality_table() -> Table:
+def summary_table() -> Table:
     rows, notes = [], []
     for task, (name, system, timing) in TRAINED.items():
         study, timed = PublishedStudy.read(name), files.decoding(timing)
         differences = study.differences(system, SAME_WAY)
-        assert timed.workload.shape is not None
-        row = [task, f"{timed.workload.shape.source:,} tokens", f"{study.dropped(system):.1%}"]
-        rows.append([*row, f"{statistics.mean(differences):+.2f}", _alone(timed, "engine")])
+        lost = f"{statistics.mean(differences):+.2f}"
+        rows.append([task, _length(timed), f"{study.dropped(system):.1%}", lost, *_speed_ups(timed)])
         baselines = count(study.baselines, "independent baseline")
-        notes.append(f"{task.partition(',')[0]}: {count(len(differences), 'seed')}, {baselines}")
-    head = ["text, English-German", "source length", "encodings dropped", "test BLEU, sparse minus dense †"]
+        notes.append(f"{task.partition(' ')[0]}: {count(len(differences), 'seed')}, {baselines}")
+    for task, name in TIMED.items():
+        timed = files.decoding_of_shape(name)
+        assert timed.workload.shape is not None
+        dropped = f"{timed.workload.shape.dropped:.1%} (set)"
+        rows.append([task, _length(timed), dropped, "not measured", *_speed_ups(timed)])
+    head = ["input", "source length", "encodings dropped", "test BLEU, sparse minus dense †"]
     note = (
         f"{NOTE}Mean difference to a dense model with the same extra training, distilled the same way; no confidence "
         f"intervals yet. {'; '.join(notes)}. All Europarl models share one set of translations, and their sparsity and "
         "training length were chosen after earlier test scores."
     )
-    return Table([*head, "speed-up"], rows, note)
+    return Table([*head, "speed-up, float32", "speed-up, int8"], rows, note)
 
 
-def length_table() -> Table:
-    rows = []
-    for timed in map(files.decoding_of_shape, TIMED):
-        shape = timed.workload.shape
-        assert shape is not None
-        row = [f"{shape.source:,} tokens", f"{shape.dropped:.1%}"]
-        rows.append([*row, _alone(timed, "engine"), _alone(timed, "engine-int8")])
-    head = ["source length", "encodings dropped (set to the paper's value)"]
-    return Table([*head, "speed-up, float32", "speed-up, int8"], rows)
+def _length(timed: DecodeBenchmark) -> str:
+    assert timed.workload.shape is not None
+    return f"{timed.workload.shape.source:,} tokens"
 
 
-def _alone(timed: DecodeBenchmark, engine: str) -> str:
-    """The speed-up of dropping alone: one engine on the short and on the dense memory."""
-    return f"{ratio(timed, 'end_to_end', f'{engine}-short', f'{engine}-dense')}×"
+def _speed_ups(timed: DecodeBenchmark) -> list[str]:
+    """The speed-ups of dropping alone, in float32 and in int8: one engine on the short and on the dense memory."""
+    return [f"{ratio(timed, 'end_to_end', f'{name}-short', f'{name}-dense')}×" for name in ("engine", "engine-int8")]

@@ -83,7 +83,7 @@ def order_table(found: Mapping[str, Any]) -> Table:
         cells = [curve[keep] for curve in curves]
         label = "the model's choice" if keep is None else f"{keep:.0%}"
         rows.append([label, ", ".join(cells[: len(hard)]), ", ".join(cells[len(hard) :])])
-    return Table(["kept", "BLEU, hard cuts", "BLEU, gates drawn around the cut"], rows)
+    return Table(["kept", "BLEU, hard cuts", "BLEU, gates sampled around the cut"], rows)
 
 
 def _sparsity(found: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -75,6 +76,16 @@ def test_the_help_shows_no_type_for_flags(arguments: list[str], monkeypatch: pyt
     ran = CliRunner().invoke(app, [*arguments, "--help"])
     assert "--help" in ran.output
     assert "bool" not in ran.output.lower()
+
+
+def test_the_help_wraps_paragraphs_at_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    page = CliRunner().invoke(app, ["analyze", "--help"]).output
+    lines = [line.strip() for line in page.partition("╭")[0].splitlines()]
+    for line, following in pairwise(lines):
+        if line and following:
+            word = following.split()[0]
+            assert len(f"{line} {word}") > 96, f"{line!r} has room for {word!r}"
 
 
 def texts(tree: ast.AST) -> Iterator[str]:

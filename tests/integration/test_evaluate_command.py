@@ -227,7 +227,7 @@ def test_other_content_is_not_overwritten(
     text: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="acme/tiny is a name on the hub and has no folder here"):
+    with pytest.raises(ValueError, match="there is no such folder; for a model on the hub, `output` is needed"):
         output_folder(System(Path("acme/tiny")), None)
     assert not (tmp_path / "acme").exists(), "a folder of that name would hide the model on the hub"
     outputs = System(text["outputs"])
@@ -321,6 +321,7 @@ def test_a_run_of_source_text_alone_is_compared_with_its_dense_model(
     assert f"scored against outputs of {baseline} (beams: 1): {agreement}" in said
     assert f"replaces the evaluation in {run / 'evaluation'}" in said
     assert "no verdict: agreement with the dense model is not quality" in said
+    assert "Lost: in the dense output, but not in the system output. Names:" in " ".join(said.split())
     assert "100.00" not in said, "the dense model agrees with itself, which says nothing"
     found = json.loads((run / "evaluation" / "metrics.json").read_text())
     assert found["references"] == trained["test"]["references"] == f"outputs of {baseline}"

@@ -177,12 +177,15 @@ def test_labels_speak_of_dense_and_sparse_models():
 
 
 def test_the_summary_separates_trained_models_from_simulated_lengths():
-    table, note = in_markdown(summary.quality_table()).split("\n\n")
-    quality_rows, speed_rows = table.splitlines()[2:], in_markdown(summary.length_table()).splitlines()[2:]
-    assert len(quality_rows) + len(speed_rows) <= 5
-    assert "| -0.30 |" in quality_rows[0]
+    table, note = in_markdown(summary.summary_table()).split("\n\n")
+    rows = table.splitlines()[2:]
+    trained, simulated = rows[: len(summary.TRAINED)], rows[len(summary.TRAINED) :]
+    assert len(rows) <= 5
+    assert "| -0.30 |" in trained[0]
     assert "Europarl: two seeds, one independent baseline" in note
-    assert all(row.count("×") == 2 and "BLEU" not in row for row in speed_rows)
+    assert not any("simulated" in row or "not measured" in row for row in trained)
+    assert all("simulated" in row and "(set)" in row and "| not measured |" in row for row in simulated)
+    assert all(row.count("×") == 2 for row in rows)
 
 
 def test_baselines_of_several_lengths_use_the_seeds_of_their_sparse_models(monkeypatch):
