@@ -21,6 +21,7 @@ def parser_of(study: type[Study], about: str | None, runs: Path, ways: int | str
         parser.add_argument("--parts", nargs="*", choices=study.parts, default=study.parts)
     parser.add_argument("--systems", nargs="*", help="train these systems and the runs they need (default: all)")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=1, help="the number of the first seed (default: 1)")
     parser.add_argument("--baselines", type=int, help="number of independent baselines (default: one per seed)")
     parser.add_argument(
         "--distil", nargs=ways, type=way_named, choices=WAYS, default=["both"], help="how gated models are distilled"
@@ -55,7 +56,7 @@ def carry_out(study: type[Study], parser: argparse.ArgumentParser, make: Callabl
         made.train(recipes)
     found = made.gather()
     if ON in found.systems:
-        made.console.print(in_text(study.tables(found)), highlight=False, markup=False)
+        made.console.print(in_text(made.tables(found)), highlight=False, markup=False)
 
 
 def options_of(arguments: argparse.Namespace) -> Options:
@@ -66,6 +67,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
         parts=getattr(arguments, "parts", ()),
         systems=arguments.systems or (),
         seeds=arguments.seeds,
+        first_seed=arguments.first_seed,
         baselines=arguments.baselines,
         distil=arguments.distil[0],
         parallel=arguments.parallel,

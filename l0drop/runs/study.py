@@ -11,7 +11,7 @@ from l0drop.runs.run import CalibrationRecord, DialRow, LengthPenaltyRow, Scored
 
 @dataclass(frozen=True)
 class SeedRun:
-    """One run of a system. outputs_sha256: of its test outputs; shows whether a repeated run is identical."""
+    """One run of a system. outputs_sha256: of the compared outputs; shows whether a repeated run is identical."""
 
     seed: int
     train_seconds: float | None = optional()
@@ -32,22 +32,24 @@ class SeedRun:
 
     @property
     def sparsity(self) -> float | None:
-        """On the test text."""
-        return None if self.test is None else self.test.sparsity
+        """On the test text, else on the validation text."""
+        scored = self.test or self.valid
+        return None if scored is None else scored.sparsity
 
 
 @dataclass(frozen=True)
 class StudiedSystem:
     """The runs of one system. recipe: of one seed; the others differ in seed, name and model.init.
 
-    against_on: the difference to the continued baseline. one_seed: of a system with one seed, the differences to
-    others, over sentences only.
+    against_on: the difference to the continued baseline. against: to other systems, by name. one_seed: of a system with
+    one seed, the differences to others, over sentences only.
     """
 
     recipe: Settings
     runs: list[SeedRun]
     provenance: Provenance | None = optional()
     against_on: DifferenceOverBaselines | None = optional()
+    against: dict[str, DifferenceOverBaselines] = optional(factory=dict)
     one_seed: dict[str, Difference] = optional(factory=dict)
 
 
@@ -71,8 +73,9 @@ class StudyResults(JsonFile):
 
     @property
     def metric(self) -> str:
-        """The name of the score on the test text; all systems have the same."""
-        return next(run.test.score.name for one in self.systems.values() for run in one.runs if run.test is not None)
+        """The name of the score; all systems have the same."""
+        scored = (run.test or run.valid for one in self.systems.values() for run in one.runs)
+        return next(one.score.name for one in scored if one is not None)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from l0drop.data.score import MetricName
 from l0drop.data.text import read_lines
 from l0drop.data.whole import write_whole
 from l0drop.recipe import Evaluate, Recipe, TextCorpus, load_recipe
-from l0drop.runs.run import DialCurve, LengthPenaltyCurve, RunFolder, RunMetrics
+from l0drop.runs.run import DialCurve, LengthPenaltyCurve, RunFolder, RunMetrics, Split
 from l0drop.runs.study import SeedRun, StatisticsFile, StudiedSystem, StudyResults
 from l0drop.study.parallel import train_in_parallel
 from l0drop.study.sentence_statistics import SentenceStatistics, Statistics, counted_metrics
@@ -183,13 +183,16 @@ def gather(
     margin: float,
     also: Mapping[str, str] | None = None,
     statistics_file: Path | None = None,
+    split: Split = "test",
+    text: Sequence[str] = (),
 ) -> StudyResults:
     """The results of the finished runs, by system, and each system's difference to the continued baseline.
 
     Outputs are compared in the metric of the first run's recipe. margin: the acceptable loss of that score. also: for
     some systems, another one to compare with. A system of one seed is compared over sentences only (`one_seed`). The
-    result contains no text of the data. statistics_file: where to write the per-sentence statistics of all test
-    outputs, so that others can recompute scores and intervals; the result then names the file.
+    result contains no text of the data. statistics_file: where to write the per-sentence statistics of all outputs, so
+    that others can recompute scores and intervals; the result then names the file. split: the text of these outputs.
+    Runs that have not decoded it are not compared. text: overrides that name it, if the recipes do not.
     """
     systems: dict[str, StudiedSystem] = {}
     outputs: dict[str, list[tuple[int, str, Statistics]]] = {}
@@ -200,13 +203,16 @@ def gather(
         metrics = RunMetrics.read(folder.metrics)
         recipe = yaml.safe_load(folder.recipe.read_text(encoding="utf-8"))
         if not truth:
-            read = load_recipe(folder.recipe)
+            read = load_recipe(folder.recipe, text)
             scoring = read.evaluate
-            truth = references(read, build_tokenizers(read, folder.path, lambda text: None), "test")
+            truth = references(read, build_tokenizers(read, folder.path, lambda text: None), split)
         about = {key: recipe.pop(key) for key in ("name", "seed", "about")}
         entry = systems.setdefault(system, StudiedSystem(recipe, [], metrics.made_by))
-        file = folder.outputs_on("test")
-        entry.runs.append(_seed_run(folder, about["seed"], metrics, file.read_bytes()))
+        file = folder.outputs_on(split)
+        was_decoded = (metrics.test if split == "test" else metrics.valid) is not None
+        entry.runs.append(_seed_run(folder, about["seed"], metrics, file.read_bytes() if was_decoded else None))
+        if not was_decoded:
+            continue
         lines = list(read_lines(file))
         start = Path((recipe.get("model") or {}).get("init") or name).name
         counts = statistics_of(scoring.text_metric, lines, truth, scoring.tokenize)
@@ -222,8 +228,12 @@ def gather(
             entry = systems[system]
             if len(pairs) == 1 and len(found) == 1:
                 entry = replace(entry, one_seed={**entry.one_seed, name: compare(*pairs[0], margin)})
-            elif len(pairs) > 1 and name == ON:
-                entry = replace(entry, against_on=compare_over_baselines(pairs, starts, margin))
+            elif len(pairs) > 1:
+                over = compare_over_baselines(pairs, starts, margin)
+                if name == ON:
+                    entry = replace(entry, against_on=over)
+                else:
+                    entry = replace(entry, against={**entry.against, name: over})
             systems[system] = entry
     written = None
     if statistics_file is not None and truth:
@@ -231,7 +241,7 @@ def gather(
     return StudyResults(what, systems, written)
 
 
-def _seed_run(folder: RunFolder, seed: int, metrics: RunMetrics, outputs: bytes) -> SeedRun:
+def _seed_run(folder: RunFolder, seed: int, metrics: RunMetrics, outputs: bytes | None) -> SeedRun:
     return SeedRun(
         seed=seed,
         train_seconds=folder.train_seconds(),
@@ -244,7 +254,7 @@ def _seed_run(folder: RunFolder, seed: int, metrics: RunMetrics, outputs: bytes)
         length_penalties=(
             LengthPenaltyCurve.read(folder.length_penalties).rows if folder.length_penalties.exists() else None
         ),
-        outputs_sha256=hashlib.sha256(outputs).hexdigest(),
+        outputs_sha256=None if outputs is None else hashlib.sha256(outputs).hexdigest(),
     )
 
 

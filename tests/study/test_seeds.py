@@ -43,7 +43,7 @@ def run_folder(folder, outputs, seed, sparse):
 def test_runs_are_gathered_by_system_and_compared_with_the_baseline_of_their_seed(tmp_path, monkeypatch):
     truth = [f"the small house\u2028number {n} stands there" for n in range(30)]  # only a line feed ends a line
     worse = [line.replace("house", "tree") if n % 3 else line for n, line in enumerate(truth)]
-    monkeypatch.setattr(seeds, "load_recipe", lambda path: SimpleNamespace(evaluate=Evaluate()))
+    monkeypatch.setattr(seeds, "load_recipe", lambda path, text: SimpleNamespace(evaluate=Evaluate()))
     monkeypatch.setattr(seeds, "build_tokenizers", lambda *arguments: None)
     monkeypatch.setattr(seeds, "references", lambda recipe, tokenizers, split: truth)
     for seed in (1, 2):
@@ -66,7 +66,7 @@ def test_runs_are_gathered_by_system_and_compared_with_the_baseline_of_their_see
 
 def test_pairs_that_start_from_one_baseline_are_one_unit(tmp_path, monkeypatch):
     truth = [f"the small house number {n} stands there" for n in range(30)]
-    monkeypatch.setattr(seeds, "load_recipe", lambda path: SimpleNamespace(evaluate=Evaluate()))
+    monkeypatch.setattr(seeds, "load_recipe", lambda path, text: SimpleNamespace(evaluate=Evaluate()))
     monkeypatch.setattr(seeds, "build_tokenizers", lambda *arguments: None)
     monkeypatch.setattr(seeds, "references", lambda recipe, tokenizers, split: truth)
     for seed in (1, 2, 3, 4):
@@ -90,7 +90,7 @@ def test_pairs_that_start_from_one_baseline_are_one_unit(tmp_path, monkeypatch):
 
 def test_one_seed_is_compared_over_sentences_with_other_systems_too(tmp_path, monkeypatch):
     truth = [f"the small house number {n} stands there" for n in range(30)]
-    monkeypatch.setattr(seeds, "load_recipe", lambda path: SimpleNamespace(evaluate=Evaluate()))
+    monkeypatch.setattr(seeds, "load_recipe", lambda path, text: SimpleNamespace(evaluate=Evaluate()))
     monkeypatch.setattr(seeds, "build_tokenizers", lambda *arguments: None)
     monkeypatch.setattr(seeds, "references", lambda recipe, tokenizers, split: truth)
     for system, every in (("on", 99), ("learned", 5), ("rule", 3)):
