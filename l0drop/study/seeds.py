@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -189,13 +189,14 @@ def gather(
     """The results of the finished runs, by system, and each system's difference to the continued baseline.
 
     Outputs are compared in the metric of the first run's recipe. margin: the acceptable loss of that score. also: for
-    some systems, another one to compare with. A system of one seed is compared over sentences only (`one_seed`). The
-    result contains no text of the data. statistics_file: where to write the per-sentence statistics of all outputs, so
-    that others can recompute scores and intervals; the result then names the file. split: the text of these outputs.
-    Runs that have not decoded it are not compared. text: overrides that name it, if the recipes do not.
+    some systems, another one to compare with. A system of one seed is compared over sentences only (`one_seed`).
+    Fine-tuned runs are compared only if both had the same number of steps. The result contains no text of the data.
+    statistics_file: where to write the per-sentence statistics of all outputs, so that others can recompute scores and
+    intervals; the result then names the file. split: the text of these outputs. Runs that have not decoded it are not
+    compared. text: overrides that name it, if the recipes do not.
     """
     systems: dict[str, StudiedSystem] = {}
-    outputs: dict[str, list[tuple[int, str, Statistics]]] = {}
+    outputs: dict[str, list[_Outputs]] = {}
     truth: list[str] = []
     scoring = Evaluate()
     for name in (name for name in names if RunFolder(runs / name).is_finished):
@@ -214,17 +215,19 @@ def gather(
         if not was_decoded:
             continue
         lines = list(read_lines(file))
-        start = Path((recipe.get("model") or {}).get("init") or name).name
+        init = (recipe.get("model") or {}).get("init")
         counts = statistics_of(scoring.text_metric, lines, truth, scoring.tokenize)
-        outputs.setdefault(system, []).append((about["seed"], start, counts))
+        steps = None if init is None else metrics.steps
+        outputs.setdefault(system, []).append(_Outputs(about["seed"], Path(init or name).name, steps, counts))
     for system, found in outputs.items():
         others = {ON: continued_of(system, outputs)} if system != ON else {}
         if also and system in also:
             others[also[system]] = also[system]
         for name, other in others.items():
-            theirs = {seed: (start, one) for seed, start, one in outputs.get(other, [])}
-            pairs = [(ours, theirs[seed][1]) for seed, _, ours in found if seed in theirs]
-            starts = [theirs[seed][0] for seed, _, _ in found if seed in theirs]
+            theirs = {one.seed: one for one in outputs.get(other, [])}
+            alike = [one for one in found if one.seed in theirs and one.is_trained_like(theirs[one.seed])]
+            pairs = [(one.counts, theirs[one.seed].counts) for one in alike]
+            starts = [theirs[one.seed].start for one in alike]
             entry = systems[system]
             if len(pairs) == 1 and len(found) == 1:
                 entry = replace(entry, one_seed={**entry.one_seed, name: compare(*pairs[0], margin)})
@@ -239,6 +242,20 @@ def gather(
     if statistics_file is not None and truth:
         written = _write_statistics(statistics_file, outputs, truth, scoring)
     return StudyResults(what, systems, written)
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    """The decoded text of a run. start: the baseline it starts from. steps: of its fine-tuning, None from scratch."""
+
+    seed: int
+    start: str
+    steps: int | None
+    counts: Statistics
+
+    def is_trained_like(self, other: "_Outputs") -> bool:
+        """Whether both were fine-tuned for as many steps; a run from scratch may be compared with any."""
+        return None in (self.steps, other.steps) or self.steps == other.steps
 
 
 def _seed_run(folder: RunFolder, seed: int, metrics: RunMetrics, outputs: bytes | None) -> SeedRun:
@@ -259,11 +276,11 @@ def _seed_run(folder: RunFolder, seed: int, metrics: RunMetrics, outputs: bytes 
 
 
 def _write_statistics(
-    file: Path, outputs: Mapping[str, Sequence[tuple[int, str, Statistics]]], truth: Sequence[str], scoring: Evaluate
+    file: Path, outputs: Mapping[str, Sequence["_Outputs"]], truth: Sequence[str], scoring: Evaluate
 ) -> StatisticsFile:
     """Write the statistics of all runs, by name; returns the file's name and hash."""
     by_run: dict[str, dict[MetricName, Statistics]] = {
-        f"{system}-s{seed}": {scoring.text_metric: one} for system, found in outputs.items() for seed, _, one in found
+        f"{system}-s{one.seed}": {scoring.text_metric: one.counts} for system, found in outputs.items() for one in found
     }
     metrics = counted_metrics({scoring.text_metric: scorer_of(scoring)(truth, truth)})
     count = len(truth)

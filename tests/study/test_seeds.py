@@ -64,6 +64,58 @@ def test_runs_are_gathered_by_system_and_compared_with_the_baseline_of_their_see
     assert found["zero-0.5"]["against_on"]["baselines"] == 2, "each run of `on` is its own start here"
 
 
+def test_fine_tuned_runs_with_other_numbers_of_steps_are_not_compared(tmp_path, monkeypatch):
+    truth = [f"the small house number {n} stands there" for n in range(30)]
+    monkeypatch.setattr(seeds, "load_recipe", lambda path, text: SimpleNamespace(evaluate=Evaluate()))
+    monkeypatch.setattr(seeds, "build_tokenizers", lambda *arguments: None)
+    monkeypatch.setattr(seeds, "references", lambda recipe, tokenizers, split: truth)
+    systems = {"on": 3, "zero-0.5": 3, "zero-0.5-500-steps": 2, "scratch": 9}
+    for system, steps in systems.items():
+        for seed in (1, 2):
+            folder = tmp_path / f"{system}-s{seed}"
+            run_folder(folder, truth, seed, sparse=system != "on")
+            metrics = json.loads((folder / "metrics.json").read_text())
+            (folder / "metrics.json").write_text(json.dumps({**metrics, "steps": steps}))
+            if system != "scratch":
+                start = f"model: {{init: runs/base-s{seed}}}\n"
+                (folder / "recipe.yaml").write_text((folder / "recipe.yaml").read_text() + start)
+    found = gathered(tmp_path, [f"{system}-s{seed}" for system in systems for seed in (1, 2)], "a test", 0.5)["systems"]
+    assert {name for name, system in found.items() if "against_on" in system} == {"zero-0.5", "scratch"}
+
+
+def test_runs_that_were_not_decoded_are_listed_but_not_compared(tmp_path, monkeypatch):
+    truth = [f"the small house number {n} stands there" for n in range(30)]
+    texts = []
+    monkeypatch.setattr(
+        seeds, "load_recipe", lambda path, text: texts.append(text) or SimpleNamespace(evaluate=Evaluate())
+    )
+    monkeypatch.setattr(seeds, "build_tokenizers", lambda *arguments: None)
+    monkeypatch.setattr(seeds, "references", lambda recipe, tokenizers, split: truth)
+    for system in ("on", "on-taught", "on-taught-falling", "zero-0.5"):
+        for seed in (1, 2):
+            folder = tmp_path / f"{system}-s{seed}"
+            run_folder(folder, truth, seed, sparse=system.startswith("zero"))
+            if system == "on-taught":
+                metrics = json.loads((folder / "metrics.json").read_text())
+                del metrics["test"]
+                (folder / "metrics.json").write_text(json.dumps(metrics))
+                (folder / "outputs" / "test.txt").unlink()
+    names = [path.name for path in sorted(tmp_path.iterdir())]
+    also, text = {"zero-0.5": "on-taught-falling"}, ["data.test.source=x"]
+    found = gathered(tmp_path, names, "a test", 0.5, also, tmp_path / "statistics.json.gz", text=text)
+    systems = found["systems"]
+    assert texts == [text]
+    assert len(systems["on-taught"]["runs"]) == 2
+    assert "outputs_sha256" not in systems["on-taught"]["runs"][0]
+    assert "against_on" not in systems["on-taught"]
+    assert systems["zero-0.5"]["against"]["on-taught-falling"]["baselines"] == 2
+    stored = SentenceStatistics.read(tmp_path / found["statistics"]["file"])
+    assert not any(name.startswith("on-taught-s") for name in stored.systems)
+    (tmp_path / "on-s1" / "outputs" / "valid.txt").write_text("".join(f"{line}\n" for line in truth))
+    on_valid = gathered(tmp_path, ["on-s1"], "a test", 0.5, split="valid")
+    assert on_valid["systems"]["on"]["runs"][0]["outputs_sha256"]
+
+
 def test_pairs_that_start_from_one_baseline_are_one_unit(tmp_path, monkeypatch):
     truth = [f"the small house number {n} stands there" for n in range(30)]
     monkeypatch.setattr(seeds, "load_recipe", lambda path, text: SimpleNamespace(evaluate=Evaluate()))
