@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from l0drop.data.score import Score
-from l0drop.runs.evaluation import Difference, DifferenceOverBaselines
+from l0drop.runs.evaluation import Compared, Difference, DifferenceOverBaselines
 from l0drop.runs.json_file import JsonFile, Settings, flat, optional
 from l0drop.runs.provenance import Provenance
 from l0drop.runs.run import CalibrationRecord, DialRow, LengthPenaltyRow, Scored, Split
@@ -103,9 +103,10 @@ class Rivals(JsonFile):
 
 @dataclass(frozen=True)
 class LengthScore:
-    """A system on the examples of one length: its score, and its difference to the continued baseline.
+    """A run on the examples of one length: its score, and its difference to the continued baseline of its seed.
 
-    length: the longest source in subwords. source_tokens: without EOS. controls: scores with wrong sources.
+    length: the longest source in subwords. source_tokens: without EOS. controls: scores with wrong sources. difference:
+    None if the two were not trained for the same number of steps.
     """
 
     system: str
@@ -117,20 +118,42 @@ class LengthScore:
     sparsity: float | None = optional()
     controls: dict[str, Score] = optional(factory=dict)
     difference: Difference | None = optional()
+    seed: int = 1
+
+
+@dataclass(frozen=True)
+class LengthDifference:
+    """The difference of a system to the continued baseline on the examples of one length, over baselines."""
+
+    system: str
+    split: Split
+    length: int
+    difference: DifferenceOverBaselines
 
 
 @dataclass(frozen=True)
 class LengthScores(JsonFile):
-    """`lengths.json`: the systems of a study by the length of the examples."""
+    """`lengths.json`: the runs of a study by the length of the examples. over: differences over several baselines."""
 
     COMMAND = "the script of the study"
 
     what: str
     rows: list[LengthScore]
+    over: list[LengthDifference] = optional(factory=list)
 
-    def row(self, system: str, split: Split, length: int) -> LengthScore:
+    def of(self, system: str, split: Split, length: int) -> list[LengthScore]:
+        """One row for each seed."""
         wanted = (system, split, length)
-        return next(row for row in self.rows if (row.system, row.split, row.length) == wanted)
+        return [row for row in self.rows if (row.system, row.split, row.length) == wanted]
+
+    def difference(self, system: str, split: Split, length: int) -> Compared | None:
+        """Over baselines, or of the only seed over documents."""
+        wanted = (system, split, length)
+        for one in self.over:
+            if (one.system, one.split, one.length) == wanted:
+                return one.difference
+        rows = self.of(system, split, length)
+        return rows[0].difference if len(rows) == 1 else None
 
 
 @dataclass(frozen=True)
