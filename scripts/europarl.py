@@ -310,6 +310,7 @@ class Confirmed(Confirming):
     what = Europarl.what
     base_recipe, sparse_recipe = Europarl.base_recipe, Europarl.sparse_recipe
     endings, margin, decoders = Europarl.endings, Europarl.margin, Europarl.decoders
+    by_document = True
 
 
 def main() -> None:

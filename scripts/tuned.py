@@ -43,8 +43,10 @@ VARIANTS: Mapping[str, Sequence[str]] = {
     ),
     "layers": ("l0drop.gate=layers", "l0drop.gate_args={layers: [0, 3, 6]}"),
     "network": ("l0drop.gate=network",),
+    "mean-gating": ("l0drop.gating=mean",),
 }  # fmt: skip
-"""Ways to a sparsity, by name: the way to the target, then what the gate reads (docs/training.md, docs/gates.md)."""
+"""Ways to a sparsity, by name: the way to the target, what the gate reads, and another gating (docs/training.md,
+docs/gates.md)."""
 PLAIN = "plain"
 """The name of no variant."""
 RATES = (1e-4, 6e-4, 1e-3)

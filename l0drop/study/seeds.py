@@ -6,6 +6,7 @@ Every run is an ordinary one, named SYSTEM-sSEED. Each system is compared with t
 
 import hashlib
 import json
+from bisect import bisect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,8 +17,10 @@ import yaml
 from rich.console import Console
 
 from l0drop.data.metrics import scorer_of
+from l0drop.data.prepare import usable_pairs
 from l0drop.data.score import MetricName
 from l0drop.data.text import read_lines
+from l0drop.data.tokenizer import TokenizerPair
 from l0drop.data.whole import write_whole
 from l0drop.recipe import Evaluate, Recipe, TextCorpus, load_recipe
 from l0drop.runs.run import DialCurve, LengthPenaltyCurve, RunFolder, RunMetrics, Split
@@ -26,7 +29,7 @@ from l0drop.study.parallel import train_in_parallel
 from l0drop.study.sentence_statistics import SentenceStatistics, Statistics, counted_metrics
 from l0drop.study.sentence_statistics import statistics as statistics_of
 from l0drop.study.significance import compare, compare_over_baselines
-from l0drop.training.corpora import build_tokenizers, references
+from l0drop.training.corpora import build_tokenizers, references, split_text
 from l0drop.training.run import open_run, prepare
 
 ON = "on"
@@ -185,6 +188,7 @@ def gather(
     statistics_file: Path | None = None,
     split: Split = "test",
     text: Sequence[str] = (),
+    by_document: bool = False,
 ) -> StudyResults:
     """The results of the finished runs, by system, and each system's difference to the continued baseline.
 
@@ -193,12 +197,14 @@ def gather(
     Fine-tuned runs are compared only if both had the same number of steps. The result contains no text of the data.
     statistics_file: where to write the per-sentence statistics of all outputs, so that others can recompute scores and
     intervals; the result then names the file. split: the text of these outputs. Runs that have not decoded it are not
-    compared. text: overrides that name it, if the recipes do not.
+    compared. text: overrides that name it, if the recipes do not. by_document: resample documents, which blank lines
+    end, instead of sentences; the sentences of a document depend on each other.
     """
     systems: dict[str, StudiedSystem] = {}
     outputs: dict[str, list[_Outputs]] = {}
     truth: list[str] = []
-    scoring = Evaluate()
+    documents: list[int] = []
+    scoring, unit = Evaluate(), "document" if by_document else "sentence"
     for name in (name for name in names if RunFolder(runs / name).is_finished):
         folder, system = RunFolder(runs / name), name.rpartition("-s")[0]
         metrics = RunMetrics.read(folder.metrics)
@@ -206,7 +212,9 @@ def gather(
         if not truth:
             read = load_recipe(folder.recipe, text)
             scoring = read.evaluate
-            truth = references(read, build_tokenizers(read, folder.path, lambda text: None), split)
+            tokenizers = build_tokenizers(read, folder.path, lambda text: None)
+            truth = references(read, tokenizers, split)
+            documents = document_numbers(read, tokenizers, split) if by_document else [*range(len(truth))]
         about = {key: recipe.pop(key) for key in ("name", "seed", "about")}
         entry = systems.setdefault(system, StudiedSystem(recipe, [], metrics.made_by))
         file = folder.outputs_on(split)
@@ -226,13 +234,14 @@ def gather(
         for name, other in others.items():
             theirs = {one.seed: one for one in outputs.get(other, [])}
             alike = [one for one in found if one.seed in theirs and one.is_trained_like(theirs[one.seed])]
-            pairs = [(one.counts, theirs[one.seed].counts) for one in alike]
+            sides = [(one.counts, theirs[one.seed].counts) for one in alike]
+            pairs = [(ours.by_document(documents), other.by_document(documents)) for ours, other in sides]
             starts = [theirs[one.seed].start for one in alike]
             entry = systems[system]
             if len(pairs) == 1 and len(found) == 1:
-                entry = replace(entry, one_seed={**entry.one_seed, name: compare(*pairs[0], margin)})
+                entry = replace(entry, one_seed={**entry.one_seed, name: compare(*pairs[0], margin, unit=unit)})
             elif len(pairs) > 1:
-                over = compare_over_baselines(pairs, starts, margin)
+                over = compare_over_baselines(pairs, starts, margin, unit=unit)
                 if name == ON:
                     entry = replace(entry, against_on=over)
                 else:
@@ -240,7 +249,7 @@ def gather(
             systems[system] = entry
     written = None
     if statistics_file is not None and truth:
-        written = _write_statistics(statistics_file, outputs, truth, scoring)
+        written = _write_statistics(statistics_file, outputs, truth, documents, scoring)
     return StudyResults(what, systems, written)
 
 
@@ -256,6 +265,17 @@ class _Outputs:
     def is_trained_like(self, other: "_Outputs") -> bool:
         """Whether both were fine-tuned for as many steps; a run from scratch may be compared with any."""
         return None in (self.steps, other.steps) or self.steps == other.steps
+
+
+def document_numbers(recipe: Recipe, tokenizers: TokenizerPair, split: str) -> list[int]:
+    """The number of the document that each scored sentence of a split belongs to, from 0; blank lines end documents."""
+    data = recipe.data
+    text = split_text(recipe, split, tokenizers)
+    ends = [pair.line for pair in text if pair.is_blank]
+    pairs = usable_pairs(text, tokenizers, max_source=data.max_source, max_target=data.max_target)
+    found = [bisect(ends, pair.line) for pair in pairs]
+    numbers = {document: number for number, document in enumerate(dict.fromkeys(found))}
+    return [numbers[document] for document in found]
 
 
 def _seed_run(folder: RunFolder, seed: int, metrics: RunMetrics, outputs: bytes | None) -> SeedRun:
@@ -276,15 +296,18 @@ def _seed_run(folder: RunFolder, seed: int, metrics: RunMetrics, outputs: bytes 
 
 
 def _write_statistics(
-    file: Path, outputs: Mapping[str, Sequence["_Outputs"]], truth: Sequence[str], scoring: Evaluate
+    file: Path,
+    outputs: Mapping[str, Sequence["_Outputs"]],
+    truth: Sequence[str],
+    documents: Sequence[int],
+    scoring: Evaluate,
 ) -> StatisticsFile:
     """Write the statistics of all runs, by name; returns the file's name and hash."""
     by_run: dict[str, dict[MetricName, Statistics]] = {
         f"{system}-s{one.seed}": {scoring.text_metric: one.counts} for system, found in outputs.items() for one in found
     }
     metrics = counted_metrics({scoring.text_metric: scorer_of(scoring)(truth, truth)})
-    count = len(truth)
-    content = SentenceStatistics(by_run, metrics, [*range(1, count + 1)], [*range(count)]).counts.as_bytes()
+    content = SentenceStatistics(by_run, metrics, [*range(1, len(truth) + 1)], [*documents]).counts.as_bytes()
     write_whole(file, content)
     return StatisticsFile(file.name, hashlib.sha256(content).hexdigest())
 

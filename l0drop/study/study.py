@@ -113,6 +113,8 @@ class Study(ABC):
     """For some systems, another one to compare with beside `on`. `compared_with` may add to it."""
     split: ClassVar[Split] = "test"
     """The text on which outputs are compared."""
+    by_document: ClassVar[bool] = False
+    """Whether intervals are over documents, which blank lines end, instead of sentences."""
     tests_every_run: ClassVar[bool] = True
     """Whether every run decodes the test text at its end."""
     own_outputs: ClassVar[bool] = False
@@ -179,9 +181,17 @@ class Study(ABC):
 
     def gather(self) -> StudyResults:
         """Collect the finished runs of the plan in results.json, and their statistics beside it."""
-        others, statistics = self.compared_with(), self.runs / "statistics.json.gz"
-        names, split = self.recipes, self.split
-        found = gather(self.runs, names, self.what, self.margin, others, statistics, split, self.test_text)
+        found = gather(
+            self.runs,
+            self.recipes,
+            self.what,
+            self.margin,
+            self.compared_with(),
+            self.runs / "statistics.json.gz",
+            split=self.split,
+            text=self.test_text,
+            by_document=self.by_document,
+        )
         found.write(self.runs / "results.json")
         return found
 

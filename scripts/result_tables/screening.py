@@ -68,7 +68,10 @@ def chosen_table(found: StudyResults) -> Table:
 
 
 def candidates_table(found: StudyResults) -> Table:
-    """The variants by their mean score on the validation text over all targets; the first two are to be confirmed."""
+    """The variants by their mean score on the validation text over all targets; the first two are to be confirmed.
+
+    Only variants with all targets and as many seeds as the others take part.
+    """
     targets = _targets(found)
     means = {variant: statistics.mean(each) for variant, each in _variants(found).items() if len(each) == len(targets)}
     order = sorted(means, key=lambda variant: -means[variant])
@@ -126,11 +129,14 @@ def _scores(found: StudyResults, best: Tuned) -> dict[int, float]:
 
 
 def _variants(found: StudyResults) -> dict[str, list[float]]:
-    """The score of each variant at each target, for systems with as many steps as the continued baseline."""
+    """The score of each variant at each target, for systems with all seeds and the continued baseline's steps."""
     scores: dict[str, list[float]] = {}
-    for name in found.systems:
+    most = max(len(system.runs) for name, system in found.systems.items() if _target(found, name) is not None)
+    for name, system in found.systems.items():
         target, best = _target(found, name), tuned(found, name)
-        if target is not None and best is not None and _steps(found, name) == _steps(found, CONTINUED):
+        if target is None or best is None or len(system.runs) < most:
+            continue
+        if _steps(found, name) == _steps(found, CONTINUED):
             scores.setdefault(name.removeprefix(f"zero-{target}").removeprefix("-") or "plain", []).append(best.valid)
     return scores
 

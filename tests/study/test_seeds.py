@@ -116,6 +116,63 @@ def test_runs_that_were_not_decoded_are_listed_but_not_compared(tmp_path, monkey
     assert on_valid["systems"]["on"]["runs"][0]["outputs_sha256"]
 
 
+def test_documents_can_be_the_unit_of_resampling(baseline, tmp_path, monkeypatch):
+    """Blank lines end documents; lines of one side only, and documents without any other, do not count."""
+    source = [
+        "the dog sees a cat .",
+        "the cat .",
+        "",
+        "",
+        "a dog .",
+        "",
+        "the cat .",
+        "the dog sees a cat .",
+        "the dog sees a cat .",
+        "",
+        "a",
+        "",
+    ]
+    target = [
+        "der Hund sieht ein Katze .",
+        "",
+        "",
+        "",
+        "der Hund sieht ein Katze .",
+        "",
+        "der Hund sieht ein Katze .",
+        "der Hund sieht ein Katze .",
+        "der Hund sieht ein Katze .",
+        "",
+        "",
+        "",
+    ]
+    for side, lines in (("source", source), ("target", target)):
+        (tmp_path / side).write_text("".join(f"{line}\n" for line in lines))
+    values = tiny.recipe(tmp_path / "data")
+    values["data"]["test"] = {side: str(tmp_path / side) for side in ("source", "target")}
+    recipe, tokenizers = parse_recipe(values, "test"), load_tokenizers(baseline)
+    assert seeds.document_numbers(recipe, tokenizers, "test") == [0, 1, 2, 2, 2]
+    monkeypatch.setattr(seeds, "load_recipe", lambda path, text: recipe)
+    monkeypatch.setattr(seeds, "build_tokenizers", lambda *arguments: tokenizers)
+    for seed in (1, 2):
+        for system, outputs in (
+            ("on", ["der Hund sieht ein Katze ."] * 5),
+            ("zero-0.5", ["der Hund sieht ein Katze ."] * 2 + ["der Hund sieht ein Hund ."] * 3),
+        ):
+            run_folder(tmp_path / "runs" / f"{system}-s{seed}", outputs, seed, sparse=system != "on")
+    names = [path.name for path in sorted((tmp_path / "runs").iterdir())]
+    results = {}
+    for by_document in (True, False):
+        file = tmp_path / "statistics.json.gz"
+        found = gathered(tmp_path / "runs", names, "a test", 0.5, None, file, by_document=by_document)
+        results[by_document] = found["systems"]["zero-0.5"]["against_on"]
+        assert SentenceStatistics.read(file).documents == ([0, 1, 2, 2, 2] if by_document else [0, 1, 2, 3, 4])
+    assert (results[True]["unit"], results[True]["units"]) == ("document", 3)
+    assert (results[False]["unit"], results[False]["units"]) == ("sentence", 5)
+    assert results[True]["difference"] == results[False]["difference"]
+    assert results[True]["lower"] != results[False]["lower"]
+
+
 def test_pairs_that_start_from_one_baseline_are_one_unit(tmp_path, monkeypatch):
     truth = [f"the small house number {n} stands there" for n in range(30)]
     monkeypatch.setattr(seeds, "load_recipe", lambda path, text: SimpleNamespace(evaluate=Evaluate()))

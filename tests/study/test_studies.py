@@ -326,6 +326,8 @@ def test_the_tables_of_a_screening_choose_on_the_validation_text():
         "zero-0.7": tuned_system(1000, 0.7, (35, 36), (35, 36)),
         "zero-0.7-fixed": tuned_system(1000, 0.7, (35.5, 32), (36, 32)),
         "zero-0.7-network": tuned_system(1000, 0.7, (38, 32), (38, 32)),
+        "zero-0.47-settled": tuned_system(1000, 0.47, (40, 39)),
+        "zero-0.7-settled": tuned_system(1000, 0.7, (37.5, 39)),
         "zero-0.7-2000-steps": tuned_system(2000, 0.7, (30, 31), (30, 31)),
     }
     tables = multi30k.Multi30k.tables(filled(StudyResults, {"systems": found}))
@@ -335,9 +337,11 @@ def test_the_tables_of_a_screening_choose_on_the_validation_text():
     assert chosen.rows == [
         ["dense", dense, "1.4", "42.00", "-"],
         ["target 0.47", "sparse `zero`, target 0.47, fixed", "0.6", "40.50", "-1.50 (-0.50, -2.50)"],
-        ["target 0.7", "sparse `zero`, target 0.7, network", "0.6", "38.00", "-4.00 (-3.00, -5.00)"],
+        ["target 0.7", "sparse `zero`, target 0.7, settled", "1.4", "39.00", "-2.00 (-2.00)"],
     ]
-    assert candidates.rows == [["1", "`fixed`", "38.12"], ["2", "`plain`", "38.00"]], "network lacks a target"
+    assert candidates.rows == [["1", "`fixed`", "38.12"], ["2", "`plain`", "38.00"]], (
+        "network lacks a target, settled a seed"
+    )
     assert steps.rows == [["1,000", "42.00", "40.00", "36.00"], ["2,000", "49.00", "-", "31.00"]]
     assert steps.head[1] == f"{dense}: BLEU, valid"
 
@@ -484,7 +488,7 @@ def test_the_command_line_trains_and_prints_the_tables(data, tmp_path, monkeypat
     one = {"runs": [{"seed": 1, "valid": {"score": {"value": 20.5}}, "test": {"score": {"value": 20.5}}}]}
     found = filled(StudyResults, {"systems": {"on": one}})
     monkeypatch.setattr(studies, "train_all", lambda recipes, *_: trained.extend(recipe.name for recipe in recipes))
-    monkeypatch.setattr(studies, "gather", lambda *_: found)
+    monkeypatch.setattr(studies, "gather", lambda *_, **__: found)
     command = ["europarl.py", "--data", str(data), "--runs", str(tmp_path), "--parts", "--distil", "text"]
     for options, names in (([], ["base-s1", "on-s1", "zero-0.46-s1"]), (["--gather"], [])):
         monkeypatch.setattr(sys, "argv", [*command, *options])
