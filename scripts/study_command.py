@@ -8,6 +8,7 @@ from l0drop.models.quiet import quiet_libraries
 from l0drop.runs.study import StudyResults
 from l0drop.runs.table import Table, in_markdown
 from l0drop.study.distillation import WAYS, way_named
+from l0drop.study.parallel import RunError
 from l0drop.study.seeds import ON
 from l0drop.study.study import Options, Study, UnknownSystemError
 
@@ -52,11 +53,17 @@ def carry_out(study: type[Study], parser: argparse.ArgumentParser, make: Callabl
         recipes = made.plan()
     except UnknownSystemError as error:
         raise SystemExit(f"--systems: {error}") from None
+    failed = None
     if not arguments.gather:
-        made.train(recipes)
+        try:
+            made.train(recipes)
+        except RunError as error:  # the other runs are finished
+            failed = error
     found = made.gather()
     if ON in found.systems:
-        made.console.print(in_text(made.tables(found)), highlight=False, markup=False)
+        made.console.print(in_text(made.tables(found)), highlight=False, markup=False, soft_wrap=True)
+    if failed is not None:
+        raise SystemExit(str(failed))
 
 
 def options_of(arguments: argparse.Namespace) -> Options:

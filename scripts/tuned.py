@@ -23,6 +23,7 @@ from l0drop.runs.run import LengthPenaltyCurve, RunFolder, RunMetrics, Split
 from l0drop.runs.study import StudyResults
 from l0drop.runs.table import Table
 from l0drop.study.length_penalty import decode_test, length_penalty_curve
+from l0drop.study.parallel import RunError
 from l0drop.study.seeds import ON, Then
 from l0drop.study.study import BASE, Options, Study, SystemRecipe, at_target
 from l0drop.study.sweep import UNGATED
@@ -110,13 +111,20 @@ class Confirming(Tuned):
         return systems
 
     def train(self, recipes: Sequence[Recipe]) -> None:
-        """Train; then choose the reference, and decode the test text of the compared runs."""
-        super().train(recipes)
+        """Train; then choose the reference, and decode the test text of the compared runs, whatever else failed."""
+        failed = None
+        try:
+            super().train(recipes)
+        except RunError as error:
+            failed = error
         reference = self.chosen()
         for name in self.recipes:
             system = name.rpartition("-s")[0]
-            if system != BASE and (system not in REFERENCES or system == reference):
+            is_compared = system != BASE and (system not in REFERENCES or system == reference)
+            if is_compared and RunFolder(self.runs / name).is_finished:
                 decode_test(self.runs / name, self.curve(name).best, self.test_text)
+        if failed is not None:
+            raise failed
 
     def chosen(self) -> str:
         """The reference with the best mean score on the validation text."""

@@ -1,5 +1,6 @@
 """The systems that the study scripts declare. Training is tested elsewhere."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import multi30k
 import tuned
 from l0drop.runs.run import LengthPenaltyCurve, LengthPenaltyRow, RunMetrics
 from l0drop.runs.study import StudyResults
+from l0drop.runs.table import Table
 from l0drop.study import study as studies
 from l0drop.study.distillation import Distillation
+from l0drop.study.parallel import RunError
 from l0drop.study.study import Options
 from l0drop.training.assemble import load_dense
 from result_tables.labels import label
@@ -410,6 +413,27 @@ def test_the_test_text_is_decoded_once_everything_is_chosen(data, tmp_path, monk
         made.compared_with()
 
 
+def test_a_run_that_fails_does_not_keep_others_from_the_test_text(data, tmp_path, monkeypatch):
+    made = confirmed(data, runs=tmp_path, seeds=1, sparsities=[0.7])
+    recipes, decoded = made.plan(), []
+
+    def train_all(*_):
+        for recipe in recipes:
+            if recipe.name != "zero-0.7-fixed-s1":
+                finish(tmp_path / recipe.name, 1, 20.0, tested=False)
+        raise RunError("zero-0.7-fixed-s1: out of memory")
+
+    monkeypatch.setattr(studies, "train_all", train_all)
+    monkeypatch.setattr(tuned, "decode_test", lambda run, *_: decoded.append(run.name))
+    with pytest.raises(RunError, match="out of memory"):
+        made.train(recipes)
+    assert decoded == ["on-s1", "on-taught-s1", "zero-0.7-s1"]
+    shutil.rmtree(tmp_path / "on-taught-rate-0.001-s1")
+    monkeypatch.setattr(studies, "train_all", lambda *_: None)
+    with pytest.raises(ValueError, match=r"on-taught-rate-0\.001-s1: not a finished run"):
+        made.train(recipes)
+
+
 def test_each_continued_baseline_decodes_the_training_text_for_its_seed(data, tmp_path, monkeypatch):
     made = confirmed(data, runs=tmp_path, first_seed=2, reference="on-taught")
     recipes = made.plan()
@@ -499,3 +523,20 @@ def test_the_command_line_trains_and_prints_the_tables(data, tmp_path, monkeypat
     monkeypatch.setattr(sys, "argv", ["europarl.py", "--tables", str(results)])
     europarl.main()
     assert "20.50" in capsys.readouterr().out
+
+
+def test_results_are_gathered_even_if_a_run_failed(data, tmp_path, monkeypatch, capsys):
+    found = filled(StudyResults, {"systems": {"on": {"runs": [{"seed": 1, "valid": {"score": {"value": 20.5}}}]}}})
+
+    def train_all(*_):
+        raise RunError("zero-s1: out of memory")
+
+    monkeypatch.setattr(studies, "train_all", train_all)
+    monkeypatch.setattr(studies, "gather", lambda *_, **__: found)
+    monkeypatch.setattr(europarl.Europarl, "tables", staticmethod(lambda found: [Table(["a"], [["20.50"]])]))
+    command = ["europarl.py", "--data", str(data), "--runs", str(tmp_path), "--parts", "--distil", "text"]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit, match="out of memory"):
+        europarl.main()
+    assert (tmp_path / "results.json").exists()
+    assert "20.50" in capsys.readouterr().err
