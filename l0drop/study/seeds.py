@@ -16,6 +16,7 @@ from typing import Self
 import yaml
 from rich.console import Console
 
+from l0drop.core.gates import gate_class
 from l0drop.data.metrics import scorer_of
 from l0drop.data.prepare import usable_pairs
 from l0drop.data.score import MetricName
@@ -86,9 +87,17 @@ def train_all(
             else:
                 _share(runs / leader.name, runs / recipe.name)
     with _Background(runs, then or {}) as background:
+        leaders: dict[str, str] = {}
+
+        def ready(recipe: Recipe) -> bool:
+            able = background.ready(recipe)
+            if able:  # it starts now
+                _share_outputs(recipe, runs, leaders)
+            return able
+
         for name in train_in_parallel(
             missing, runs, parallel, threads, console, lambda name, seconds: None,
-            ready=background.ready, more=follow_ups, busy=background.busy,
+            ready=ready, more=follow_ups, busy=background.busy,
         ):  # fmt: skip
             console.print(f"{name} is done")
             background.begin()
@@ -177,6 +186,22 @@ def _share(leader: Path, follower: Path) -> None:
     ):  # fmt: skip
         if part.exists() and not link.exists():
             link.symlink_to(Path("..", leader.name, part.name), target_is_directory=True)
+
+
+def _share_outputs(recipe: Recipe, runs: Path, leaders: dict[str, str]) -> None:
+    """Let the runs that train on the same outputs of a teacher tokenize them once; others wait for the first one.
+
+    leaders: the first run, by text and start. A gate that needs hints has its own text.
+    """
+    text = recipe.data.train
+    made_here = isinstance(text, TextCorpus) and text.target is not None and Path(text.target).parent == runs
+    if not made_here or (recipe.l0drop is not None and gate_class(recipe.l0drop.gate).needs):
+        return
+    leader = leaders.setdefault(f"{recipe.model.init} {_text_of(recipe)}", recipe.name)
+    data, link = RunFolder(runs / leader).data, RunFolder(runs / recipe.name).data
+    if leader != recipe.name and not link.exists():
+        data.mkdir(exist_ok=True)
+        link.symlink_to(Path("..", leader, data.name), target_is_directory=True)
 
 
 def gather(

@@ -116,6 +116,8 @@ def test_baselines_are_confirmed_one_by_one_and_gathered(
     runs = tmp_path / "runs"
     references = {path.name for path in runs.glob("on-taught*-s1")}
     assert len(references) == 5
+    shared = {path.resolve() for path in runs.glob("*-s1/data") if path.parent.name not in ("base-s1", "on-s1")}
+    assert len(shared) == 1, "the teacher's outputs are tokenized once"
     tested = {path.parent.name for path in runs.glob("*/metrics.json") if RunMetrics.read(path).test is not None}
     assert {"on-s1", "zero-0.4-s1", "zero-0.4-fixed-s1"} < tested
     (chosen,) = tested & references

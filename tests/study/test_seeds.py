@@ -306,6 +306,27 @@ def family(tmp_path):
     ]  # fmt: skip
 
 
+def test_runs_that_read_the_same_outputs_tokenize_them_once(tmp_path, monkeypatch):
+    runs, (zero, on, base, _) = family(tmp_path)
+    dense = zero.model_copy(update={"name": "on-taught-s1", "l0drop": None})
+    rule = zero.model_copy(update={"name": "freq-s1", "l0drop": zero.l0drop.model_copy(update={"gate": "freq"})})
+    other = zero.model_copy(
+        update={"name": "zero-s2", "model": on.model.model_copy(update={"init": str(runs / "apart-s1")})}
+    )
+    pool = Pool(runs)
+    monkeypatch.setattr(seeds, "train_in_parallel", pool)
+    monkeypatch.setattr(seeds, "_check_dependencies", lambda *_: None)
+    (runs / "apart-s1").mkdir(parents=True)
+    (runs / "apart-s1" / "metrics.json").write_text("{}")
+    then = {("on-s1",): lambda: (runs / "translated").write_text("x\n")}
+    seeds.train_all([zero, dense, rule, other, on, base], runs, 2, 1, Console(quiet=True), then)
+    assert (runs / "on-taught-s1" / "data").resolve() == (runs / "zero-s1" / "data").resolve()
+    assert not (runs / "zero-s1" / "data").is_symlink()
+    for name in ("freq-s1", "zero-s2", "on-s1"):
+        assert not (runs / name / "data").exists(), f"{name} reads other text, or with hints"
+    assert len(pool.order) == 6
+
+
 def test_runs_start_as_soon_as_their_dependencies_are_finished(tmp_path, monkeypatch):
     runs, recipes = family(tmp_path)
     pool, written = Pool(runs), []
