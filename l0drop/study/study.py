@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from rich.console import Console
 
+from l0drop.data.text import read_lines
 from l0drop.recipe import Recipe, TextCorpus, load_recipe
 from l0drop.runs.run import RunFolder, Split
 from l0drop.runs.study import StudyResults
@@ -129,6 +130,8 @@ class Study(ABC):
         self.starts = min(options.baselines or options.seeds, options.seeds)
         self.common = [*text_in(options.data, *self.endings), *options.every_run]
         self.test_text = [value for value in self.common if value.startswith("data.test.")]
+        if self.by_document:
+            self._check_documents()
         if not self.tests_every_run:
             self.common = [*(value for value in self.common if value not in self.test_text), "data.test=null"]
         self.teachers = {seed: self._teacher(seed) for seed in self.seeds}
@@ -231,6 +234,13 @@ class Study(ABC):
         """Whether a run trains on the outputs that the runs of this seed learn from."""
         text, teacher = recipe.data.train, self.teachers[seed]
         return isinstance(text, TextCorpus) and text.target in (str(teacher.outputs), str(teacher.mixed[1]))
+
+    def _check_documents(self) -> None:
+        """Raise ValueError if the compared text is one document: results could not be gathered in the end."""
+        file = self.given(f"data.{self.split}.source")
+        is_blank = [not line.strip() for line in read_lines(file)]
+        if not any(blank and not all(is_blank[number:]) for number, blank in enumerate(is_blank)):
+            raise ValueError(f"{file}: blank lines end documents, which this study compares, but there is only one")
 
     def _teacher(self, seed: int) -> Distillation:
         source, target = (Path(self.given(f"data.train.{side}")) for side in ("source", "target"))

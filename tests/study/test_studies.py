@@ -28,7 +28,11 @@ from tests.training import tiny
 def data(tmp_path):
     for split in ("train", "valid", "test"):
         for side, file in tiny.write_text(tmp_path, split, 4, 1).items():
-            Path(file).rename(tmp_path / f"{split}.{'en' if side == 'source' else 'de'}")
+            lines = Path(file).read_text().splitlines(keepends=True)
+            if split == "test":
+                lines.insert(2, "\n")  # ends a speech
+            Path(file).unlink()
+            (tmp_path / f"{split}.{'en' if side == 'source' else 'de'}").write_text("".join(lines))
     return tmp_path
 
 
@@ -373,6 +377,14 @@ def test_confirming_runs_have_their_own_teachers_and_no_test_text(data):
     assert (reference.data, reference.model, reference.evaluate) == (sparse.data, sparse.model, sparse.evaluate)
     only = counted(planned(confirmed(data, reference="on-taught-falling", variants=["fixed"], sparsities=[0.7])))
     assert [*only] == ["base", "on", "on-taught-falling", "zero-0.7-fixed"]
+
+
+@pytest.mark.parametrize("text", ["a\nb\n", "a\nb\n\n\n"])
+def test_speeches_are_looked_for_before_anything_is_trained(text, data):
+    (data / "test.en").write_text(text)
+    with pytest.raises(ValueError, match=r"test\.en: blank lines end documents, .* but there is only one"):
+        confirmed(data)
+    multi30k.Confirmed(Options(data, Path("runs")), ["plain"], [0.47])
 
 
 def finish(folder, seed, valid, tested):
