@@ -23,6 +23,14 @@ on the training text, or both. --parts selects:
 --systems selects single systems of these parts, by name without the seed, and the runs that they need (a rule brings
 the gates at its rate). Rivals are then not timed, the sweep is not analysed, and results.json has these systems only.
 
+--confirm trains other systems: variants that a screening has chosen (`multi30k.py --screen`), and the tuned reference,
+each baseline with its own teacher's outputs. The test text is decoded once, when everything is chosen (`tuned.py`). A
+baseline needs no other one, so they can be trained one by one:
+
+    python scripts/europarl.py --data data/europarl --runs runs/confirmed --confirm fixed settled --seeds 1
+    python scripts/europarl.py --data data/europarl --runs runs/confirmed --confirm fixed settled --seeds 1 \
+        --first-seed 2 --reference on-taught-falling
+
 `results.json` collects the runs, `analysis.json` the analyses, `rivals.json` the rivals. --gather collects the finished
 runs and trains nothing, also while another process trains. --tables FILE prints the tables of a results.json and exits.
 """
@@ -61,6 +69,7 @@ from l0drop.training.assemble import load_dense
 from result_tables.labels import label
 from result_tables.quality import rules_table, seeds_table, single_table
 from study_command import carry_out, options_of, parser_of
+from tuned import Confirming, add_confirming, confirming_of, tuned_tables
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 HALF = 0.46
@@ -68,6 +77,8 @@ HALF = 0.46
 ZERO, MASK = (0.3, 0.4, HALF, 0.6, 0.7), (HALF,)
 SEEDED = (HALF, 0.3)
 """Targets trained with every seed: nearly half, and one at which little should be lost."""
+CONFIRMED = (HALF, 0.7)
+"""Targets of confirming runs."""
 LAYERED = ("zero", "mask")
 """Gatings of models with gates between layers."""
 RIVALS = ("on", f"zero-{HALF:g}", "cut")
@@ -180,7 +191,7 @@ class Europarl(Study):
             tasks[tuple(self.run_of(name).name for name in RIVALS)] = self.score_rivals
         for name in (f"layers-{gating}" for gating in LAYERED):
             if self.trains(name):
-                tasks["on-s1", self.run_of(name).name] = partial(self.analyze_layers, name)
+                tasks[self.run_of("on").name, self.run_of(name).name] = partial(self.analyze_layers, name)
         return tasks
 
     def train(self, recipes: Sequence[Recipe]) -> None:
@@ -198,7 +209,9 @@ class Europarl(Study):
 
     @staticmethod
     def tables(found: StudyResults) -> list[Table]:
-        """Systems of several seeds, systems of one seed, and rules next to gates at their rates, if present."""
+        """Systems of several seeds, systems of one seed, and rules next to gates at their rates; or confirming runs."""
+        if tuned := tuned_tables(found):
+            return tuned
         tables = [single_table(found)]
         if any(system.against_on is not None for system in found.systems.values()):
             tables.insert(0, seeds_table(found))
@@ -291,12 +304,24 @@ class Europarl(Study):
             write_json(RunFolder(self.runs).analysis, {"what": self.what, **as_json(found)})
 
 
+class Confirmed(Confirming):
+    """The variants that a screening chose, against the tuned reference."""
+
+    what = Europarl.what
+    base_recipe, sparse_recipe = Europarl.base_recipe, Europarl.sparse_recipe
+    endings, margin, decoders = Europarl.endings, Europarl.margin, Europarl.decoders
+    by_document = True
+
+
 def main() -> None:
     parser = parser_of(Europarl, __doc__, Path("runs/europarl"))
     parser.add_argument("--analyzed", type=int, default=1000, help="number of test sentences to analyse")
     parser.add_argument("--timed", type=int, default=128, help="number of sentences to time rivals on")
+    add_confirming(parser, CONFIRMED)
 
-    def study(arguments: argparse.Namespace) -> Europarl:
+    def study(arguments: argparse.Namespace) -> Study:
+        if arguments.confirm:
+            return confirming_of(Confirmed, arguments, parser)
         return Europarl(options_of(arguments), arguments.analyzed, arguments.timed)
 
     carry_out(Europarl, parser, study)

@@ -11,9 +11,10 @@ from the baseline are distilled from it at token level, the continued baseline `
 number of steps follows from the speed of the baseline, and is the same for all. --others says how many other processes
 use the GPU. Without --seconds, the recipes' steps are trained.
 
+A call trains the systems of one baseline. Another one, with --first-seed 2, can be trained on another machine.
 `results.json` collects the runs. `lengths.json` has each system by length, on validation and test text, with its
-difference to the continued baseline and with the scores of wrong sources. --gather collects the finished runs and
-trains nothing. --tables FILE prints the table of a results.json and exits.
+difference to the continued baseline and with the scores of wrong sources. --gather collects the finished runs, such as
+those of --seeds 3, and trains nothing. --tables FILE prints the table of a results.json and exits.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import os
 import shutil
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -34,12 +35,12 @@ from l0drop.decoding.folder import generation_of
 from l0drop.models.quiet import quiet_libraries
 from l0drop.recipe import load_recipe
 from l0drop.runs.run import SPLITS, RunFolder
-from l0drop.runs.study import LengthScore, LengthScores, Sources, StudyResults
+from l0drop.runs.study import LengthDifference, LengthScore, LengthScores, Sources, StudyResults
 from l0drop.runs.table import Table
 from l0drop.study.evaluate import control_scores
 from l0drop.study.seeds import ON
 from l0drop.study.sentence_statistics import statistics
-from l0drop.study.significance import compare
+from l0drop.study.significance import compare, compare_over_baselines
 from l0drop.study.study import BASE, Options, Study, SystemRecipe, at_target
 from l0drop.study.sweep import UNGATED
 from l0drop.study.systems import System, outputs_of
@@ -59,6 +60,8 @@ TEACHER_COST = 1.35
 """The time of a fine-tuning step over that of a step of the baseline: the teacher reads the batch too."""
 START_SECONDS = 20.0
 """Until the first step of a run."""
+RESERVED = 0.85
+"""The share of the time that steps are planned for: a run that the limit stops cannot be compared with longer ones."""
 FEWEST_STEPS = 700
 """With fewer steps for each, fewer systems are trained."""
 SLOWEST_ALONE = 0.03
@@ -100,39 +103,54 @@ class EuroparlDocuments(Study):
         return found
 
     def lengths(self, found: StudyResults) -> LengthScores:
-        """The finished systems of the first seed by length."""
-        rows = []
+        """The finished runs by length, and the differences of systems over baselines."""
+        rows, over = [], []
+        steps = {(name, run.seed): run.steps for name, system in found.systems.items() for run in system.runs}
         for split in SPLITS:
             references = list(read_lines(self.given(f"data.{split}.target")))
-            outputs = {name: list(read_lines(self.outputs(name, split))) for name in found.systems}
+            outputs = {run: list(read_lines(self.outputs(*run, split))) for run in steps}
             for length, lines in self.documents.lines(split).items():
                 refs = references[lines]
-                counts = {name: statistics("bleu", texts[lines], refs) for name, texts in outputs.items()}
-                for name, texts in outputs.items():
-                    sources = self.sources(name)
-                    empty = None if sources is None else sources.empty
-                    difference = None
-                    if ON in counts and name != ON:
-                        difference = compare(counts[name], counts[ON], self.margin, unit="document")
-                    row = LengthScore(
-                        system=name,
-                        split=split,
-                        length=int(length),
-                        examples=len(refs),
-                        source_tokens=self.documents.source_tokens[split][length],
-                        score=bleu(texts[lines], refs),
-                        sparsity=None if sources is None else sources.sparsity.get(split, {}).get(length),
-                        controls=control_scores(texts[lines], refs, empty),
-                        difference=difference,
-                    )
-                    rows.append(row)
-        return LengthScores(self.what, rows)
+                counts = {run: statistics("bleu", texts[lines], refs) for run, texts in outputs.items()}
+                for name in found.systems:
+                    seeds = [seed for other, seed in steps if other == name]
+                    compared = [seed for seed in seeds if name != ON and self.is_alike(steps, name, seed)]
+                    for seed in seeds:
+                        texts = outputs[name, seed][lines]
+                        sources = self.sources(name, seed)
+                        difference = None
+                        if seed in compared:
+                            pair = counts[name, seed], counts[ON, seed]
+                            difference = compare(*pair, self.margin, unit="document")
+                        row = LengthScore(
+                            system=name,
+                            split=split,
+                            length=int(length),
+                            examples=len(refs),
+                            source_tokens=self.documents.source_tokens[split][length],
+                            score=bleu(texts, refs),
+                            sparsity=None if sources is None else sources.sparsity.get(split, {}).get(length),
+                            controls=control_scores(texts, refs, None if sources is None else sources.empty),
+                            difference=difference,
+                            seed=seed,
+                        )
+                        rows.append(row)
+                    if len(compared) > 1:
+                        pairs = [(counts[name, seed], counts[ON, seed]) for seed in compared]
+                        both = compare_over_baselines(pairs, compared, self.margin, unit="document")
+                        over.append(LengthDifference(name, split, int(length), both))
+        return LengthScores(self.what, rows, over)
 
-    def outputs(self, system: str, split: str) -> Path:
-        return RunFolder(self.run_of(system)).outputs / f"{split}.txt"
+    @staticmethod
+    def is_alike(steps: Mapping[tuple[str, int], int | None], system: str, seed: int) -> bool:
+        """Whether a run was trained for as many steps as the continued baseline of its seed, unless it is the start."""
+        return (ON, seed) in steps and (system == BASE or steps[system, seed] == steps[ON, seed])
 
-    def sources(self, system: str) -> Sources | None:
-        file = self.run_of(system) / "sources.json"
+    def outputs(self, system: str, seed: int, split: str) -> Path:
+        return RunFolder(self.run_of(system, seed)).outputs / f"{split}.txt"
+
+    def sources(self, system: str, seed: int) -> Sources | None:
+        file = self.run_of(system, seed) / "sources.json"
         return Sources.read(file) if file.exists() else None
 
     def read_sources(self, system: str) -> None:
@@ -176,7 +194,7 @@ class Limits:
         """
         alone = min(1.0, SLOWEST_ALONE / baseline_step)
         shared = alone * side_by_side + (1 - alone) * (self.beside + side_by_side) / (self.beside + 1)
-        return max(1, int((self.others - START_SECONDS) / (baseline_step * TEACHER_COST * shared)))
+        return max(1, int(RESERVED * (self.others - START_SECONDS) / (baseline_step * TEACHER_COST * shared)))
 
 
 def train_within(options: Options, gated: Sequence[str], limits: Limits) -> Options:

@@ -18,9 +18,14 @@ sparsity: --gatings zero --targets 0.47 0.7 --rivals 0.47 0.7 --distil-dense
 
 --screen trains other systems: many ways to the same sparsities, and as the reference continued baselines that are
 distilled the same way, with other learning rates. Both sides are also trained for other numbers of steps and scored at
-several length penalties. Its tables choose on the validation text alone:
+several length penalties. Only the validation text is decoded, and the tables choose on it:
 
     python scripts/multi30k.py --data data/multi30k --runs runs/screening --screen --seeds 3 --parallel 6
+
+--confirm trains the chosen variants and the tuned reference. The test text is decoded once, when everything is chosen
+(`tuned.py`):
+
+    python scripts/multi30k.py --data data/multi30k --runs runs/confirmed --confirm fixed settled --parallel 6
 
 --systems selects single systems by name without the seed, and the runs that they need. --gather collects the finished
 runs and trains nothing. --tables FILE prints the tables of a results.json and exits.
@@ -29,20 +34,20 @@ runs and trains nothing. --tables FILE prints the tables of a results.json and e
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from l0drop.recipe import Recipe
-from l0drop.runs.run import RunFolder
+from l0drop.runs.run import RunFolder, Split
 from l0drop.runs.study import StudyResults
 from l0drop.runs.table import Table
 from l0drop.study.dial import dial_curve
 from l0drop.study.distillation import folder_name
-from l0drop.study.length_penalty import length_penalty_curve
-from l0drop.study.study import BASE, Options, Study, SystemRecipe, at_target, continued, with_shortener
+from l0drop.study.study import Options, Study, SystemRecipe, at_target, continued, with_shortener
 from l0drop.study.sweep import UNGATED
 from result_tables.labels import SHORTENERS
 from result_tables.quality import elastic_table, seeds_table, single_table
-from result_tables.screening import chosen_table, screened_table, steps_table
 from study_command import carry_out, options_of, parser_of
+from tuned import REFERENCES, VARIANTS, Confirming, Tuned, add_confirming, confirming_of, share_dropped, tuned_tables
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 GATINGS = ("zero", "mask", "weight")
@@ -50,30 +55,10 @@ TARGETS = (0.5, 0.3, 0.7)
 KEEPS = (0.3, 0.5, 0.7, 1.0)
 ELASTIC = "elastic"
 
-
 SCREENED = (0.47, 0.7)
 """The targets of a screening."""
-VARIANTS: Mapping[str, Sequence[str]] = {
-    "slowly": ("train.steer_over=0.8", "train.steer_gain=0.15"),
-    "annealed": ("train.anneal=0.4",),
-    "falling": ("train.schedule=linear",),
-    "settled": ("train.settle=0.3",),
-    "fixed": ("train.fixed_gates=0.3",),
-    "fixed-falling": ("train.fixed_gates=0.3", "train.schedule=linear"),
-    "together": (
-        "train.steer_over=0.5", "train.steer_gain=0.15", "train.anneal=0.3", "train.fixed_gates=0.3",
-        "train.schedule=linear",
-    ),
-    "layers": ("l0drop.gate=layers", "l0drop.gate_args={layers: [0, 3, 6]}"),
-    "network": ("l0drop.gate=network",),
-}  # fmt: skip
-"""Ways to a sparsity, by name: the way to the target, then what the gate reads (docs/training.md, docs/gates.md)."""
-RATES = (1e-4, 6e-4, 1e-3)
-"""Learning rates of the reference beside the recipe's."""
 STEPS = (500, 2000, 4000)
 """Numbers of steps of both sides beside the recipe's."""
-PENALTIES = (0.2, 0.6, 1.0, 1.4, 1.8)
-"""Length penalties that every screened run is scored at."""
 
 
 class Multi30k(Study):
@@ -134,36 +119,43 @@ class Multi30k(Study):
 
     @staticmethod
     def tables(found: StudyResults) -> list[Table]:
-        """Every system with its difference to the continued baseline, then the dial; or those of a screening."""
+        """Every system with its difference to the continued baseline, then the dial; or those of a tuned study."""
+        if tuned := tuned_tables(found):
+            return tuned
         compared = any(system.against_on is not None for system in found.systems.values())
-        if any(run.length_penalties for system in found.systems.values() for run in system.runs):
-            return [screened_table(found), chosen_table(found), steps_table(found)]
         tables = [seeds_table(found) if compared else single_table(found)]
         return [*tables, elastic_table(found)] if ELASTIC in found.systems else tables
 
 
-class Screening(Multi30k):
-    """Variants of `zero` at two sparsities, next to a reference that is tuned too."""
+class Screening(Tuned):
+    """Variants of `zero` at two sparsities, next to a reference that is tuned too.
+
+    Runs with other numbers of steps are trained last, because the choice does not depend on them.
+    """
+
+    what = f"{Multi30k.what.partition(',')[0]}, validation text, cased BLEU"
+    base_recipe, sparse_recipe = Multi30k.base_recipe, Multi30k.sparse_recipe
+    endings, margin = Multi30k.endings, Multi30k.margin
+    split: ClassVar[Split] = "valid"
 
     def systems(self) -> list[SystemRecipe]:
-        rates = {f"rate-{rate:g}": (f"train.learning_rate={rate}",) for rate in RATES}
-        steps = {f"{count}-steps": (f"train.steps={count}",) for count in STEPS}
-        dense: Mapping[str, Sequence[str]] = {**rates, "falling": VARIANTS["falling"], **steps}
-        systems = [SystemRecipe("on-taught", UNGATED)]
-        systems += [SystemRecipe(f"on-taught-{name}", (*UNGATED, *values)) for name, values in dense.items()]
+        systems = [SystemRecipe(name, (*UNGATED, *values)) for name, values in REFERENCES.items()]
         for target in SCREENED:
             systems.append(at_target(f"zero-{target:g}", target))
-            variants = {**VARIANTS, **steps}.items()
-            systems += [at_target(f"zero-{target:g}-{name}", target, *values) for name, values in variants]
+            systems += [at_target(f"zero-{target:g}-{name}", target, *values) for name, values in VARIANTS.items()]
+        for count in STEPS:
+            longer = f"train.steps={count}"
+            systems.append(SystemRecipe(f"on-taught-{count}-steps", (*UNGATED, longer)))
+            systems += [at_target(f"zero-{target:g}-{count}-steps", target, longer) for target in SCREENED]
         return systems
 
-    def train(self, recipes: Sequence[Recipe]) -> None:
-        """Train, then score all runs but the baselines at several length penalties."""
-        super(Multi30k, self).train(recipes)
-        for name in self.recipes:
-            folder = RunFolder(self.runs / name)
-            if folder.is_finished and not name.startswith(f"{BASE}-") and not folder.length_penalties.exists():
-                length_penalty_curve(folder.path, PENALTIES).write(folder.length_penalties)
+
+class Confirmed(Confirming):
+    """The chosen variants on the test text."""
+
+    what = Multi30k.what
+    base_recipe, sparse_recipe = Multi30k.base_recipe, Multi30k.sparse_recipe
+    endings, margin = Multi30k.endings, Multi30k.margin
 
 
 def main() -> None:
@@ -187,8 +179,12 @@ def main() -> None:
         help="also train memories without gates at these sparsities",
     )  # fmt: skip
 
-    def study(arguments: argparse.Namespace) -> Multi30k:
+    add_confirming(parser, SCREENED)
+
+    def study(arguments: argparse.Namespace) -> Study:
         chosen, *others = arguments.distil
+        if arguments.confirm:
+            return confirming_of(Confirmed, arguments, parser)
         if arguments.distil_dense and chosen == "no":
             parser.error("--distil-dense: needs a way to distil, but --distil is no")
         if arguments.screen:
@@ -208,17 +204,6 @@ def main() -> None:
         )
 
     carry_out(Multi30k, parser, study)
-
-
-def share_dropped(text: str) -> float:
-    """A sparsity, above 0 and below 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected a share between 0 and 1, such as 0.47")
-    return value
 
 
 def variant(text: str) -> tuple[str, list[str]]:

@@ -8,6 +8,7 @@ from l0drop.models.quiet import quiet_libraries
 from l0drop.runs.study import StudyResults
 from l0drop.runs.table import Table, in_markdown
 from l0drop.study.distillation import WAYS, way_named
+from l0drop.study.parallel import RunError
 from l0drop.study.seeds import ON
 from l0drop.study.study import Options, Study, UnknownSystemError
 
@@ -21,6 +22,7 @@ def parser_of(study: type[Study], about: str | None, runs: Path, ways: int | str
         parser.add_argument("--parts", nargs="*", choices=study.parts, default=study.parts)
     parser.add_argument("--systems", nargs="*", help="train these systems and the runs they need (default: all)")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=1, help="the number of the first seed (default: 1)")
     parser.add_argument("--baselines", type=int, help="number of independent baselines (default: one per seed)")
     parser.add_argument(
         "--distil", nargs=ways, type=way_named, choices=WAYS, default=["both"], help="how gated models are distilled"
@@ -51,11 +53,17 @@ def carry_out(study: type[Study], parser: argparse.ArgumentParser, make: Callabl
         recipes = made.plan()
     except UnknownSystemError as error:
         raise SystemExit(f"--systems: {error}") from None
+    failed = None
     if not arguments.gather:
-        made.train(recipes)
+        try:
+            made.train(recipes)
+        except RunError as error:  # the other runs are finished
+            failed = error
     found = made.gather()
     if ON in found.systems:
-        made.console.print(in_text(study.tables(found)), highlight=False, markup=False)
+        made.console.print(in_text(made.tables(found)), highlight=False, markup=False, soft_wrap=True)
+    if failed is not None:
+        raise SystemExit(str(failed))
 
 
 def options_of(arguments: argparse.Namespace) -> Options:
@@ -66,6 +74,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
         parts=getattr(arguments, "parts", ()),
         systems=arguments.systems or (),
         seeds=arguments.seeds,
+        first_seed=arguments.first_seed,
         baselines=arguments.baselines,
         distil=arguments.distil[0],
         parallel=arguments.parallel,

@@ -127,11 +127,13 @@ class GateRates:
 
 @dataclass(frozen=True)
 class Scored:
-    """The score of a run on one text. references: whose outputs they are, if no human wrote them."""
+    """The score of a run on one text. references: whose outputs they are, if no human wrote them. length_penalty: if it
+    is not that of the run's `decoding`."""
 
     score: Score
     sentences: int
     references: str | None = optional()
+    length_penalty: float | None = optional()
     gates: GateRates | None = flat()
 
     @property
@@ -210,11 +212,10 @@ class DialCurve(JsonFile):
 
 @dataclass(frozen=True)
 class LengthPenaltyRow:
-    """The scores at one length penalty."""
+    """The score on the validation text at one length penalty."""
 
     length_penalty: float
     valid: float
-    test: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,3 +229,8 @@ class LengthPenaltyCurve(JsonFile):
     seed: int
     decoding: Settings
     made_by: Provenance | None = flat()
+
+    @property
+    def best(self) -> float:
+        """The length penalty with the best score; of equal ones the first."""
+        return max(self.rows, key=lambda row: row.valid).length_penalty

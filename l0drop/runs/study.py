@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from l0drop.data.score import Score
-from l0drop.runs.evaluation import Difference, DifferenceOverBaselines
+from l0drop.runs.evaluation import Compared, Difference, DifferenceOverBaselines
 from l0drop.runs.json_file import JsonFile, Settings, flat, optional
 from l0drop.runs.provenance import Provenance
 from l0drop.runs.run import CalibrationRecord, DialRow, LengthPenaltyRow, Scored, Split
@@ -11,7 +11,7 @@ from l0drop.runs.run import CalibrationRecord, DialRow, LengthPenaltyRow, Scored
 
 @dataclass(frozen=True)
 class SeedRun:
-    """One run of a system. outputs_sha256: of its test outputs; shows whether a repeated run is identical."""
+    """One run of a system. outputs_sha256: of the compared outputs; shows whether a repeated run is identical."""
 
     seed: int
     train_seconds: float | None = optional()
@@ -32,22 +32,24 @@ class SeedRun:
 
     @property
     def sparsity(self) -> float | None:
-        """On the test text."""
-        return None if self.test is None else self.test.sparsity
+        """On the test text, else on the validation text."""
+        scored = self.test or self.valid
+        return None if scored is None else scored.sparsity
 
 
 @dataclass(frozen=True)
 class StudiedSystem:
     """The runs of one system. recipe: of one seed; the others differ in seed, name and model.init.
 
-    against_on: the difference to the continued baseline. one_seed: of a system with one seed, the differences to
-    others, over sentences only.
+    against_on: the difference to the continued baseline. against: to other systems, by name. one_seed: of a system with
+    one seed, the differences to others, over sentences only.
     """
 
     recipe: Settings
     runs: list[SeedRun]
     provenance: Provenance | None = optional()
     against_on: DifferenceOverBaselines | None = optional()
+    against: dict[str, DifferenceOverBaselines] = optional(factory=dict)
     one_seed: dict[str, Difference] = optional(factory=dict)
 
 
@@ -71,8 +73,9 @@ class StudyResults(JsonFile):
 
     @property
     def metric(self) -> str:
-        """The name of the score on the test text; all systems have the same."""
-        return next(run.test.score.name for one in self.systems.values() for run in one.runs if run.test is not None)
+        """The name of the score; all systems have the same."""
+        scored = (run.test or run.valid for one in self.systems.values() for run in one.runs)
+        return next(one.score.name for one in scored if one is not None)
 
 
 @dataclass(frozen=True)
@@ -100,9 +103,10 @@ class Rivals(JsonFile):
 
 @dataclass(frozen=True)
 class LengthScore:
-    """A system on the examples of one length: its score, and its difference to the continued baseline.
+    """A run on the examples of one length: its score, and its difference to the continued baseline of its seed.
 
-    length: the longest source in subwords. source_tokens: without EOS. controls: scores with wrong sources.
+    length: the longest source in subwords. source_tokens: without EOS. controls: scores with wrong sources. difference:
+    None if the two were not trained for the same number of steps.
     """
 
     system: str
@@ -114,20 +118,42 @@ class LengthScore:
     sparsity: float | None = optional()
     controls: dict[str, Score] = optional(factory=dict)
     difference: Difference | None = optional()
+    seed: int = 1
+
+
+@dataclass(frozen=True)
+class LengthDifference:
+    """The difference of a system to the continued baseline on the examples of one length, over baselines."""
+
+    system: str
+    split: Split
+    length: int
+    difference: DifferenceOverBaselines
 
 
 @dataclass(frozen=True)
 class LengthScores(JsonFile):
-    """`lengths.json`: the systems of a study by the length of the examples."""
+    """`lengths.json`: the runs of a study by the length of the examples. over: differences over several baselines."""
 
     COMMAND = "the script of the study"
 
     what: str
     rows: list[LengthScore]
+    over: list[LengthDifference] = optional(factory=list)
 
-    def row(self, system: str, split: Split, length: int) -> LengthScore:
+    def of(self, system: str, split: Split, length: int) -> list[LengthScore]:
+        """One row for each seed."""
         wanted = (system, split, length)
-        return next(row for row in self.rows if (row.system, row.split, row.length) == wanted)
+        return [row for row in self.rows if (row.system, row.split, row.length) == wanted]
+
+    def difference(self, system: str, split: Split, length: int) -> Compared | None:
+        """Over baselines, or of the only seed over documents."""
+        wanted = (system, split, length)
+        for one in self.over:
+            if (one.system, one.split, one.length) == wanted:
+                return one.difference
+        rows = self.of(system, split, length)
+        return rows[0].difference if len(rows) == 1 else None
 
 
 @dataclass(frozen=True)

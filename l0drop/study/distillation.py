@@ -56,13 +56,13 @@ class TeacherInputs(JsonFile):
 class Distillation:
     """The teacher's outputs on a study's training text, and the recipe overrides that train on them.
 
-    source, target: the training text. folder: the outputs are written there.
+    source, target: the training text. folder: the outputs are written there. name: of the files.
     """
 
-    def __init__(self, source: Path, target: Path, folder: Path) -> None:
+    def __init__(self, source: Path, target: Path, folder: Path, name: str = "train") -> None:
         self.source, self.target = source, target
-        self.outputs = folder / "train.translated"
-        self.mixed = folder / "train.mixed.source", folder / "train.mixed.target"
+        self.outputs = folder / f"{name}.translated"
+        self.mixed = folder / f"{name}.mixed.source", folder / f"{name}.mixed.target"
 
     def overrides(self, way: str, teacher: Path) -> list[str]:
         """Overrides for a recipe that has a teacher. teacher: the run that supplies the distributions."""

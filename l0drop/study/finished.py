@@ -24,15 +24,18 @@ from l0drop.training.corpora import references, split_text
 
 
 class FinishedRun:
-    """The model, the tokenizers and the recipe of a finished run. Nothing is written into its folder."""
+    """The model, the tokenizers and the recipe of a finished run. Nothing is written into its folder.
 
-    def __init__(self, path: Path) -> None:
+    overrides: of its recipe, such as a text that it was trained without.
+    """
+
+    def __init__(self, path: Path, overrides: Sequence[str] = ()) -> None:
         folder = RunFolder(path)
         if not folder.is_finished:
             raise ValueError(f"{path}: not a finished run (expected metrics.json and model/ in it)")
         quiet_libraries()
         self.path = path
-        self.recipe = load_recipe(folder.recipe).for_text()
+        self.recipe = load_recipe(folder.recipe, overrides).for_text()
         device = "cuda" if torch.cuda.is_available() else "cpu"
         self.model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder.model).to(device).eval()
         self.tokenizers = load_tokenizers(path)

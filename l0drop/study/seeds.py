@@ -6,27 +6,31 @@ Every run is an ordinary one, named SYSTEM-sSEED. Each system is compared with t
 
 import hashlib
 import json
+from bisect import bisect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 import yaml
 from rich.console import Console
 
+from l0drop.core.gates import gate_class
 from l0drop.data.metrics import scorer_of
+from l0drop.data.prepare import usable_pairs
 from l0drop.data.score import MetricName
 from l0drop.data.text import read_lines
+from l0drop.data.tokenizer import TokenizerPair
 from l0drop.data.whole import write_whole
 from l0drop.recipe import Evaluate, Recipe, TextCorpus, load_recipe
-from l0drop.runs.run import DialCurve, LengthPenaltyCurve, RunFolder, RunMetrics
+from l0drop.runs.run import DialCurve, LengthPenaltyCurve, RunFolder, RunMetrics, Split
 from l0drop.runs.study import SeedRun, StatisticsFile, StudiedSystem, StudyResults
 from l0drop.study.parallel import train_in_parallel
 from l0drop.study.sentence_statistics import SentenceStatistics, Statistics, counted_metrics
 from l0drop.study.sentence_statistics import statistics as statistics_of
 from l0drop.study.significance import compare, compare_over_baselines
-from l0drop.training.corpora import build_tokenizers, references
+from l0drop.training.corpora import build_tokenizers, references, split_text
 from l0drop.training.run import open_run, prepare
 
 ON = "on"
@@ -83,9 +87,17 @@ def train_all(
             else:
                 _share(runs / leader.name, runs / recipe.name)
     with _Background(runs, then or {}) as background:
+        leaders: dict[str, str] = {}
+
+        def ready(recipe: Recipe) -> bool:
+            able = background.ready(recipe)
+            if able:  # it starts now
+                _share_outputs(recipe, runs, leaders)
+            return able
+
         for name in train_in_parallel(
             missing, runs, parallel, threads, console, lambda name, seconds: None,
-            ready=background.ready, more=follow_ups, busy=background.busy,
+            ready=ready, more=follow_ups, busy=background.busy,
         ):  # fmt: skip
             console.print(f"{name} is done")
             background.begin()
@@ -176,6 +188,22 @@ def _share(leader: Path, follower: Path) -> None:
             link.symlink_to(Path("..", leader.name, part.name), target_is_directory=True)
 
 
+def _share_outputs(recipe: Recipe, runs: Path, leaders: dict[str, str]) -> None:
+    """Let the runs that train on the same outputs of a teacher tokenize them once; others wait for the first one.
+
+    leaders: the first run, by text and start. A gate that needs hints has its own text.
+    """
+    text = recipe.data.train
+    made_here = isinstance(text, TextCorpus) and text.target is not None and Path(text.target).parent == runs
+    if not made_here or (recipe.l0drop is not None and gate_class(recipe.l0drop.gate).needs):
+        return
+    leader = leaders.setdefault(f"{recipe.model.init} {_text_of(recipe)}", recipe.name)
+    data, link = RunFolder(runs / leader).data, RunFolder(runs / recipe.name).data
+    if leader != recipe.name and not link.exists():
+        data.mkdir(exist_ok=True)
+        link.symlink_to(Path("..", leader, data.name), target_is_directory=True)
+
+
 def gather(
     runs: Path,
     names: Iterable[str],
@@ -183,55 +211,99 @@ def gather(
     margin: float,
     also: Mapping[str, str] | None = None,
     statistics_file: Path | None = None,
+    split: Split = "test",
+    text: Sequence[str] = (),
+    by_document: bool = False,
 ) -> StudyResults:
     """The results of the finished runs, by system, and each system's difference to the continued baseline.
 
     Outputs are compared in the metric of the first run's recipe. margin: the acceptable loss of that score. also: for
-    some systems, another one to compare with. A system of one seed is compared over sentences only (`one_seed`). The
-    result contains no text of the data. statistics_file: where to write the per-sentence statistics of all test
-    outputs, so that others can recompute scores and intervals; the result then names the file.
+    some systems, another one to compare with. A system of one seed is compared over sentences only (`one_seed`).
+    Fine-tuned runs are compared only if both had the same number of steps. The result contains no text of the data.
+    statistics_file: where to write the per-sentence statistics of all outputs, so that others can recompute scores and
+    intervals; the result then names the file. split: the text of these outputs. Runs that have not decoded it are not
+    compared. text: overrides that name it, if the recipes do not. by_document: resample documents, which blank lines
+    end, instead of sentences; the sentences of a document depend on each other.
     """
     systems: dict[str, StudiedSystem] = {}
-    outputs: dict[str, list[tuple[int, str, Statistics]]] = {}
+    outputs: dict[str, list[_Outputs]] = {}
     truth: list[str] = []
-    scoring = Evaluate()
+    documents: list[int] = []
+    scoring, unit = Evaluate(), "document" if by_document else "sentence"
     for name in (name for name in names if RunFolder(runs / name).is_finished):
         folder, system = RunFolder(runs / name), name.rpartition("-s")[0]
         metrics = RunMetrics.read(folder.metrics)
         recipe = yaml.safe_load(folder.recipe.read_text(encoding="utf-8"))
         if not truth:
-            read = load_recipe(folder.recipe)
+            read = load_recipe(folder.recipe, text)
             scoring = read.evaluate
-            truth = references(read, build_tokenizers(read, folder.path, lambda text: None), "test")
+            tokenizers = build_tokenizers(read, folder.path, lambda text: None)
+            truth = references(read, tokenizers, split)
+            documents = document_numbers(read, tokenizers, split) if by_document else [*range(len(truth))]
         about = {key: recipe.pop(key) for key in ("name", "seed", "about")}
         entry = systems.setdefault(system, StudiedSystem(recipe, [], metrics.made_by))
-        file = folder.outputs_on("test")
-        entry.runs.append(_seed_run(folder, about["seed"], metrics, file.read_bytes()))
+        file = folder.outputs_on(split)
+        was_decoded = (metrics.test if split == "test" else metrics.valid) is not None
+        entry.runs.append(_seed_run(folder, about["seed"], metrics, file.read_bytes() if was_decoded else None))
+        if not was_decoded:
+            continue
         lines = list(read_lines(file))
-        start = Path((recipe.get("model") or {}).get("init") or name).name
+        init = (recipe.get("model") or {}).get("init")
         counts = statistics_of(scoring.text_metric, lines, truth, scoring.tokenize)
-        outputs.setdefault(system, []).append((about["seed"], start, counts))
+        steps = None if init is None else metrics.steps
+        outputs.setdefault(system, []).append(_Outputs(about["seed"], Path(init or name).name, steps, counts))
     for system, found in outputs.items():
         others = {ON: continued_of(system, outputs)} if system != ON else {}
         if also and system in also:
             others[also[system]] = also[system]
         for name, other in others.items():
-            theirs = {seed: (start, one) for seed, start, one in outputs.get(other, [])}
-            pairs = [(ours, theirs[seed][1]) for seed, _, ours in found if seed in theirs]
-            starts = [theirs[seed][0] for seed, _, _ in found if seed in theirs]
+            theirs = {one.seed: one for one in outputs.get(other, [])}
+            alike = [one for one in found if one.seed in theirs and one.is_trained_like(theirs[one.seed])]
+            sides = [(one.counts, theirs[one.seed].counts) for one in alike]
+            pairs = [(ours.by_document(documents), other.by_document(documents)) for ours, other in sides]
+            starts = [theirs[one.seed].start for one in alike]
             entry = systems[system]
             if len(pairs) == 1 and len(found) == 1:
-                entry = replace(entry, one_seed={**entry.one_seed, name: compare(*pairs[0], margin)})
-            elif len(pairs) > 1 and name == ON:
-                entry = replace(entry, against_on=compare_over_baselines(pairs, starts, margin))
+                entry = replace(entry, one_seed={**entry.one_seed, name: compare(*pairs[0], margin, unit=unit)})
+            elif len(pairs) > 1:
+                over = compare_over_baselines(pairs, starts, margin, unit=unit)
+                if name == ON:
+                    entry = replace(entry, against_on=over)
+                else:
+                    entry = replace(entry, against={**entry.against, name: over})
             systems[system] = entry
     written = None
     if statistics_file is not None and truth:
-        written = _write_statistics(statistics_file, outputs, truth, scoring)
+        written = _write_statistics(statistics_file, outputs, truth, documents, scoring)
     return StudyResults(what, systems, written)
 
 
-def _seed_run(folder: RunFolder, seed: int, metrics: RunMetrics, outputs: bytes) -> SeedRun:
+@dataclass(frozen=True)
+class _Outputs:
+    """The decoded text of a run. start: the baseline it starts from. steps: of its fine-tuning, None from scratch."""
+
+    seed: int
+    start: str
+    steps: int | None
+    counts: Statistics
+
+    def is_trained_like(self, other: "_Outputs") -> bool:
+        """Whether both were fine-tuned for as many steps; a run from scratch may be compared with any."""
+        return None in (self.steps, other.steps) or self.steps == other.steps
+
+
+def document_numbers(recipe: Recipe, tokenizers: TokenizerPair, split: str) -> list[int]:
+    """The number of the document that each scored sentence of a split belongs to, from 0; blank lines end documents."""
+    data = recipe.data
+    text = split_text(recipe, split, tokenizers)
+    ends = [pair.line for pair in text if pair.is_blank]
+    pairs = usable_pairs(text, tokenizers, max_source=data.max_source, max_target=data.max_target)
+    found = [bisect(ends, pair.line) for pair in pairs]
+    numbers = {document: number for number, document in enumerate(dict.fromkeys(found))}
+    return [numbers[document] for document in found]
+
+
+def _seed_run(folder: RunFolder, seed: int, metrics: RunMetrics, outputs: bytes | None) -> SeedRun:
     return SeedRun(
         seed=seed,
         train_seconds=folder.train_seconds(),
@@ -244,20 +316,23 @@ def _seed_run(folder: RunFolder, seed: int, metrics: RunMetrics, outputs: bytes)
         length_penalties=(
             LengthPenaltyCurve.read(folder.length_penalties).rows if folder.length_penalties.exists() else None
         ),
-        outputs_sha256=hashlib.sha256(outputs).hexdigest(),
+        outputs_sha256=None if outputs is None else hashlib.sha256(outputs).hexdigest(),
     )
 
 
 def _write_statistics(
-    file: Path, outputs: Mapping[str, Sequence[tuple[int, str, Statistics]]], truth: Sequence[str], scoring: Evaluate
+    file: Path,
+    outputs: Mapping[str, Sequence["_Outputs"]],
+    truth: Sequence[str],
+    documents: Sequence[int],
+    scoring: Evaluate,
 ) -> StatisticsFile:
     """Write the statistics of all runs, by name; returns the file's name and hash."""
     by_run: dict[str, dict[MetricName, Statistics]] = {
-        f"{system}-s{seed}": {scoring.text_metric: one} for system, found in outputs.items() for seed, _, one in found
+        f"{system}-s{one.seed}": {scoring.text_metric: one.counts} for system, found in outputs.items() for one in found
     }
     metrics = counted_metrics({scoring.text_metric: scorer_of(scoring)(truth, truth)})
-    count = len(truth)
-    content = SentenceStatistics(by_run, metrics, [*range(1, count + 1)], [*range(count)]).counts.as_bytes()
+    content = SentenceStatistics(by_run, metrics, [*range(1, len(truth) + 1)], [*documents]).counts.as_bytes()
     write_whole(file, content)
     return StatisticsFile(file.name, hashlib.sha256(content).hexdigest())
 

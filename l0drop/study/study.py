@@ -15,8 +15,9 @@ from typing import ClassVar
 
 from rich.console import Console
 
+from l0drop.data.text import read_lines
 from l0drop.recipe import Recipe, TextCorpus, load_recipe
-from l0drop.runs.run import RunFolder
+from l0drop.runs.run import RunFolder, Split
 from l0drop.runs.study import StudyResults
 from l0drop.runs.table import Table
 from l0drop.study.distillation import NO_TEACHER, Distillation
@@ -72,8 +73,9 @@ class Options:
 
     data: the folder with the text. parts: the selected parts of the study. systems: train these and the runs that they
     need (default: all). seeds, baselines: how many of each; seeds share baselines if there are fewer (default: one per
-    seed). distil: how gated models are distilled. parallel: runs at a time. threads: CPU threads per run. every_run,
-    baseline, fine_tune: overrides for all runs, for runs from scratch and for runs that start from a baseline.
+    seed). first_seed: the number of the first seed. distil: how gated models are distilled. parallel: runs at a time.
+    threads: CPU threads per run. every_run, baseline, fine_tune: overrides for all runs, for runs from scratch and for
+    runs that start from a baseline.
     """
 
     data: Path
@@ -81,6 +83,7 @@ class Options:
     parts: Collection[str] = ()
     systems: Collection[str] = ()
     seeds: int = 5
+    first_seed: int = 1
     baselines: int | None = None
     distil: str = "both"
     parallel: int = 1
@@ -108,17 +111,31 @@ class Study(ABC):
     fine_tuning: ClassVar[tuple[str, ...]] = ()
     """Overrides for all runs that start from a baseline; the options and the systems may replace them."""
     compared: ClassVar[Mapping[str, str]] = {}
-    """For some systems, another one to compare with beside `on`."""
+    """For some systems, another one to compare with beside `on`. `compared_with` may add to it."""
+    split: ClassVar[Split] = "test"
+    """The text on which outputs are compared."""
+    by_document: ClassVar[bool] = False
+    """Whether intervals are over documents, which blank lines end, instead of sentences."""
+    tests_every_run: ClassVar[bool] = True
+    """Whether every run decodes the test text at its end."""
+    own_outputs: ClassVar[bool] = False
+    """Whether each continued baseline decodes the training text, for the runs of its seed. Otherwise all learn from the
+    outputs of the first one."""
     decoders: ClassVar[int | None] = None
     """The most processes that decode the training text while others train (default: as many as runs at a time)."""
 
     def __init__(self, options: Options) -> None:
         self.options, self.runs = options, options.runs
-        self.seeds = range(1, options.seeds + 1)
+        self.seeds = range(options.first_seed, options.first_seed + options.seeds)
         self.starts = min(options.baselines or options.seeds, options.seeds)
         self.common = [*text_in(options.data, *self.endings), *options.every_run]
-        source, target = (Path(self.given(f"data.train.{side}")) for side in ("source", "target"))
-        self.distillation = Distillation(source, target, self.runs)
+        self.test_text = [value for value in self.common if value.startswith("data.test.")]
+        if self.by_document:
+            self._check_documents()
+        if not self.tests_every_run:
+            self.common = [*(value for value in self.common if value not in self.test_text), "data.test=null"]
+        self.teachers = {seed: self._teacher(seed) for seed in self.seeds}
+        """The outputs that the runs of each seed learn from."""
         self.console = Console(stderr=True)
         self.recipes: dict[str, Recipe] = {}
         """All planned runs, by name."""
@@ -158,36 +175,52 @@ class Study(ABC):
     def train(self, recipes: Sequence[Recipe]) -> None:
         """Train what is missing of a plan; distil, score and analyse as soon as the runs for it are finished."""
         then: dict[tuple[str, ...], Callable[[], None]] = {}
-        if any(self.reads_outputs(recipe) for recipe in recipes):
-            then[self.run_of(ON).name,] = self.decode
+        for seed in self.seeds if self.own_outputs else self.seeds[:1]:
+            if any(self.reads_outputs(recipe, seed) for recipe in recipes):
+                then[self.run_of(ON, seed).name,] = partial(self.decode, seed)
         then |= self.background()
         options = self.options
         train_all(recipes, self.runs, options.parallel, options.threads, self.console, then, self._follow_ups())
 
     def gather(self) -> StudyResults:
         """Collect the finished runs of the plan in results.json, and their statistics beside it."""
-        statistics = self.runs / "statistics.json.gz"
-        found = gather(self.runs, self.recipes, self.what, self.margin, self.compared, statistics)
+        found = gather(
+            self.runs,
+            self.recipes,
+            self.what,
+            self.margin,
+            self.compared_with(),
+            self.runs / "statistics.json.gz",
+            split=self.split,
+            text=self.test_text,
+            by_document=self.by_document,
+        )
         found.write(self.runs / "results.json")
         return found
 
-    def decode(self) -> None:
-        """Write the teacher's outputs on the training text."""
-        processes = min(self.options.parallel, self.decoders or self.options.parallel)
-        self.distillation.write(self.run_of(ON), sorted(self.ways), processes)
+    def compared_with(self) -> Mapping[str, str]:
+        """For some systems, another one to compare with beside `on`."""
+        return self.compared
 
-    def recipe(self, system: SystemRecipe, seed: int = 1) -> Recipe:
-        """The recipe of one run; seeds share baselines if there are fewer of these."""
+    def decode(self, seed: int) -> None:
+        """Write the outputs of a continued baseline on the training text."""
+        processes = min(self.options.parallel, self.decoders or self.options.parallel)
+        self.teachers[seed].write(self.run_of(ON, seed), sorted(self.ways), processes)
+
+    def recipe(self, system: SystemRecipe, seed: int | None = None) -> Recipe:
+        """The recipe of one run, by default of the first seed; seeds share baselines if there are fewer of these."""
+        seed = self.seeds[0] if seed is None else seed
         options, last = self.options, (f"seed={seed}", f"name={self.run_of(system.name, seed).name}")
         if system.from_scratch:
             return load_recipe(self.base_recipe, [*self.common, *options.baseline, *system.overrides, *last])
-        start = self.run_of(BASE, (seed - 1) % self.starts + 1)
-        taught = self.distillation.overrides(system.distil or options.distil, self.run_of(ON, seed))
+        start = self.run_of(BASE, self.seeds[(seed - self.seeds[0]) % self.starts])
+        taught = self.teachers[seed].overrides(system.distil or options.distil, self.run_of(ON, seed))
         values = [*self.common, f"model.init={start}", *self.fine_tuning, *taught, *options.fine_tune]
         return load_recipe(self.sparse_recipe, [*values, *system.overrides, *last])
 
-    def run_of(self, system: str, seed: int = 1) -> Path:
-        return self.runs / f"{system}-s{seed}"
+    def run_of(self, system: str, seed: int | None = None) -> Path:
+        """The folder of a run, by default of the first seed."""
+        return self.runs / f"{system}-s{self.seeds[0] if seed is None else seed}"
 
     def given(self, field: str) -> str:
         """The value of a field that is set for all runs."""
@@ -197,11 +230,21 @@ class Study(ABC):
         """Whether the plan has this system."""
         return self.run_of(system).name in self.recipes
 
-    def reads_outputs(self, recipe: Recipe) -> bool:
-        """Whether a run trains on the teacher's outputs."""
-        text = recipe.data.train
-        made = (str(self.distillation.outputs), str(self.distillation.mixed[1]))
-        return isinstance(text, TextCorpus) and text.target in made
+    def reads_outputs(self, recipe: Recipe, seed: int) -> bool:
+        """Whether a run trains on the outputs that the runs of this seed learn from."""
+        text, teacher = recipe.data.train, self.teachers[seed]
+        return isinstance(text, TextCorpus) and text.target in (str(teacher.outputs), str(teacher.mixed[1]))
+
+    def _check_documents(self) -> None:
+        """Raise ValueError if the compared text is one document: results could not be gathered in the end."""
+        file = self.given(f"data.{self.split}.source")
+        is_blank = [not line.strip() for line in read_lines(file)]
+        if not any(blank and not all(is_blank[number:]) for number, blank in enumerate(is_blank)):
+            raise ValueError(f"{file}: blank lines end documents, which this study compares, but there is only one")
+
+    def _teacher(self, seed: int) -> Distillation:
+        source, target = (Path(self.given(f"data.train.{side}")) for side in ("source", "target"))
+        return Distillation(source, target, self.runs, f"train-s{seed}" if self.own_outputs else "train")
 
     def _runs(self, systems: Iterable[SystemRecipe]) -> dict[str, "_Run"]:
         """The runs of these systems, by name."""
@@ -225,8 +268,9 @@ class Study(ABC):
         for name in taken:  # the list grows
             run = runs[name]
             needed = [*builds_on(run.recipe, self.runs), *run.system.needs]
-            if self.reads_outputs(run.recipe):
-                needed.append(self.run_of(ON).name)
+            taught_by = run.recipe.seed if self.own_outputs else self.seeds[0]
+            if self.reads_outputs(run.recipe, taught_by):
+                needed.append(self.run_of(ON, taught_by).name)
             taken += [other for other in needed if other in runs and other not in taken]
         return {name: run for name, run in runs.items() if name in taken}
 

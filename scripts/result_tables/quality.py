@@ -145,6 +145,7 @@ def single_table(found: StudyResults, labels: Mapping[str, str] = SYSTEMS) -> Ta
         row += [f"{study.score(name, split):.2f}" for split in ("valid", "test")]
         other = continued_of(name, study.systems)
         compared = name != CONTINUED and len(study.differences(name, other)) == 1
+        compared = compared and study.is_trained_like(name, other)
         row += [f"{study.difference(name, other, split):+.2f}" if compared else "-" for split in ("valid", "test")]
         row[-1] += interval(system, CONTINUED)
         rows.append(row)

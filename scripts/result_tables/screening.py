@@ -3,11 +3,15 @@
 import statistics
 from typing import NamedTuple
 
-from l0drop.runs.run import Split
-from l0drop.runs.study import SeedRun, StudyResults
+from l0drop.runs.evaluation import Compared, Difference
+from l0drop.runs.study import SeedRun, StudiedSystem, StudyResults
 from l0drop.runs.table import Table
+from l0drop.study.verdict import verdict
 from result_tables.labels import CONTINUED, SAME_WAY, SYSTEMS, label
 from result_tables.studies import PublishedStudy
+
+ONE_BASELINE = "no verdict: one baseline"
+"""A bound over sentences speaks for one pair of models only."""
 
 
 class Tuned(NamedTuple):
@@ -24,13 +28,13 @@ def tuned(found: StudyResults, name: str) -> Tuned | None:
     if any(run.length_penalties is None for run in runs):
         return None
     penalties = [row.length_penalty for row in runs[0].length_penalties or ()]
-    means = {penalty: statistics.mean(_at(run, penalty, "valid") for run in runs) for penalty in penalties}
+    means = {penalty: statistics.mean(_at(run, penalty) for run in runs) for penalty in penalties}
     best = max(means, key=lambda penalty: means[penalty])
     return Tuned(name, best, means[best])
 
 
 def screened_table(found: StudyResults) -> Table:
-    """Every system on the validation text. Its test scores are left out, so that nobody chooses by them."""
+    """Every system on the validation text. Test scores are left out, so that nobody chooses by them."""
     study = PublishedStudy(found)
     rows = []
     for name in found.systems:
@@ -44,7 +48,7 @@ def screened_table(found: StudyResults) -> Table:
 
 
 def chosen_table(found: StudyResults) -> Table:
-    """The best systems on the validation text, of the dense models and of each target, and their test scores.
+    """The best systems on the validation text, of the dense models and of each target.
 
     Only systems with as many steps as the continued baseline take part; both sides are chosen in the same way.
     """
@@ -54,15 +58,52 @@ def chosen_table(found: StudyResults) -> Table:
     for group, best in {"dense": dense, **groups}.items():
         if best is None:
             continue
-        scores = _tests(found, best)
         row = [group, label(best.name), f"{best.penalty:g}", f"{best.valid:.2f}"]
-        row.append(f"{statistics.mean(scores.values()):.2f}")
-        pairs = {} if dense is None or best is dense else _tests(found, dense)
-        each = [score - pairs[seed] for seed, score in scores.items() if seed in pairs]
+        pairs = {} if dense is None or best is dense else _scores(found, dense)
+        each = [score - pairs[seed] for seed, score in _scores(found, best).items() if seed in pairs]
         by_seed = ", ".join(f"{one:+.2f}" for one in each)
         rows.append([*row, f"{statistics.mean(each):+.2f} ({by_seed})" if each else "-"])
-    head = ["among", "chosen on valid", "length penalty", "BLEU, valid", "BLEU, test"]
-    return Table([*head, "test: less the chosen dense model (by seed)"], rows)
+    head = ["among", "chosen on valid", "length penalty", "BLEU, valid"]
+    return Table([*head, "valid: less the chosen dense model (by seed)"], rows)
+
+
+def candidates_table(found: StudyResults) -> Table:
+    """The variants by their mean score on the validation text over all targets; the first two are to be confirmed.
+
+    Only variants with all targets and as many seeds as the others take part.
+    """
+    targets = _targets(found)
+    means = {variant: statistics.mean(each) for variant, each in _variants(found).items() if len(each) == len(targets)}
+    order = sorted(means, key=lambda variant: -means[variant])
+    rows = [[str(place), f"`{variant}`", f"{means[variant]:.2f}"] for place, variant in enumerate(order, 1)]
+    return Table(["rank", "variant", f"BLEU, valid, mean over targets {' and '.join(targets)}"], rows)
+
+
+def confirmed_table(found: StudyResults) -> Table:
+    """Each variant on the test text against the reference; a verdict needs three baselines."""
+    study = PublishedStudy(found)
+    tested = [name for name, system in found.systems.items() if all(run.test is not None for run in system.runs)]
+    references = [name for name in tested if name.startswith(SAME_WAY)]
+    rows = []
+    for name in tested:
+        system = found.systems[name]
+        row = [label(name), f"{study.dropped(name):.1%}" if _target(found, name) else "-"]
+        row += [f"{study.score(name, 'valid'):.2f}", f"{study.score(name):.2f}"]
+        against = next((one for other in references if (one := _against(system, other)) is not None), None)
+        if against is None:
+            rows.append([*row, "-", "-"])
+            continue
+        low, high = against.interval
+        one_pair = isinstance(against, Difference)
+        bound = f"{against.lower:+.2f}, {ONE_BASELINE if one_pair else verdict(against, 'BLEU').label}"
+        rows.append([*row, f"{against.difference:+.2f} [{low:+.2f}, {high:+.2f}]", bound])
+    reference = label(references[0]) if references else SYSTEMS[SAME_WAY]
+    head = ["system", "dropped", "BLEU, valid", "BLEU, test", f'test: difference to "{reference}"']
+    return Table([*head, "bound on test"], rows)
+
+
+def _against(system: StudiedSystem, other: str) -> Compared | None:
+    return system.against.get(other) or system.one_seed.get(other)
 
 
 def steps_table(found: StudyResults) -> Table:
@@ -78,13 +119,26 @@ def steps_table(found: StudyResults) -> Table:
     return Table(["steps", *(f"{title}: BLEU, valid" for title in sides.values())], rows)
 
 
-def _at(run: SeedRun, penalty: float, split: Split) -> float:
-    return next(getattr(row, split) for row in run.length_penalties or () if row.length_penalty == penalty)
+def _at(run: SeedRun, penalty: float) -> float:
+    return next(row.valid for row in run.length_penalties or () if row.length_penalty == penalty)
 
 
-def _tests(found: StudyResults, best: Tuned) -> dict[int, float]:
-    """Test scores by seed."""
-    return {run.seed: _at(run, best.penalty, "test") for run in found.systems[best.name].runs}
+def _scores(found: StudyResults, best: Tuned) -> dict[int, float]:
+    """Validation scores by seed."""
+    return {run.seed: _at(run, best.penalty) for run in found.systems[best.name].runs}
+
+
+def _variants(found: StudyResults) -> dict[str, list[float]]:
+    """The score of each variant at each target, for systems with all seeds and the continued baseline's steps."""
+    scores: dict[str, list[float]] = {}
+    most = max(len(system.runs) for name, system in found.systems.items() if _target(found, name) is not None)
+    for name, system in found.systems.items():
+        target, best = _target(found, name), tuned(found, name)
+        if target is None or best is None or len(system.runs) < most:
+            continue
+        if _steps(found, name) == _steps(found, CONTINUED):
+            scores.setdefault(name.removeprefix(f"zero-{target}").removeprefix("-") or "plain", []).append(best.valid)
+    return scores
 
 
 def _steps(found: StudyResults, name: str) -> int:

@@ -48,6 +48,13 @@ class PublishedStudy:
         ours, theirs = self.scores(system, split), self.scores(other, split)
         return [score - theirs[seed] for seed, score in ours.items() if seed in theirs]
 
+    def is_trained_like(self, system: str, other: str) -> bool:
+        """Whether both were fine-tuned for as many steps; runs from scratch may be compared with any."""
+        sides = [self.systems[name] for name in (system, other)]
+        tuned = all((side.recipe.get("model") or {}).get("init") for side in sides)
+        seeds = {run.seed: run.steps for run in sides[1].runs}
+        return not tuned or all(run.steps == seeds.get(run.seed, run.steps) for run in sides[0].runs)
+
     def difference(self, system: str, other: str, split: Split = "test") -> float:
         return statistics.mean(self.differences(system, other, split))
 

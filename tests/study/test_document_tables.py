@@ -1,5 +1,7 @@
 """The tables of the study of documents."""
 
+from dataclasses import replace
+
 import pytest
 
 import document_beams
@@ -27,8 +29,8 @@ def scores():
 def test_quality_by_length():
     table = lengths_table(scores())
     assert table.rows[:2] == [
-        ["dense, continued, distilled the same way", "512", "-", "25.00", "25.00", "-"],
-        ["sparse `zero`, target 0.6", "512", "60.1%", "24.50", "24.50", "-0.50 [-0.80, -0.20]"],
+        ["dense, continued, distilled the same way, one seed", "512", "-", "25.00", "25.00", "-"],
+        ["sparse `zero`, target 0.6, one seed", "512", "60.1%", "24.50", "24.50", "-0.50 [-0.80, -0.20]"],
     ]
     assert [cells[1] for cells in table.rows] == ["512", "512", "1,024", "1,024"]
 
@@ -37,6 +39,31 @@ def test_the_loss_is_a_share_of_what_the_source_brings():
     dense, sparse, *_ = controls_table(scores()).rows
     assert dense[2:] == ["25.00", "5.00", "-", "-"]
     assert sparse[5] == "2.5%"
+
+
+def test_several_baselines_are_shown_by_their_means_and_the_difference_over_them():
+    found = scores()
+    second = filled(LengthScores, {"what": "", "rows": [row("on", "test", 512, 27.0, 7.0, seed=2)]}).rows
+    second += filled(LengthScores, {"what": "", "rows": [row("zero-0.6", "test", 512, 25.5, 7.0, seed=2)]}).rows
+    over = {"difference": -1.0, "interval": [-1.5, -0.25], "seeds": 2}
+    both = {"system": "zero-0.6", "split": "test", "length": 512, "difference": over}
+    over = filled(LengthScores, {"what": "", "rows": [], "over": [both]}).over
+    several = replace(found, rows=[*found.rows, *second], over=over)
+    dense, sparse, *longer = lengths_table(several).rows
+    assert dense[0] == "dense, continued, distilled the same way, two seeds"
+    assert dense[3:] == ["25.00", "26.00", "-"]
+    assert sparse[2:] == ["60.1%", "24.50", "25.00", "-1.00 [-1.50, -0.25]"]
+    assert longer[1][5] == "-0.50 [-0.80, -0.20]"
+    shares = controls_table(several).rows
+    assert shares[0][2:4] == ["26.00", "6.00"]
+    assert shares[1][5] == "5.0%"
+    assert len(examples_table(several).rows) == 4
+
+
+def test_a_run_of_other_steps_has_no_difference():
+    found = scores()
+    unequal = replace(found, rows=[replace(one, difference=None) for one in found.rows])
+    assert {cells[5] for cells in lengths_table(unequal).rows + controls_table(unequal).rows} == {"-"}
 
 
 def test_examples_are_counted_once():

@@ -125,40 +125,79 @@ def test_all_systems_are_distilled_from_the_baseline(text):
     assert made["zero-0.45-s1"].l0drop.target_sparsity == 0.45
 
 
+def write_outputs(run, text, wrong):
+    run.outputs.mkdir(parents=True)
+    for split in ("valid", "test"):
+        outputs = ["der"] * wrong + lines_of(text, split, "de")[wrong:]
+        (run.outputs / f"{split}.txt").write_text("".join(f"{line}\n" for line in outputs))
+
+
+def results_of(**steps):
+    """steps: of each seed of a system."""
+    systems = {
+        name.replace("_", "-"): {"recipe": {}, "runs": [{"seed": n, "steps": s} for n, s in enumerate(each, 1)]}
+        for name, each in steps.items()
+    }
+    return filled(europarl_documents.StudyResults, {"what": "", "systems": systems})
+
+
 def test_scores_by_length(text, tmp_path):
     made = study(text, runs=tmp_path)
     made.plan()
     for name, wrong in (("on", 0), ("zero-0.6", 3)):
-        folder = RunFolder(tmp_path / f"{name}-s1")
-        folder.outputs.mkdir(parents=True)
-        for split in ("valid", "test"):
-            outputs = ["der"] * wrong + lines_of(text, split, "de")[wrong:]
-            (folder.outputs / f"{split}.txt").write_text("".join(f"{line}\n" for line in outputs))
+        write_outputs(RunFolder(tmp_path / f"{name}-s1"), text, wrong)
     Sources("der", {"test": {str(LONG): 0.6}}).write(tmp_path / "zero-0.6-s1" / "sources.json")
-    found = made.lengths(
-        filled(
-            europarl_documents.StudyResults,
-            {"what": "", "systems": {"on": {"recipe": {}, "runs": []}, "zero-0.6": {"recipe": {}, "runs": []}}},
-        )
-    )
+    found = made.lengths(results_of(**{"on": [9], "zero-0.6": [9]}))
     assert len(found.rows) == 8
-    dense, sparse = (found.row(name, "test", SHORT) for name in ("on", "zero-0.6"))
+    assert found.over == []
+    dense, sparse = (found.of(name, "test", SHORT)[0] for name in ("on", "zero-0.6"))
     assert dense.score.value == pytest.approx(100)
     assert dense.difference is None
     assert sparse.difference is not None
     assert sparse.difference.difference < 0
     assert sparse.difference.unit == "document"
-    long = found.row("zero-0.6", "test", LONG)
+    (long,) = found.of("zero-0.6", "test", LONG)
     assert (long.sparsity, long.score.value) == (0.6, pytest.approx(100)), "the first lines are windows"
     assert set(long.controls) == {"shuffled_source", "no_source"}
     assert long.controls["shuffled_source"].value < 90
     assert set(dense.controls) == {"shuffled_source"}
 
 
+def test_runs_of_other_steps_are_not_compared(text, tmp_path):
+    """A time limit may stop one of the runs side by side."""
+    made = study(text, runs=tmp_path)
+    for name in ("base", "on", "zero-0.6"):
+        write_outputs(RunFolder(tmp_path / f"{name}-s1"), text, 1)
+    found = made.lengths(results_of(**{"base": [20], "on": [9], "zero-0.6": [8]}))
+    assert found.difference("zero-0.6", "test", SHORT) is None
+    assert found.difference("base", "test", SHORT) is not None
+
+
+def test_several_baselines_are_compared_over_baselines(text, tmp_path):
+    made = EuroparlDocuments(Options(text, tmp_path, seeds=3))
+    for seed in (1, 2, 3):
+        for name, wrong in (("on", 0), ("zero-0.6", seed)):
+            write_outputs(RunFolder(tmp_path / f"{name}-s{seed}"), text, wrong)
+    found = made.lengths(results_of(**{"on": [9, 9, 7], "zero-0.6": [9, 9, 8]}))
+    against = found.difference("zero-0.6", "test", SHORT)
+    assert (against.baselines, against.unit) == (2, "document"), "those of the third seed have other steps"
+    first, second, third = found.of("zero-0.6", "test", SHORT)
+    assert against.differences == pytest.approx((first.difference.difference, second.difference.difference))
+    assert third.difference is None
+    assert (first.seed, third.seed) == (1, 3)
+
+
+def test_another_baseline_is_trained_under_another_seed(text):
+    made = {recipe.name: recipe for recipe in study(text, first_seed=2).plan()}
+    assert {"base-s2", "on-s2"} < {*made}
+    assert made["on-s2"].model.init == "runs/base-s2"
+    assert {recipe.seed for recipe in made.values()} == {2}
+
+
 def test_steps_follow_from_the_speed_of_the_baseline():
     alone = Limits(200, 150)
-    assert alone.steps(0.02, 1) == int(130 / (0.02 * 1.35))
-    assert alone.steps(0.02, 4) == int(130 / (0.02 * 1.35 * 4)), "runs share the GPU"
+    assert alone.steps(0.02, 1) == int(0.85 * 130 / (0.02 * 1.35)), "with time to spare"
+    assert alone.steps(0.02, 4) == int(0.85 * 130 / (0.02 * 1.35 * 4)), "runs share the GPU"
     beside = Limits(200, 150, beside=7)
     assert beside.steps(0.02, 4) == alone.steps(0.02, 4), "so fast a baseline was not slowed down"
     assert beside.steps(0.3, 4) > alone.steps(0.3, 4), "a slow one had shared it with others"

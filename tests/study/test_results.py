@@ -140,6 +140,18 @@ def test_systems_of_several_seeds_are_compared_with_the_continued_baseline():
     ]
 
 
+def test_a_system_that_was_stopped_early_is_not_compared():
+    tuned = {"recipe": {"model": {"init": "runs/base-s1"}}}
+    systems = {
+        "base": {"runs": [{**runs(None, s1=18.0)[0], "steps": 90}]},
+        "on": {"runs": [{**runs(None, s1=20.0)[0], "steps": 9}], **tuned},
+        "zero-0.3": {"runs": [{**runs(0.3, s1=19.0)[0], "steps": 9}], **tuned},
+        "zero-0.7": {"runs": [{**runs(0.7, s1=18.5)[0], "steps": 8}], **tuned},
+    }
+    rows = quality.single_table(study(systems)).rows
+    assert [row[4:] for row in rows] == [["-2.00", "-2.00"], ["-", "-"], ["-1.00", "-1.00"], ["-", "-"]]
+
+
 def test_a_system_of_one_seed_is_compared_with_the_continued_baseline_of_its_seed():
     other = {"one_seed": {"on": {"interval": [-0.75, -0.25]}}}
     systems = {

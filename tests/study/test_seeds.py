@@ -43,7 +43,7 @@ def run_folder(folder, outputs, seed, sparse):
 def test_runs_are_gathered_by_system_and_compared_with_the_baseline_of_their_seed(tmp_path, monkeypatch):
     truth = [f"the small house\u2028number {n} stands there" for n in range(30)]  # only a line feed ends a line
     worse = [line.replace("house", "tree") if n % 3 else line for n, line in enumerate(truth)]
-    monkeypatch.setattr(seeds, "load_recipe", lambda path: SimpleNamespace(evaluate=Evaluate()))
+    monkeypatch.setattr(seeds, "load_recipe", lambda path, text: SimpleNamespace(evaluate=Evaluate()))
     monkeypatch.setattr(seeds, "build_tokenizers", lambda *arguments: None)
     monkeypatch.setattr(seeds, "references", lambda recipe, tokenizers, split: truth)
     for seed in (1, 2):
@@ -64,9 +64,118 @@ def test_runs_are_gathered_by_system_and_compared_with_the_baseline_of_their_see
     assert found["zero-0.5"]["against_on"]["baselines"] == 2, "each run of `on` is its own start here"
 
 
+def test_fine_tuned_runs_with_other_numbers_of_steps_are_not_compared(tmp_path, monkeypatch):
+    truth = [f"the small house number {n} stands there" for n in range(30)]
+    monkeypatch.setattr(seeds, "load_recipe", lambda path, text: SimpleNamespace(evaluate=Evaluate()))
+    monkeypatch.setattr(seeds, "build_tokenizers", lambda *arguments: None)
+    monkeypatch.setattr(seeds, "references", lambda recipe, tokenizers, split: truth)
+    systems = {"on": 3, "zero-0.5": 3, "zero-0.5-500-steps": 2, "scratch": 9}
+    for system, steps in systems.items():
+        for seed in (1, 2):
+            folder = tmp_path / f"{system}-s{seed}"
+            run_folder(folder, truth, seed, sparse=system != "on")
+            metrics = json.loads((folder / "metrics.json").read_text())
+            (folder / "metrics.json").write_text(json.dumps({**metrics, "steps": steps}))
+            if system != "scratch":
+                start = f"model: {{init: runs/base-s{seed}}}\n"
+                (folder / "recipe.yaml").write_text((folder / "recipe.yaml").read_text() + start)
+    found = gathered(tmp_path, [f"{system}-s{seed}" for system in systems for seed in (1, 2)], "a test", 0.5)["systems"]
+    assert {name for name, system in found.items() if "against_on" in system} == {"zero-0.5", "scratch"}
+
+
+def test_runs_that_were_not_decoded_are_listed_but_not_compared(tmp_path, monkeypatch):
+    truth = [f"the small house number {n} stands there" for n in range(30)]
+    texts = []
+    monkeypatch.setattr(
+        seeds, "load_recipe", lambda path, text: texts.append(text) or SimpleNamespace(evaluate=Evaluate())
+    )
+    monkeypatch.setattr(seeds, "build_tokenizers", lambda *arguments: None)
+    monkeypatch.setattr(seeds, "references", lambda recipe, tokenizers, split: truth)
+    for system in ("on", "on-taught", "on-taught-falling", "zero-0.5"):
+        for seed in (1, 2):
+            folder = tmp_path / f"{system}-s{seed}"
+            run_folder(folder, truth, seed, sparse=system.startswith("zero"))
+            if system == "on-taught":
+                metrics = json.loads((folder / "metrics.json").read_text())
+                del metrics["test"]
+                (folder / "metrics.json").write_text(json.dumps(metrics))
+                (folder / "outputs" / "test.txt").unlink()
+    names = [path.name for path in sorted(tmp_path.iterdir())]
+    also, text = {"zero-0.5": "on-taught-falling"}, ["data.test.source=x"]
+    found = gathered(tmp_path, names, "a test", 0.5, also, tmp_path / "statistics.json.gz", text=text)
+    systems = found["systems"]
+    assert texts == [text]
+    assert len(systems["on-taught"]["runs"]) == 2
+    assert "outputs_sha256" not in systems["on-taught"]["runs"][0]
+    assert "against_on" not in systems["on-taught"]
+    assert systems["zero-0.5"]["against"]["on-taught-falling"]["baselines"] == 2
+    stored = SentenceStatistics.read(tmp_path / found["statistics"]["file"])
+    assert not any(name.startswith("on-taught-s") for name in stored.systems)
+    (tmp_path / "on-s1" / "outputs" / "valid.txt").write_text("".join(f"{line}\n" for line in truth))
+    on_valid = gathered(tmp_path, ["on-s1"], "a test", 0.5, split="valid")
+    assert on_valid["systems"]["on"]["runs"][0]["outputs_sha256"]
+
+
+def test_documents_can_be_the_unit_of_resampling(baseline, tmp_path, monkeypatch):
+    """Blank lines end documents; lines of one side only, and documents without any other, do not count."""
+    source = [
+        "the dog sees a cat .",
+        "the cat .",
+        "",
+        "",
+        "a dog .",
+        "",
+        "the cat .",
+        "the dog sees a cat .",
+        "the dog sees a cat .",
+        "",
+        "a",
+        "",
+    ]
+    target = [
+        "der Hund sieht ein Katze .",
+        "",
+        "",
+        "",
+        "der Hund sieht ein Katze .",
+        "",
+        "der Hund sieht ein Katze .",
+        "der Hund sieht ein Katze .",
+        "der Hund sieht ein Katze .",
+        "",
+        "",
+        "",
+    ]
+    for side, lines in (("source", source), ("target", target)):
+        (tmp_path / side).write_text("".join(f"{line}\n" for line in lines))
+    values = tiny.recipe(tmp_path / "data")
+    values["data"]["test"] = {side: str(tmp_path / side) for side in ("source", "target")}
+    recipe, tokenizers = parse_recipe(values, "test"), load_tokenizers(baseline)
+    assert seeds.document_numbers(recipe, tokenizers, "test") == [0, 1, 2, 2, 2]
+    monkeypatch.setattr(seeds, "load_recipe", lambda path, text: recipe)
+    monkeypatch.setattr(seeds, "build_tokenizers", lambda *arguments: tokenizers)
+    for seed in (1, 2):
+        for system, outputs in (
+            ("on", ["der Hund sieht ein Katze ."] * 5),
+            ("zero-0.5", ["der Hund sieht ein Katze ."] * 2 + ["der Hund sieht ein Hund ."] * 3),
+        ):
+            run_folder(tmp_path / "runs" / f"{system}-s{seed}", outputs, seed, sparse=system != "on")
+    names = [path.name for path in sorted((tmp_path / "runs").iterdir())]
+    results = {}
+    for by_document in (True, False):
+        file = tmp_path / "statistics.json.gz"
+        found = gathered(tmp_path / "runs", names, "a test", 0.5, None, file, by_document=by_document)
+        results[by_document] = found["systems"]["zero-0.5"]["against_on"]
+        assert SentenceStatistics.read(file).documents == ([0, 1, 2, 2, 2] if by_document else [0, 1, 2, 3, 4])
+    assert (results[True]["unit"], results[True]["units"]) == ("document", 3)
+    assert (results[False]["unit"], results[False]["units"]) == ("sentence", 5)
+    assert results[True]["difference"] == results[False]["difference"]
+    assert results[True]["lower"] != results[False]["lower"]
+
+
 def test_pairs_that_start_from_one_baseline_are_one_unit(tmp_path, monkeypatch):
     truth = [f"the small house number {n} stands there" for n in range(30)]
-    monkeypatch.setattr(seeds, "load_recipe", lambda path: SimpleNamespace(evaluate=Evaluate()))
+    monkeypatch.setattr(seeds, "load_recipe", lambda path, text: SimpleNamespace(evaluate=Evaluate()))
     monkeypatch.setattr(seeds, "build_tokenizers", lambda *arguments: None)
     monkeypatch.setattr(seeds, "references", lambda recipe, tokenizers, split: truth)
     for seed in (1, 2, 3, 4):
@@ -90,7 +199,7 @@ def test_pairs_that_start_from_one_baseline_are_one_unit(tmp_path, monkeypatch):
 
 def test_one_seed_is_compared_over_sentences_with_other_systems_too(tmp_path, monkeypatch):
     truth = [f"the small house number {n} stands there" for n in range(30)]
-    monkeypatch.setattr(seeds, "load_recipe", lambda path: SimpleNamespace(evaluate=Evaluate()))
+    monkeypatch.setattr(seeds, "load_recipe", lambda path, text: SimpleNamespace(evaluate=Evaluate()))
     monkeypatch.setattr(seeds, "build_tokenizers", lambda *arguments: None)
     monkeypatch.setattr(seeds, "references", lambda recipe, tokenizers, split: truth)
     for system, every in (("on", 99), ("learned", 5), ("rule", 3)):
@@ -195,6 +304,27 @@ def family(tmp_path):
     return runs, [
         recipe("zero-s1", base, distilled, runs / "translated"), on, recipe("base-s1"), recipe("apart-s1"),
     ]  # fmt: skip
+
+
+def test_runs_that_read_the_same_outputs_tokenize_them_once(tmp_path, monkeypatch):
+    runs, (zero, on, base, _) = family(tmp_path)
+    dense = zero.model_copy(update={"name": "on-taught-s1", "l0drop": None})
+    rule = zero.model_copy(update={"name": "freq-s1", "l0drop": zero.l0drop.model_copy(update={"gate": "freq"})})
+    other = zero.model_copy(
+        update={"name": "zero-s2", "model": on.model.model_copy(update={"init": str(runs / "apart-s1")})}
+    )
+    pool = Pool(runs)
+    monkeypatch.setattr(seeds, "train_in_parallel", pool)
+    monkeypatch.setattr(seeds, "_check_dependencies", lambda *_: None)
+    (runs / "apart-s1").mkdir(parents=True)
+    (runs / "apart-s1" / "metrics.json").write_text("{}")
+    then = {("on-s1",): lambda: (runs / "translated").write_text("x\n")}
+    seeds.train_all([zero, dense, rule, other, on, base], runs, 2, 1, Console(quiet=True), then)
+    assert (runs / "on-taught-s1" / "data").resolve() == (runs / "zero-s1" / "data").resolve()
+    assert not (runs / "zero-s1" / "data").is_symlink()
+    for name in ("freq-s1", "zero-s2", "on-s1"):
+        assert not (runs / name / "data").exists(), f"{name} reads other text, or with hints"
+    assert len(pool.order) == 6
 
 
 def test_runs_start_as_soon_as_their_dependencies_are_finished(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """The systems that the study scripts declare. Training is tested elsewhere."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -8,9 +9,13 @@ from transformers import MarianConfig, MarianMTModel
 
 import europarl
 import multi30k
+import tuned
 from l0drop.runs.run import LengthPenaltyCurve, LengthPenaltyRow, RunMetrics
 from l0drop.runs.study import StudyResults
+from l0drop.runs.table import Table
 from l0drop.study import study as studies
+from l0drop.study.distillation import Distillation
+from l0drop.study.parallel import RunError
 from l0drop.study.study import Options
 from l0drop.training.assemble import load_dense
 from result_tables.labels import label
@@ -23,7 +28,11 @@ from tests.training import tiny
 def data(tmp_path):
     for split in ("train", "valid", "test"):
         for side, file in tiny.write_text(tmp_path, split, 4, 1).items():
-            Path(file).rename(tmp_path / f"{split}.{'en' if side == 'source' else 'de'}")
+            lines = Path(file).read_text().splitlines(keepends=True)
+            if split == "test":
+                lines.insert(2, "\n")  # ends a speech
+            Path(file).unlink()
+            (tmp_path / f"{split}.{'en' if side == 'source' else 'de'}").write_text("".join(lines))
     return tmp_path
 
 
@@ -258,13 +267,15 @@ def test_the_screening_trains_variants_and_a_tuned_reference(data):
     sides = counted(made)
     assert set(sides.values()) == {3}
     steps = ["500-steps", "2000-steps", "4000-steps"]
-    reference = ["rate-0.0001", "rate-0.0006", "rate-0.001", "falling", *steps]
-    ways = [*multi30k.VARIANTS, *steps]
+    reference = ["rate-0.0001", "rate-0.0006", "rate-0.001", "falling"]
     assert [*sides] == [
         "base", "on", "on-taught", *(f"on-taught-{name}" for name in reference),
-        "zero-0.47", *(f"zero-0.47-{name}" for name in ways), "zero-0.7", *(f"zero-0.7-{name}" for name in ways),
-    ]  # fmt: skip
+        "zero-0.47", *(f"zero-0.47-{name}" for name in tuned.VARIANTS),
+        "zero-0.7", *(f"zero-0.7-{name}" for name in tuned.VARIANTS),
+        *(f"{side}-{name}" for name in steps for side in ("on-taught", "zero-0.47", "zero-0.7")),
+    ], "what the choice does not depend on comes last"  # fmt: skip
     for name, recipe in made.items():
+        assert recipe.data.test is None, "nobody can choose by a test score"
         if name.startswith(("on-taught", "zero")):
             assert recipe.train.teacher.model == f"runs/on-s{recipe.seed}", "both sides are distilled the same way"
             assert recipe.data.train.target == "runs/train.translated"
@@ -284,53 +295,200 @@ def test_runs_of_a_screening_are_scored_at_length_penalties_once(data, tmp_path,
     for name in ("base-s1", "on-s1", "zero-0.47-s1"):
         (tmp_path / name).mkdir()
         finished_at(0.5).write(tmp_path / name / "metrics.json")
-    monkeypatch.setattr(studies, "train_all", lambda *_: None)
-    curve = LengthPenaltyCurve(run="r", rows=[LengthPenaltyRow(0.6, 30.0, 31.0)], seed=1, decoding={})
+    tasks = {}
+    monkeypatch.setattr(studies, "train_all", lambda *arguments: tasks.update(arguments[-2]))
+    curve = LengthPenaltyCurve(run="r", rows=[LengthPenaltyRow(0.6, 30.0)], seed=1, decoding={})
     scored = []
-    monkeypatch.setattr(multi30k, "length_penalty_curve", lambda run, _: (scored.append(run.name), curve)[1])
+    monkeypatch.setattr(tuned, "length_penalty_curve", lambda run, _: (scored.append(run.name), curve)[1])
+    made.train(recipes)
+    assert [*tasks] == [("on-s1",), ("zero-0.47-s1",), ("zero-0.7-s1",)], "each is scored while others train"
     for _ in range(2):
-        made.train(recipes)
-        assert scored == ["on-s1", "zero-0.47-s1"]
-    assert LengthPenaltyCurve.read(tmp_path / "on-s1" / "length_penalties.json") == curve
+        assert tasks["zero-0.47-s1",]() == curve
+        assert scored == ["zero-0.47-s1"]
+    assert LengthPenaltyCurve.read(tmp_path / "zero-0.47-s1" / "length_penalties.json") == curve
+
+
+def tuned_system(steps, target, *rows, **more):
+    """rows: one for each seed, of validation scores at penalties 0.6 and 1.4."""
+    runs = [
+        {
+            "seed": seed,
+            "length_penalties": [{"length_penalty": p, "valid": v} for p, v in zip((0.6, 1.4), row, strict=True)],
+            "valid": {"score": {"value": row[0]}, **({"sparsity": target} if target else {})},
+        }
+        for seed, row in enumerate(rows, 1)
+    ]
+    gate = {"target_sparsity": target} if target else None
+    return {"recipe": {"train": {"steps": steps}, "l0drop": gate}, "runs": runs, **more}
 
 
 def test_the_tables_of_a_screening_choose_on_the_validation_text():
-    def system(steps, target, *rows):
-        """rows: one for each seed, of valid and test scores at penalties 0.6 and 1.4."""
-        runs = [
-            {
-                "seed": seed,
-                "length_penalties": [
-                    {"length_penalty": penalty, "valid": valid, "test": test}
-                    for penalty, (valid, test) in zip((0.6, 1.4), row, strict=True)
-                ],
-                "valid": {"score": {"value": row[0][0]}},
-                "test": {"score": {"value": row[0][1]}, **({"sparsity": target} if target else {})},
-            }
-            for seed, row in enumerate(rows, 1)
-        ]
-        gate = {"target_sparsity": target} if target else None
-        return {"recipe": {"train": {"steps": steps}, "l0drop": gate}, "runs": runs}
-
     found = {
-        "on": system(1000, None, [(39, 38), (38, 38)]),
-        "on-taught": system(1000, None, [(40, 39), (41, 38)], [(40, 39), (43, 40)]),
-        "on-taught-falling": system(1000, None, [(41, 50), (40, 50)], [(41, 50), (40, 50)]),
-        "on-taught-2000-steps": system(2000, None, [(49, 49), (49, 49)], [(49, 49), (49, 49)]),
-        "zero-0.47": system(1000, 0.47, [(40, 36), (39, 60)], [(40, 37), (39, 60)]),
-        "zero-0.47-fixed": system(1000, 0.47, [(40.5, 37), (39, 60)], [(40.5, 38.5), (39, 60)]),
-        "zero-0.7-2000-steps": system(2000, 0.7, [(30, 29), (31, 28)], [(30, 29), (31, 28)]),
+        "on": tuned_system(1000, None, (39, 38)),
+        "on-taught": tuned_system(1000, None, (40, 41), (40, 43)),
+        "on-taught-falling": tuned_system(1000, None, (41, 40), (41, 40)),
+        "on-taught-2000-steps": tuned_system(2000, None, (49, 49), (49, 49)),
+        "zero-0.47": tuned_system(1000, 0.47, (40, 39), (40, 39)),
+        "zero-0.47-fixed": tuned_system(1000, 0.47, (40.5, 39), (40.5, 39)),
+        "zero-0.7": tuned_system(1000, 0.7, (35, 36), (35, 36)),
+        "zero-0.7-fixed": tuned_system(1000, 0.7, (35.5, 32), (36, 32)),
+        "zero-0.7-network": tuned_system(1000, 0.7, (38, 32), (38, 32)),
+        "zero-0.47-settled": tuned_system(1000, 0.47, (40, 39)),
+        "zero-0.7-settled": tuned_system(1000, 0.7, (37.5, 39)),
+        "zero-0.7-2000-steps": tuned_system(2000, 0.7, (30, 31), (30, 31)),
     }
-    screened, chosen, steps = multi30k.Multi30k.tables(filled(StudyResults, {"systems": found}))
+    tables = multi30k.Multi30k.tables(filled(StudyResults, {"systems": found}))
+    screened, chosen, candidates, steps = tables
     assert ["sparse `zero`, target 0.47, fixed", "47.0%", "2", "40.50", "0.6", "40.50"] in screened.rows
-    assert not any("60" in cell for row in [*screened.rows, *chosen.rows, *steps.rows] for cell in row)
     dense = "dense, continued, distilled the same way"
     assert chosen.rows == [
-        ["dense", dense, "1.4", "42.00", "39.00", "-"],
-        ["target 0.47", "sparse `zero`, target 0.47, fixed", "0.6", "40.50", "37.75", "-1.25 (-1.00, -1.50)"],
+        ["dense", dense, "1.4", "42.00", "-"],
+        ["target 0.47", "sparse `zero`, target 0.47, fixed", "0.6", "40.50", "-1.50 (-0.50, -2.50)"],
+        ["target 0.7", "sparse `zero`, target 0.7, settled", "1.4", "39.00", "-2.00 (-2.00)"],
     ]
-    assert steps.rows == [["1,000", "42.00", "40.00", "-"], ["2,000", "49.00", "-", "31.00"]]
+    assert candidates.rows == [["1", "`fixed`", "38.12"], ["2", "`plain`", "38.00"]], (
+        "network lacks a target, settled a seed"
+    )
+    assert steps.rows == [["1,000", "42.00", "40.00", "36.00"], ["2,000", "49.00", "-", "31.00"]]
     assert steps.head[1] == f"{dense}: BLEU, valid"
+
+
+def confirmed(data, **changes):
+    choices = {"variants": ("fixed", "plain"), "sparsities": (0.46, 0.7), "reference": None}
+    choices |= {name: changes.pop(name) for name in [*changes] if name in choices}
+    return europarl.Confirmed(Options(data, **{"runs": Path("runs"), "seeds": 2, **changes}), **choices)
+
+
+def test_confirming_runs_have_their_own_teachers_and_no_test_text(data):
+    made = planned(confirmed(data, first_seed=4))
+    assert counted(made) == dict.fromkeys(
+        ("base", "on", *tuned.REFERENCES, "zero-0.46-fixed", "zero-0.46", "zero-0.7-fixed", "zero-0.7"), 2
+    )
+    assert {recipe.seed for recipe in made.values()} == {4, 5}
+    recipes = {name: recipe for name, recipe in made.items() if not name.startswith(("base", "on-s"))}
+    for recipe in recipes.values():
+        assert recipe.model.init == f"runs/base-s{recipe.seed}"
+        assert recipe.train.teacher.model == f"runs/on-s{recipe.seed}"
+        assert recipe.data.train.target == f"runs/train-s{recipe.seed}.translated"
+    assert all(recipe.data.test is None for recipe in made.values())
+    reference, sparse = made["on-taught-s5"], made["zero-0.46-s5"]
+    same = ("steps", "learning_rate", "schedule", "warmup", "batch_tokens", "average", "save_every", "clip", "teacher")
+    assert all(getattr(reference.train, key) == getattr(sparse.train, key) for key in same)
+    assert (reference.data, reference.model, reference.evaluate) == (sparse.data, sparse.model, sparse.evaluate)
+    only = counted(planned(confirmed(data, reference="on-taught-falling", variants=["fixed"], sparsities=[0.7])))
+    assert [*only] == ["base", "on", "on-taught-falling", "zero-0.7-fixed"]
+
+
+@pytest.mark.parametrize("text", ["a\nb\n", "a\nb\n\n\n"])
+def test_speeches_are_looked_for_before_anything_is_trained(text, data):
+    (data / "test.en").write_text(text)
+    with pytest.raises(ValueError, match=r"test\.en: blank lines end documents, .* but there is only one"):
+        confirmed(data)
+    multi30k.Confirmed(Options(data, Path("runs")), ["plain"], [0.47])
+
+
+def finish(folder, seed, valid, tested):
+    folder.mkdir(parents=True, exist_ok=True)
+    both = {"valid": {"score": {"value": valid}}, **({"test": {"score": {"value": 1.0}}} if tested else {})}
+    filled(RunMetrics, both).write(folder / "metrics.json")
+    rows = [LengthPenaltyRow(0.6, valid), LengthPenaltyRow(1.4, valid + 0.25)]
+    curve = LengthPenaltyCurve(run=folder.name, rows=rows, seed=seed, decoding={})
+    curve.write(folder / "length_penalties.json")
+
+
+def test_the_test_text_is_decoded_once_everything_is_chosen(data, tmp_path, monkeypatch):
+    made = confirmed(data, runs=tmp_path, variants=["fixed"], sparsities=[0.7])
+    recipes = made.plan()
+    scores = {"on-taught": 30.0, "on-taught-falling": 30.5, "on-taught-rate-0.001": 30.25}
+    tasks, decoded = {}, []
+
+    def train_all(*arguments):
+        tasks.update(arguments[-2])
+        for recipe in recipes:
+            finish(tmp_path / recipe.name, recipe.seed, scores.get(recipe.name[:-3], 20.0), tested=False)
+
+    def decode_test(run, penalty, text):
+        decoded.append((run.name, penalty))
+        assert text == made.test_text
+        finish(run, 1, 1.0, tested=True)
+
+    monkeypatch.setattr(studies, "train_all", train_all)
+    monkeypatch.setattr(tuned, "decode_test", decode_test)
+    assert made.compared_with() == {}
+    made.train(recipes)
+    assert {name for names in tasks for name in names} == {*made.recipes} - {"base-s1", "base-s2"}
+    compared = ["on-s1", "on-s2", "on-taught-falling-s1", "on-taught-falling-s2", "zero-0.7-fixed-s1"]
+    assert decoded == [(name, 1.4) for name in [*compared, "zero-0.7-fixed-s2"]]
+    assert made.compared_with() == {"zero-0.7-fixed": "on-taught-falling"}
+    finish(tmp_path / "on-taught-s1", 1, 1.0, tested=True)
+    with pytest.raises(ValueError, match="different references, on-taught, on-taught-falling"):
+        made.compared_with()
+
+
+def test_a_run_that_fails_does_not_keep_others_from_the_test_text(data, tmp_path, monkeypatch):
+    made = confirmed(data, runs=tmp_path, seeds=1, sparsities=[0.7])
+    recipes, decoded = made.plan(), []
+
+    def train_all(*_):
+        for recipe in recipes:
+            if recipe.name != "zero-0.7-fixed-s1":
+                finish(tmp_path / recipe.name, 1, 20.0, tested=False)
+        raise RunError("zero-0.7-fixed-s1: out of memory")
+
+    monkeypatch.setattr(studies, "train_all", train_all)
+    monkeypatch.setattr(tuned, "decode_test", lambda run, *_: decoded.append(run.name))
+    with pytest.raises(RunError, match="out of memory"):
+        made.train(recipes)
+    assert decoded == ["on-s1", "on-taught-s1", "zero-0.7-s1"]
+    shutil.rmtree(tmp_path / "on-taught-rate-0.001-s1")
+    monkeypatch.setattr(studies, "train_all", lambda *_: None)
+    with pytest.raises(ValueError, match=r"on-taught-rate-0\.001-s1: not a finished run"):
+        made.train(recipes)
+
+
+def test_each_continued_baseline_decodes_the_training_text_for_its_seed(data, tmp_path, monkeypatch):
+    made = confirmed(data, runs=tmp_path, first_seed=2, reference="on-taught")
+    recipes = made.plan()
+    tasks, written = {}, []
+    monkeypatch.setattr(studies, "train_all", lambda *arguments: tasks.update(arguments[-2]))
+    monkeypatch.setattr(made, "chosen", lambda: pytest.fail("not before the runs are finished"))
+    monkeypatch.setattr(Distillation, "write", lambda self, run, ways, count: written.append((self.outputs, run)))
+    with pytest.raises(pytest.fail.Exception):
+        made.train(recipes)
+    for seed in (2, 3):
+        tasks[f"on-s{seed}",]()
+    assert written == [(tmp_path / f"train-s{seed}.translated", tmp_path / f"on-s{seed}") for seed in (2, 3)]
+
+
+def test_confirming_runs_are_shown_with_their_bound_against_the_reference():
+    against = {"difference": -0.125, "interval": [-0.4, 0.1], "lower": -0.35, "upper": 0.0, "margin": 0.5, "seeds": 3}
+    against |= {"units": 9, "unit": "sentence"}
+    one_pair = {**against, "metric": "bleu", "p": 0.01, "non_inferior": True}
+    against |= {"baselines": 3, "few_seeds": True}
+    found = {
+        "on": tuned_system(1000, None, (30, 30)),
+        "on-taught": tuned_system(1000, None, (33, 33)),
+        "on-taught-falling": tuned_system(1000, None, (31, 31)),
+        "zero-0.46-fixed": tuned_system(1000, 0.46, (30, 30), against={"on-taught-falling": against}),
+        "zero-0.7-fixed": tuned_system(1000, 0.7, (29, 29)),
+        "zero-0.7": tuned_system(1000, 0.7, (29, 29), one_seed={"on-taught-falling": one_pair}),
+    }
+    for name in ("on", "on-taught-falling", "zero-0.46-fixed", "zero-0.7-fixed", "zero-0.7"):
+        for run in found[name]["runs"]:
+            run["test"] = {"score": {"value": 25.0}, **({"sparsity": 0.468} if name.startswith("zero") else {})}
+    table, screened = europarl.Europarl.tables(filled(StudyResults, {"systems": found}))
+    dense = "dense, continued, distilled the same way, falling"
+    assert table.head[4] == f'test: difference to "{dense}"'
+    assert [row[0] for row in table.rows] == [
+        "dense, continued", dense, "sparse `zero`, target 0.46, fixed", "sparse `zero`, target 0.7, fixed",
+        "sparse `zero`, target 0.7",
+    ]  # fmt: skip
+    assert table.rows[2][1:] == [
+        "46.8%", "30.00", "25.00", "-0.12 [-0.40, +0.10]", "-0.35, non-inferior at 0.5, preliminary",
+    ]  # fmt: skip
+    assert table.rows[3][4:] == ["-", "-"]
+    assert table.rows[4][5] == "-0.35, no verdict: one baseline", "though it is non-inferior for this pair of models"
+    assert len(screened.rows) == 6
 
 
 @pytest.mark.parametrize(
@@ -341,6 +499,8 @@ def test_the_tables_of_a_screening_choose_on_the_validation_text():
         (["--also", "slow"], "slow: expected a name and its changes"),
         (["--rivals", "47"], "47: expected a share between 0 and 1"),
         (["--rivals", "half"], "half: expected a share between 0 and 1"),
+        (["--confirm", "plain", "--distil", "no"], "--confirm: needs a way to distil"),
+        (["--confirm", "slow"], "invalid choice: 'slow'"),
         (["--distil", "no", "both", "--distil-dense"], "--distil-dense: needs a way to distil"),
         (["--systems", "zero-0.31"], "--systems: zero-0.31: unknown in these parts, which have base, on, zero-"),
     ],
@@ -364,7 +524,7 @@ def test_the_command_line_trains_and_prints_the_tables(data, tmp_path, monkeypat
     one = {"runs": [{"seed": 1, "valid": {"score": {"value": 20.5}}, "test": {"score": {"value": 20.5}}}]}
     found = filled(StudyResults, {"systems": {"on": one}})
     monkeypatch.setattr(studies, "train_all", lambda recipes, *_: trained.extend(recipe.name for recipe in recipes))
-    monkeypatch.setattr(studies, "gather", lambda *_: found)
+    monkeypatch.setattr(studies, "gather", lambda *_, **__: found)
     command = ["europarl.py", "--data", str(data), "--runs", str(tmp_path), "--parts", "--distil", "text"]
     for options, names in (([], ["base-s1", "on-s1", "zero-0.46-s1"]), (["--gather"], [])):
         monkeypatch.setattr(sys, "argv", [*command, *options])
@@ -375,3 +535,20 @@ def test_the_command_line_trains_and_prints_the_tables(data, tmp_path, monkeypat
     monkeypatch.setattr(sys, "argv", ["europarl.py", "--tables", str(results)])
     europarl.main()
     assert "20.50" in capsys.readouterr().out
+
+
+def test_results_are_gathered_even_if_a_run_failed(data, tmp_path, monkeypatch, capsys):
+    found = filled(StudyResults, {"systems": {"on": {"runs": [{"seed": 1, "valid": {"score": {"value": 20.5}}}]}}})
+
+    def train_all(*_):
+        raise RunError("zero-s1: out of memory")
+
+    monkeypatch.setattr(studies, "train_all", train_all)
+    monkeypatch.setattr(studies, "gather", lambda *_, **__: found)
+    monkeypatch.setattr(europarl.Europarl, "tables", staticmethod(lambda found: [Table(["a"], [["20.50"]])]))
+    command = ["europarl.py", "--data", str(data), "--runs", str(tmp_path), "--parts", "--distil", "text"]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit, match="out of memory"):
+        europarl.main()
+    assert (tmp_path / "results.json").exists()
+    assert "20.50" in capsys.readouterr().err

@@ -86,7 +86,7 @@ def test_a_continued_baseline_has_no_teacher_even_if_the_options_set_one(study):
 def test_the_text_that_is_decoded_is_the_text_that_is_read(study, tmp_path):
     other = tmp_path / "data" / "valid.source"
     made = study(every_run=[f"data.train.source={other}"])
-    assert made.distillation.source == other
+    assert made.teachers[1].source == other
     assert planned(made)["zero-0.5-s1"].data.train.source == str(other)
 
 
