@@ -16,7 +16,7 @@ from typing import Self
 import yaml
 from rich.console import Console
 
-from l0drop.core.gates import gate_class
+from l0drop.core.gates import GATES
 from l0drop.data.metrics import scorer_of
 from l0drop.data.prepare import usable_pairs
 from l0drop.data.score import MetricName
@@ -195,7 +195,7 @@ def _share_outputs(recipe: Recipe, runs: Path, leaders: dict[str, str]) -> None:
     """
     text = recipe.data.train
     made_here = isinstance(text, TextCorpus) and text.target is not None and Path(text.target).parent == runs
-    if not made_here or (recipe.l0drop is not None and gate_class(recipe.l0drop.gate).needs):
+    if not made_here or (recipe.l0drop is not None and GATES.class_of(recipe.l0drop.gate).needs):
         return
     leader = leaders.setdefault(f"{recipe.model.init} {_text_of(recipe)}", recipe.name)
     data, link = RunFolder(runs / leader).data, RunFolder(runs / recipe.name).data
