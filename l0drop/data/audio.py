@@ -9,13 +9,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from l0drop.data.ogg import seconds_before_damage
 from l0drop.extras import needed_for
 
 RATE = 16_000
@@ -31,6 +32,8 @@ TRIM_FRAME = 160
 """Samples of the frames whose loudness decides what `trimmed` cuts: 10 ms."""
 TRIM_MARGIN = 1600
 """Samples that `trimmed` leaves before and after the sound: 100 ms."""
+UNKNOWN_LENGTH = 2**62
+"""The number of samples that libsndfile announces where a header has none is larger."""
 MOST_CHANNELS = 8
 """An array with more columns is taken for something else than samples."""
 
@@ -55,33 +58,48 @@ class Audio:
     @property
     def is_silent(self) -> bool:
         """Whether there is nothing to hear: no samples, or none above -80 dB."""
-        return not len(self.samples) or float(np.abs(self.samples).max()) < SILENT
+        return not len(self.samples) or float(max(self.samples.max(), -self.samples.min())) < SILENT
 
 
 def read_audio(file: str | Path) -> Audio:
     """The audio of a file, its channels mixed, at 16 kHz. Raises AudioError with the file's name."""
-    name = str(file)
-    if not Path(file).is_file():
-        raise AudioError(f"{name}: there is no such file")
-    if not Path(file).stat().st_size:
-        raise AudioError(f"{name}: is empty")
-    return _read(name, name)
+    name, path = str(file), Path(file)
+    try:
+        if not path.exists():
+            raise AudioError(f"{name}: there is no such file")
+        if not path.is_file():
+            raise AudioError(f"{name}: is a {'folder' if path.is_dir() else 'device or pipe'}, not an audio file")
+        with path.open("rb") as opened:
+            if not opened.read(1):
+                raise AudioError(f"{name}: is empty")
+            damage = seconds_before_damage(opened)
+        return _read(name, name, damage)
+    except OSError as error:
+        raise AudioError(f"{name}: cannot be read ({error.strerror or error})") from error
 
 
 def audio_of_bytes(content: bytes, name: str, most_seconds: float) -> Audio:
     """The audio of a file's content. Raises AudioError with `name`, also for more than `most_seconds`."""
     if not content:
         raise AudioError(f"{name}: is empty")
-    return _read(io.BytesIO(content), name, most_seconds)
+    return _read(io.BytesIO(content), name, seconds_before_damage(io.BytesIO(content)), most_seconds)
 
 
-def _read(file: str | io.BytesIO, name: str, most_seconds: float = math.inf) -> Audio:
+def _read(file: str | BinaryIO, name: str, damage: float | None, most_seconds: float = math.inf) -> Audio:
+    """damage: the seconds of an Ogg file before its first damaged page, which libsndfile would skip."""
     with needed_for("reading audio files"):
         import soundfile
     try:
         with soundfile.SoundFile(file) as opened:
-            blocks = _mixed_blocks(opened, name, most_seconds)
-            samples = _resampled(blocks, opened.samplerate)
+            if opened.frames >= UNKNOWN_LENGTH:
+                raise AudioError(
+                    f"{name}: its header does not say how long it is, as in FLAC that was written to a pipe; convert "
+                    "it, for example with `ffmpeg -i FILE new.flac`"
+                )
+            if damage is not None:
+                whole = opened.frames / opened.samplerate
+                raise AudioError(f"{name}: is damaged after {damage:.1f} of {max(damage, whole):.1f} seconds")
+            samples = _resampled(_mixed_blocks(opened, name, most_seconds), opened.samplerate)
     except soundfile.LibsndfileError as error:
         raise AudioError(f"{name}: cannot be read as audio ({error.error_string})") from None
     return Audio(name, samples)
@@ -123,7 +141,19 @@ def _resampled(blocks: Iterator[Samples], rate: int) -> Samples:
         stream = soxr.ResampleStream(rate, RATE, 1, dtype="float32")
         parts = [stream.resample_chunk(block) for block in blocks]
         parts.append(stream.resample_chunk(np.zeros(0, dtype=np.float32), last=True))
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
+    return _joined(parts)
+
+
+def _joined(parts: list[Samples]) -> Samples:
+    """The parts as one array; each is freed when it is copied, so that a long recording is not in memory twice."""
+    samples = np.empty(sum(map(len, parts)), dtype=np.float32)
+    parts.reverse()
+    filled = 0
+    while parts:
+        part = parts.pop()
+        samples[filled : filled + len(part)] = part
+        filled += len(part)
+    return samples
 
 
 def as_audio(values: Any, name: str, rate: int = RATE) -> Audio:
@@ -159,7 +189,7 @@ def log_mel(samples: Samples, extractor: Any, *, padded: bool) -> Tensor:
     window = torch.hann_window(size)
     filters = torch.from_numpy(extractor.mel_filters).float().T
     step = BLOCK_SECONDS * RATE // hop
-    parts = []
+    levels = torch.empty(filters.shape[0], frames)
     for start in range(0, frames, step):
         end = min(frames, start + step)
         first, last = start * hop - half, (end - 1) * hop + half
@@ -168,9 +198,8 @@ def log_mel(samples: Samples, extractor: Any, *, padded: bool) -> Tensor:
         if before or after:  # the spectrum at the edges is that of mirrored audio
             block = np.pad(block, (before, after), mode="reflect")
         spectrum = torch.stft(torch.from_numpy(block), size, hop, window=window, center=False, return_complex=True)
-        parts.append((filters @ (spectrum.abs() ** 2)).clamp_min(1e-10).log10())
-    levels = torch.cat(parts, 1)
-    return (torch.maximum(levels, levels.max() - 8.0) + 4.0) / 4.0
+        levels[:, start:end] = (filters @ (spectrum.abs() ** 2)).clamp_min(1e-10).log10()
+    return torch.maximum(levels, levels.max() - 8.0, out=levels).add_(4.0).div_(4.0)
 
 
 def trimmed(clip: Audio, decibels: float) -> Audio:
