@@ -217,10 +217,12 @@ class SpeechModel:
 
     def _decode(self, clips: Sequence[Audio], settings: Mapping[str, Any]) -> tuple[list[Transcript], Generation]:
         is_long = self.is_long(clips[0])
-        features = [log_mel(clip.samples, self.extractor, padded=not is_long) for clip in clips]
         lengths = torch.tensor([self._frames(clip) for clip in clips])
-        longest = max(part.shape[1] for part in features)
-        batch = torch.stack([torch.nn.functional.pad(part, (0, longest - part.shape[1])) for part in features])
+        longest = int(lengths.max()) if is_long else self.window_frames
+        batch = torch.zeros(len(clips), self.extractor.feature_size, longest)
+        for row, clip in zip(batch, clips, strict=True):
+            part = log_mel(clip.samples, self.extractor, padded=not is_long)
+            row[:, : part.shape[1]] = part
         mask = torch.arange(longest) < lengths[:, None]
         if is_long:
             settings = {**settings, "return_timestamps": True}
