@@ -23,7 +23,7 @@ from l0drop.data.whole import write_whole
 from l0drop.decoding.destination import Destination
 from l0drop.decoding.folder import fingerprint
 from l0drop.decoding.partial import Position
-from l0drop.decoding.speech import BATCH_CLIPS, SpeechModel, Transcript
+from l0drop.decoding.speech import BATCH_CLIPS, ROW_SECONDS, SpeechModel, Transcript
 from l0drop.runs.job import AudioTotals, SpeechSummary
 from l0drop.runs.provenance import provenance
 
@@ -337,7 +337,10 @@ def subtitles(transcript: Transcript, kind: str) -> str:
     for number, segment in enumerate(shown, 1):
         head = f"{number}\n" if kind == "srt" else ""
         text = one_line(segment.text.replace("-->", "->"))  # an arrow or a blank line would end the cue
-        parts.append(f"{head}{_clock(segment.start, mark)} --> {_clock(segment.end, mark)}\n{text}\n")
+        if kind == "vtt":
+            text = text.replace("&", "&amp;").replace("<", "&lt;")  # they begin entities and tags
+        end = max(segment.end, segment.start + ROW_SECONDS)  # a cue without duration is invalid, or never shown
+        parts.append(f"{head}{_clock(segment.start, mark)} --> {_clock(end, mark)}\n{text}\n")
     return "\n".join(parts)
 
 

@@ -234,6 +234,15 @@ def test_subtitles() -> None:
     )
 
 
+def test_subtitles_of_any_text_are_valid() -> None:
+    transcript = Transcript("", (Segment(1.0, 1.0, "AT&T <i>"), Segment(2.0, 3.0, "<v Bob> &amp;")))
+    assert subtitles(transcript, "vtt") == (
+        "WEBVTT\n\n00:00:01.000 --> 00:00:01.020\nAT&amp;T &lt;i>\n\n"
+        "00:00:02.000 --> 00:00:03.000\n&lt;v Bob> &amp;amp;\n"
+    )
+    assert subtitles(transcript, "srt").startswith("1\n00:00:01,000 --> 00:00:01,020\nAT&T <i>\n")
+
+
 def test_bad_jobs_are_refused(files: list[Path]) -> None:
     with pytest.raises(ValueError, match="`files`: give at least one"):
         Recordings((), Destination())
