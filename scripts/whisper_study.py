@@ -49,7 +49,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "early-1": {"gating": "mask", "layerwise": [1], "target_sparsity": 0.55},
     "early-2": {"gating": "mask", "layerwise": [2], "target_sparsity": 0.65},
     "zero-50-whole": {"target_sparsity": 0.5, "cut": 0.0},
-    "zero-70-slow": {"target_sparsity": 0.7, "steer_over": 0.5, "anneal": 0.0, "settle": 0.25},
+    "zero-70-slow": {"target_sparsity": 0.7, "steer_over": 0.6, "anneal": 0.0, "settle": 0.25},
     "zero-70-fixed": {"target_sparsity": 0.7, "settle": 0.0, "fixed_gates": 0.25},
 }
 """Settings of the section `l0drop`, or of the one that `SECTIONS` names.

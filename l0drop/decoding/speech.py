@@ -233,8 +233,8 @@ class SpeechModel:
         lengths = torch.tensor([self._frames(clip) for clip in clips])
         longest = int(lengths.max()) if is_long else self.window_frames
         batch = torch.zeros(len(clips), self.extractor.feature_size, longest)
-        for row, clip in zip(batch, clips, strict=True):
-            part = log_mel(clip.samples, self.extractor, padded=not is_long)
+        for row, one in zip(batch, clips, strict=True):
+            part = log_mel(one.samples, self.extractor, padded=not is_long)
             row[:, : part.shape[1]] = part
         mask = torch.arange(longest) < lengths[:, None]
         if is_long:
