@@ -678,8 +678,9 @@ def publish(a: argparse.Namespace) -> None:
                         score = wer([texts[i] for i in chosen], [clips[i].text for i in chosen])
                         system[part] = {"wer": score.value, "clips": len(chosen)}
                 chosen = [i for i in range(len(texts)) if i not in run_away]
-                score = wer([texts[i] for i in chosen], [clips[i].text for i in chosen])
-                system["without_runaways"] = {"wer": score.value, "clips": len(chosen)}
+                if chosen:
+                    score = wer([texts[i] for i in chosen], [clips[i].text for i in chosen])
+                    system["without_runaways"] = {"wer": score.value, "clips": len(chosen)}
                 system["dial"] = []
                 for dialled in sorted((a.root / "results" / _key(model)).glob("pooled-keep-*.json")):
                     found = json.loads(dialled.read_text())

@@ -133,3 +133,5 @@ def test_the_teacher_writes_both_transcripts(tmp_path: Path, monkeypatch: pytest
         assert text == model.transcribe([tmp_path / "speech" / file], max_new_tokens=12)[0].text
         assert timed.startswith("<|0.")
         assert text != timed
+    study.publish(Namespace(root=tmp_path, out=tmp_path / "published"))
+    assert len(list((tmp_path / "published").iterdir())) == len(study.LISTS)
