@@ -1,6 +1,8 @@
 """Train Whisper tiny.en with several gates at once on one GPU, and evaluate all models on the same recordings.
 
     python scripts/whisper_study.py teach ROOT           # the dense model's transcripts; before, on any machine
+    python scripts/whisper_study.py run ROOT OUT         # all of the following, for one plan, within --until seconds
+
     python scripts/whisper_study.py lists ROOT           # lists of clips, joined clips
     python scripts/whisper_study.py prepare ROOT         # features and the teacher's distributions, once for all
     python scripts/whisper_study.py plan NAME            # the models of a plan, which fit on one GPU side by side
@@ -15,16 +17,21 @@
 
 ROOT holds whisper-tiny/ (a Hugging Face folder), speech/ (folders of clips with transcripts.tsv: file, speaker, text)
 and teacher.tsv (file, the dense model's transcript, the same with times). The recipes are those of
-recipes/whisper-tiny-*.yaml with the settings below. All models train for the same number of steps: each measures its
-speed in a short run first, and the slowest decides how many fit until `--train-until` seconds after `--start`. Later
-plans in the same ROOT train for as many steps.
+recipes/whisper-tiny-*.yaml on these texts. All models train for the same number of steps: each measures its speed in a
+short run first, and the slowest decides how many fit until `--train-until` seconds after `--start`. Later plans in the
+same ROOT train for as many steps. `run` checks first that packages and files are there. A process that fails does not
+stop the others, but without data there is nothing to train on; its log is in ROOT/logs.
 """
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import tarfile
 import time
 import zlib
@@ -37,25 +44,29 @@ REFERENCE = "continued"
 MODELS: dict[str, dict[str, Any]] = {
     REFERENCE: {},
     "covered": {"gating": "mask", "gate": "open", "lambda_": 0.0},
-    **{f"zero-{percent}": {"target_sparsity": percent / 100, "settle": 0.25} for percent in range(20, 100, 10)},
-    "early-1": {"gating": "mask", "layerwise": [1], "target_sparsity": 0.55, "settle": 0.3},
-    "early-2": {"gating": "mask", "layerwise": [2], "target_sparsity": 0.65, "settle": 0.3},
-    "zero-50-whole": {"target_sparsity": 0.5, "settle": 0.25, "cut": 0.0},
+    **{f"zero-{percent}": {"target_sparsity": percent / 100} for percent in range(20, 100, 10)},
+    "elastic": {"target_sparsity": 0.6, "elastic": True, "elastic_range": (0.1, 1.0)},
+    "early-1": {"gating": "mask", "layerwise": [1], "target_sparsity": 0.55},
+    "early-2": {"gating": "mask", "layerwise": [2], "target_sparsity": 0.65},
+    "zero-50-whole": {"target_sparsity": 0.5, "cut": 0.0},
+    "zero-70-slow": {"target_sparsity": 0.7, "steer_over": 0.6, "anneal": 0.0, "settle": 0.25},
+    "zero-70-fixed": {"target_sparsity": 0.7, "settle": 0.0, "fixed_gates": 0.25},
 }
-"""Settings of the section `l0drop`; `settle` belongs to `train`, `cut` to `data`.
+"""Settings of the section `l0drop`, or of the one that `SECTIONS` names.
 
-NAME-seed-2 is the same model with another seed.
+NAME-seed-2 is the same model with another seed. `elastic` is trained for the dial, so it alone gives a curve.
 """
-SECTIONS = {"settle": "train", "cut": "data"}
+TRAIN = ("elastic", "elastic_range", "steer_over", "anneal", "settle", "fixed_gates")
+SECTIONS = {**dict.fromkeys(TRAIN, "train"), "cut": "data"}
 SEED = "-seed-"
 PLANS = {
-    "first": (REFERENCE, "covered", "zero-50", "zero-70", "early-1"),
-    "curve": ("zero-20", "zero-30", "zero-40", "zero-60", "zero-80"),
-    "causes": ("zero-90", "zero-50-whole", f"zero-50{SEED}2", f"{REFERENCE}{SEED}2", "early-2"),
-    "seeds": (f"zero-50{SEED}3", f"{REFERENCE}{SEED}3", f"zero-70{SEED}2", f"zero-70{SEED}3", f"early-1{SEED}2"),
+    "first": (REFERENCE, "covered", "zero-70", "elastic", "early-1"),
+    "curve": ("zero-20", "zero-40", "zero-50", "zero-60", "zero-80"),
+    "causes": ("zero-70-slow", "zero-70-fixed", "zero-90", "zero-30", "zero-50-whole"),
+    "seeds": (f"zero-70{SEED}2", f"{REFERENCE}{SEED}2", f"zero-70{SEED}3", f"{REFERENCE}{SEED}3", "early-2"),
 }
 """Models that are trained side by side, in this order of importance. `first` has the reference of all."""
-BRING = ("zero-70", "zero-50", "early-1", "covered", "zero-40")
+BRING = ("zero-70", "early-1", "covered", "elastic", "zero-50")
 """Models whose weights are collected, the most important first."""
 
 
@@ -81,7 +92,8 @@ LISTS = {
     "long": Listed("long.tsv", 0.5, 35, {"max_new_tokens": None}),  # a full window with times may need more
     "timed": Listed("joined.tsv", 0.3, 12, {"return_timestamps": True, "max_new_tokens": None}),
 }
-DIALS = (0.8, 0.6, 0.45, 0.3, 0.2, 0.1)
+DIALS = (0.3, 0.8, 0.6, 0.1, 0.5, 0.2, 0.4, 0.7)
+"""Shares of rows to keep, in the order in which they are transcribed while there is time."""
 MOST_STEPS = 4000
 MOST_TOKENS = 200
 """Of a target."""
@@ -90,27 +102,32 @@ LEVELS = 47
 """Levels on either side of 0 for changes of weights: a model then fits into 16 MiB."""
 BATCH = 64
 """Clips decoded at once."""
+PARTS = ("train", "audio_only", "valid", "test", "test_other", "long")
+"""Folders in speech/."""
+GRACE = 15
+"""Seconds after `--until` in which models may finish what they have begun."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("plan").add_argument("name", choices=PLANS)
-    for name in ("teach", "lists", "prepare", "model", "judge", "collect", "publish"):
+    for name in ("teach", "run", "lists", "prepare", "model", "judge", "collect", "publish"):
         command = commands.add_parser(name)
         command.add_argument("root", type=Path)
         command.add_argument("--plan", choices=PLANS, default="first")
         if name == "model":
             command.add_argument("name")
+        if name in ("run", "model"):
             command.add_argument("--start", type=float, default=time.time(), help="seconds since 1970")
             command.add_argument("--train-until", type=float, default=430)
             command.add_argument("--until", type=float, default=550)
             command.add_argument("--steps", type=int, help="instead of measuring")
             command.add_argument("--set", action="append", default=[], dest="settings", help="train.KEY=VALUE")
             command.add_argument("--limit", type=int, help="clips per list, to try the script out")
-        if name in ("collect", "publish"):
+        if name in ("run", "collect", "publish"):
             command.add_argument("out", type=Path)
-        if name == "collect":
+        if name in ("run", "collect"):
             command.add_argument("--weights", type=int, default=3)
     single = commands.add_parser("small")
     for name in ("run", "out"):
@@ -138,8 +155,8 @@ def main() -> None:
         return
     a.root = a.root.resolve()
     commands_by_name = {
-        "teach": teach, "lists": lists, "prepare": prepared, "model": model, "judge": judge, "collect": collect,
-        "publish": publish,
+        "teach": teach, "run": run, "lists": lists, "prepare": prepared, "model": model, "judge": judge,
+        "collect": collect, "publish": publish,
     }  # fmt: skip
     commands_by_name[a.command](a)
 
@@ -169,7 +186,7 @@ def teach(a: argparse.Namespace) -> None:
         load=lambda: load_speech(a.root / "whisper-tiny"),
         identity={},
         generation=generation,
-        seconds=30,
+        seconds=window(a.root),
         with_times=True,
         transcribed=lambda clips: print(f"{clips} of {len(files)} clips", flush=True),
     )
@@ -183,9 +200,11 @@ def lists(a: argparse.Namespace) -> None:
     taught = [line.split("\t") for line in (a.root / "teacher.tsv").read_text(encoding="utf-8").splitlines()]
     good = [(file, text, "" if repeats(timed) else timed) for file, text, timed in taught if text and not repeats(text)]
     (speech / "train.tsv").write_text("".join("\t".join(clip) + "\n" for clip in good), encoding="utf-8")
-    print(f"{len(good)} of {len(taught)} clips have a usable transcript")
+    print(f"{len(good)} of {len(taught)} clips have a usable transcript", flush=True)
+    if not good:
+        raise SystemExit("teacher.tsv: there is nothing to train on")
     pooled = rows(speech / "test") + rows(speech / "test_other")
-    found = {"valid": rows(speech / "valid"), "pooled": pooled, "joined": joined(speech, pooled)}
+    found = {"valid": rows(speech / "valid"), "pooled": pooled, "joined": joined(speech, pooled, window(a.root))}
     found["long"] = rows(speech / "long")
     for name, clips in found.items():
         (speech / f"{name}.tsv").write_text("".join("\t".join(clip) + "\n" for clip in clips), encoding="utf-8")
@@ -198,14 +217,24 @@ def repeats(text: str) -> bool:
     return len(data) / len(zlib.compress(data)) > 2.4
 
 
-def joined(speech: Path, clips: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+def window(root: Path) -> float:
+    """The seconds of one window of the model: 30 with OpenAI's."""
+    from transformers import WhisperFeatureExtractor
+
+    from l0drop.data.audio import RATE
+
+    return float(WhisperFeatureExtractor.from_pretrained(root / "whisper-tiny").n_samples) / RATE
+
+
+def joined(speech: Path, clips: list[tuple[str, str, str]], longest: float) -> list[tuple[str, str, str]]:
+    """Clips of one speaker one after the other, in files of 5/6 to 6/6 of the longest number of seconds."""
     import numpy as np
     import soundfile
 
     from l0drop.data.audio import RATE, read_audio
 
     (speech / "joined").mkdir(exist_ok=True)
-    pause = np.zeros(round(0.3 * RATE), dtype=np.float32)
+    pause = np.zeros(round(0.01 * longest * RATE), dtype=np.float32)
     found: list[tuple[str, str, str]] = []
     parts: list[Any] = []
     texts: list[str] = []
@@ -213,8 +242,8 @@ def joined(speech: Path, clips: list[tuple[str, str, str]]) -> list[tuple[str, s
     for file, speaker, text in [*clips, ("", "", "")]:
         samples = read_audio(speech / file).samples if file else pause
         length = sum(map(len, parts)) + len(pause) * len(parts)
-        if parts and (speaker != before or length + len(samples) > 30 * RATE):
-            if length - len(pause) >= 25 * RATE:
+        if parts and (speaker != before or length + len(samples) > longest * RATE):
+            if length - len(pause) >= 5 / 6 * longest * RATE:
                 name = f"joined/{len(found):03}.wav"
                 window = np.concatenate([piece for part in parts for piece in (part, pause)][:-1])
                 soundfile.write(speech / name, window, RATE, subtype="PCM_16")
@@ -241,27 +270,15 @@ def recipe_of(a: argparse.Namespace, name: str, steps: int, settings: list[str] 
         "valid": {"tsv": f"{speech}/valid.tsv", "target_column": 2, "speaker_column": 1},
         "test": None,
         "max_target": MOST_TOKENS,
-        "join": 0.4,
-        "join_steps": True,
-        "timestamps": 0.5,
-        "cut": 0.7,
     }
     values["model"]["pretrained"] = str(a.root / "whisper-tiny")
     values["train"] |= {
         "steps": steps,
-        "batch_clips": 24,
-        "learning_rate": 4e-5,
-        "gate_scale": 100,
         "warmup": max(1, min(50, steps // 8)),
-        "freeze": "embeddings",
         "targets": "references",
-        "teacher": {"model": "init", "weight": 3.0, "top": 64},
         "precision": "bf16" if has_gpu() else "fp32",
         "save_every": steps,
         "eval_every": 10**6,
-        "log_every": 10,
-        "steer_every": 100,
-        "steer_over": 0.5,
     }
     values["evaluate"] |= {"sentences": 92}
     if "lambda_" in MODELS[kind]:
@@ -299,6 +316,78 @@ def link(a: argparse.Namespace, folder: Path) -> None:
             os.symlink(a.root / "runs" / "shared" / name, folder / name)
 
 
+# --- all models of a plan ------------------------------------------------------------------------------------------
+
+
+def run(a: argparse.Namespace) -> None:
+    """Lists, data, all models of a plan and the plain one side by side, then their comparison."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no process of it goes on
+    check_inputs(a.root)
+    a.out.mkdir(parents=True, exist_ok=True)
+    lists(a)
+    names = [*PLANS[a.plan], *([] if (a.root / "results" / "base").exists() else ["base"])]
+    limits = ["--start", str(a.start), "--train-until", str(a.train_until), "--until", str(a.until)]
+    options = [*limits, *(f"--set={setting}" for setting in a.settings)]
+    options += [f"--{name}={value}" for name in ("steps", "limit") if (value := getattr(a, name)) is not None]
+    commands = {} if (a.root / "ready").exists() else {"prepare": ["prepare", str(a.root)]}
+    commands |= {name: ["model", str(a.root), name, "--plan", a.plan, *options] for name in names}
+    failed = processes(a.root, commands, a.start + a.until + GRACE)
+    for step in (judge, collect):
+        step(a)
+    print(f"[{time.time() - a.start:5.0f} s] done", flush=True)
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
+
+
+def check_inputs(root: Path) -> None:
+    """Everything that a long run would otherwise miss late."""
+    packages = [name for name in ("soundfile", "soxr", "jiwer") if importlib.util.find_spec(name) is None]
+    if packages:
+        raise SystemExit(f"install {' '.join(packages)}: pip install 'l0drop[audio]'")
+    needed = [root / "teacher.tsv", root / "whisper-tiny" / "model.safetensors"]
+    needed += [root / "speech" / part / "transcripts.tsv" for part in PARTS]
+    if missing := [str(file) for file in needed if not file.exists()]:
+        raise SystemExit(f"missing: {', '.join(missing)}")
+
+
+def processes(root: Path, commands: dict[str, list[str]], end: float) -> list[str]:
+    """Run commands of this script at the same time; those that failed. Without data, or at the end, all are stopped."""
+    logs = root / "logs"
+    logs.mkdir(exist_ok=True)
+    threads = max(1, (os.cpu_count() or 1) // len(commands))
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
+    failed: list[str] = []
+    with contextlib.ExitStack() as stack:
+        running = {}
+        for name, words in commands.items():
+            log = stack.enter_context((logs / f"{name}.log").open("w"))
+            running[name] = subprocess.Popen(
+                [sys.executable, str(Path(__file__).resolve()), *words], stdout=log, stderr=log, env=environment
+            )
+            stack.callback(stop, running[name])
+        while running and time.time() < end:
+            time.sleep(0.5)
+            for name in [name for name, process in running.items() if process.poll() is not None]:
+                if running.pop(name).returncode:
+                    failed.append(name)
+                    print(f"{name} failed:\n{(logs / f'{name}.log').read_text()[-2000:]}", flush=True)
+            if "prepare" in failed:
+                raise SystemExit("there is no data to train on")
+        for name in running:
+            print(f"{name} was stopped:\n{(logs / f'{name}.log').read_text()[-500:]}", flush=True)
+        return [*failed, *running]
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
 # --- one model -----------------------------------------------------------------------------------------------------
 
 
@@ -329,18 +418,21 @@ def model(a: argparse.Namespace) -> None:
             say(f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB at most")
         compact(a.root / "whisper-tiny", runs / a.name, a.root / "deltas" / f"{a.name}.npz")
         say("weights are compact")
-    for name, listed in LISTS.items():
-        if clock() > a.until - listed.seconds:
-            say(f"no time for {name}")
+    for name, keep in work_of(a.name):
+        what = name if keep is None else f"{name} with keep {keep}"
+        if clock() > a.until - LISTS[name].seconds:
+            say(f"no time for {what}")
             continue
-        transcripts(a, name, None)
-        say(f"{name} is transcribed")
-    gated = a.name != "base" and MODELS[a.name.partition(SEED)[0]].get("target_sparsity")
-    for keep in DIALS if gated else ():
-        if clock() > a.until - 25:
-            break
-        transcripts(a, "pooled", keep)
-        say(f"keep {keep} is transcribed")
+        transcripts(a, name, keep)
+        say(f"{what} is transcribed")
+
+
+def work_of(name: str) -> list[tuple[str, float | None]]:
+    """The lists that a model transcribes, and the shares of rows that it keeps, the most important first."""
+    settings = {} if name == "base" else MODELS[name.partition(SEED)[0]]
+    first, *others = [(listed, None) for listed in LISTS]
+    dials = [(first[0], keep) for keep in DIALS] if settings.get("target_sparsity") else []
+    return [first, *dials, *others] if settings.get("elastic") else [first, *others, *dials]
 
 
 def measured_steps(a: argparse.Namespace, clock: Any, say: Any) -> int:
@@ -521,7 +613,8 @@ def judge(a: argparse.Namespace) -> None:
         evaluation.write(folder / "metrics.json")
         for model in (*others, REFERENCE):
             found = outputs[model]
-            dropped = f"{100 * found.sparsity:.1f} {100 * found.sparsity_of_all:.1f}" if found.sparsity else "- -"
+            shares = () if found.sparsity is None else (found.sparsity, found.sparsity_of_all)
+            dropped = " ".join(f"{100 * share:.1f}" for share in shares) or "- -"
             path = str(system_path(a, model))
             record = next((one for one in evaluation.systems if one.name == path), evaluation.baseline)
             assert record is not None
@@ -585,8 +678,9 @@ def publish(a: argparse.Namespace) -> None:
                         score = wer([texts[i] for i in chosen], [clips[i].text for i in chosen])
                         system[part] = {"wer": score.value, "clips": len(chosen)}
                 chosen = [i for i in range(len(texts)) if i not in run_away]
-                score = wer([texts[i] for i in chosen], [clips[i].text for i in chosen])
-                system["without_runaways"] = {"wer": score.value, "clips": len(chosen)}
+                if chosen:
+                    score = wer([texts[i] for i in chosen], [clips[i].text for i in chosen])
+                    system["without_runaways"] = {"wer": score.value, "clips": len(chosen)}
                 system["dial"] = []
                 for dialled in sorted((a.root / "results" / _key(model)).glob("pooled-keep-*.json")):
                     found = json.loads(dialled.read_text())

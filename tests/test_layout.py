@@ -21,7 +21,7 @@ TOP = {
 }
 """The modules outside the subpackages, with the reason."""
 BY_NAME = re.compile(
-    r"importlib(?!\.(metadata|resources)(?!\.entry_points))|(runpy|pkgutil|imp|zipimport|builtins)(\.|$)"
+    r"importlib(?!\.(metadata|resources)(?!\.entry_points)|\.util\.find_spec$)|(runpy|pkgutil|imp|zipimport|builtins)(\.|$)"
     r"|sys\.(modules|meta_path|path_hooks)|(__import__|__loader__|__spec__|__builtins__|exec|eval|compile)$"
 )
 """What can import or run a module whose name is computed."""

@@ -6,16 +6,17 @@ in blocks, and features are computed in blocks, so memory holds samples and feat
 
 import io
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from l0drop.data.ogg import seconds_before_damage
 from l0drop.extras import needed_for
 
 RATE = 16_000
@@ -33,6 +34,8 @@ TRIM_FRAME = 160
 """Samples of the frames whose loudness decides what `trimmed` cuts: 10 ms."""
 TRIM_MARGIN = 1600
 """Samples that `trimmed` leaves before and after the sound: 100 ms."""
+UNKNOWN_LENGTH = 2**62
+"""The number of samples that libsndfile announces where a header has none is larger."""
 MOST_CHANNELS = 8
 """An array with more columns is taken for something else than samples."""
 
@@ -57,17 +60,24 @@ class Audio:
     @property
     def is_silent(self) -> bool:
         """Whether there is nothing to hear: no samples, or none above -80 dB."""
-        return not len(self.samples) or float(np.abs(self.samples).max()) < SILENT
+        return not len(self.samples) or float(max(self.samples.max(), -self.samples.min())) < SILENT
 
 
 def read_audio(file: str | Path) -> Audio:
     """The audio of a file, its channels mixed, at 16 kHz. Raises AudioError with the file's name."""
-    name = str(file)
-    if not Path(file).is_file():
-        raise AudioError(f"{name}: there is no such file")
-    if not Path(file).stat().st_size:
-        raise AudioError(f"{name}: is empty")
-    return Audio(name, _joined([*_read(name, name)]))
+    name, path = str(file), Path(file)
+    try:
+        if not path.exists():
+            raise AudioError(f"{name}: there is no such file")
+        if not path.is_file():
+            raise AudioError(f"{name}: is a {'folder' if path.is_dir() else 'device or pipe'}, not an audio file")
+        with path.open("rb") as opened:
+            if not opened.read(1):
+                raise AudioError(f"{name}: is empty")
+            damage = seconds_before_damage(opened)
+        return Audio(name, _joined([*_read(name, name, damage)]))
+    except OSError as error:
+        raise AudioError(f"{name}: cannot be read ({error.strerror or error})") from error
 
 
 def read_in_steps(content: bytes, name: str, most_seconds: float) -> Generator[None, None, Audio]:
@@ -77,19 +87,31 @@ def read_in_steps(content: bytes, name: str, most_seconds: float) -> Generator[N
     """
     if not content:
         raise AudioError(f"{name}: is empty")
+    damage = seconds_before_damage(io.BytesIO(content))
     parts = []
-    for part in _read(io.BytesIO(content), name, most_seconds):
+    for part in _read(io.BytesIO(content), name, damage, most_seconds):
         parts.append(part)
         yield
     return Audio(name, _joined(parts))
 
 
-def _read(file: str | io.BytesIO, name: str, most_seconds: float = math.inf) -> Iterator[Samples]:
-    """The samples of a file at 16 kHz, block by block."""
+def _read(file: str | BinaryIO, name: str, damage: float | None, most_seconds: float = math.inf) -> Iterator[Samples]:
+    """The samples of a file at 16 kHz, block by block.
+
+    damage: the seconds of an Ogg file before its first damaged page, which libsndfile would skip.
+    """
     with needed_for("reading audio files"):
         import soundfile
     try:
         with soundfile.SoundFile(file) as opened:
+            if opened.frames >= UNKNOWN_LENGTH:
+                raise AudioError(
+                    f"{name}: its header does not say how long it is, as in FLAC that was written to a pipe; convert "
+                    "it, for example with `ffmpeg -i FILE new.flac`"
+                )
+            if damage is not None:
+                whole = opened.frames / opened.samplerate
+                raise AudioError(f"{name}: is damaged after {damage:.1f} of {max(damage, whole):.1f} seconds")
             yield from _resampled(_mixed_blocks(opened, name, most_seconds), opened.samplerate)
     except soundfile.LibsndfileError as error:
         raise AudioError(f"{name}: cannot be read as audio ({error.error_string})") from None
@@ -135,8 +157,16 @@ def _resampled(blocks: Iterator[Samples], rate: int) -> Iterator[Samples]:
     yield stream.resample_chunk(np.zeros(0, dtype=np.float32), last=True)
 
 
-def _joined(parts: Sequence[Samples]) -> Samples:
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
+def _joined(parts: list[Samples]) -> Samples:
+    """The parts as one array; each is freed when it is copied, so that a long recording is not in memory twice."""
+    samples = np.empty(sum(map(len, parts)), dtype=np.float32)
+    parts.reverse()
+    filled = 0
+    while parts:
+        part = parts.pop()
+        samples[filled : filled + len(part)] = part
+        filled += len(part)
+    return samples
 
 
 def as_audio(values: Any, name: str, rate: int = RATE) -> Audio:
@@ -173,7 +203,7 @@ def log_mel(samples: Samples, extractor: Any, *, padded: bool) -> Tensor:
     window = torch.hann_window(size)
     filters = torch.from_numpy(extractor.mel_filters).float().T
     step = BLOCK_SECONDS * RATE // hop
-    parts = []
+    levels = torch.empty(filters.shape[0], frames)
     for start in range(0, frames, step):
         end = min(frames, start + step)
         first, last = start * hop - half, (end - 1) * hop + half
@@ -182,9 +212,8 @@ def log_mel(samples: Samples, extractor: Any, *, padded: bool) -> Tensor:
         if before or after:  # the spectrum at the edges is that of mirrored audio
             block = np.pad(block, (before, after), mode="reflect")
         spectrum = torch.stft(torch.from_numpy(block), size, hop, window=window, center=False, return_complex=True)
-        parts.append((filters @ (spectrum.abs() ** 2)).clamp_min(1e-10).log10())
-    levels = torch.cat(parts, 1)
-    return (torch.maximum(levels, levels.max() - 8.0) + 4.0) / 4.0
+        levels[:, start:end] = (filters @ (spectrum.abs() ** 2)).clamp_min(1e-10).log10()
+    return torch.maximum(levels, levels.max() - 8.0, out=levels).add_(4.0).div_(4.0)
 
 
 def trimmed(clip: Audio, decibels: float) -> Audio:

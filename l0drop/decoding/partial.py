@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from l0drop.data.whole import write_whole
 
 FORMAT = 3
-ENDINGS = (".partial", ".partial.json", ".partial.lock")
+ENDINGS = (".partial", ".partial.json", ".partial.lock", ".partial.copy")
 """Endings of the names of the files that an interrupted run leaves."""
 BLOCK = 1 << 20
 """Bytes read at a time for a digest."""
@@ -41,6 +41,9 @@ class Output(Protocol):
     def append(self, text: str, position: Position) -> None:
         """Add complete lines; `position` describes the output with them."""
 
+    def replace(self, lines: Mapping[int, str]) -> None:
+        """Put other lines in place of those with these numbers, counted from 0, once the output is complete."""
+
 
 class Pipe:
     """Standard output, or another file of bytes that cannot be resumed; flushed after every window."""
@@ -54,6 +57,10 @@ class Pipe:
         self._file.flush()
         self.position = position
 
+    def replace(self, lines: Mapping[int, str]) -> None:
+        if lines:
+            raise ValueError("`output`: lines of standard output cannot be replaced")
+
 
 class PartialFile:
     """A file that a later run can resume; opened by `partial_file`."""
@@ -62,6 +69,7 @@ class PartialFile:
         self, output: Path, file: IO[bytes], facts: Mapping[str, Any], position: Position, digest: "hashlib._Hash"
     ) -> None:
         self.output, self.position = output, position
+        self.replaced: dict[int, str] = {}
         self._file, self._facts, self._digest = file, facts, digest
 
     def append(self, text: str, position: Position) -> None:
@@ -80,6 +88,9 @@ class PartialFile:
                 "saved: make room, then continue with `resume=True`"
             ) from error
         self.position = position
+
+    def replace(self, lines: Mapping[int, str]) -> None:
+        self.replaced.update(lines)  # in the complete output alone: record and partial output agree until then
 
     def _record(self, position: Position) -> None:
         record = {
@@ -148,8 +159,27 @@ def partial_file(output: Path, facts: Mapping[str, Any], *, resume: bool = False
             if not opened.position.lines:
                 partial.unlink(missing_ok=True)
             raise
-    os.replace(partial, output)
+    if opened.replaced:
+        _replace_lines(partial, output, opened.replaced)
+        partial.unlink()
+    else:
+        os.replace(partial, output)
     record.unlink(missing_ok=True)
+
+
+def _replace_lines(partial: Path, output: Path, replaced: Mapping[int, str]) -> None:
+    """Write the partial output with other lines in these places; the output gets its name when it is complete."""
+    copy = _copy_of(output)
+    try:
+        with partial.open("rb") as lines, copy.open("wb") as file:
+            for number, line in enumerate(lines):
+                file.write(replaced[number].encode() if number in replaced else line)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(copy, output)
+    except BaseException:
+        copy.unlink(missing_ok=True)
+        raise
 
 
 def recorded_facts(output: Path) -> dict[str, Any]:
@@ -167,7 +197,7 @@ def refuse_clashes(input_: Path | int | None, output: Path | None, summary: Path
     for path in (output, summary):
         if path is not None and os.path.islink(os.path.realpath(path)):
             raise ValueError(f"{path}: is a loop of symbolic links; choose another name")
-    sides = [] if output is None else [_partial_of(output), _record_of(output), _lock_of(output)]
+    sides = [] if output is None else [_partial_of(output), _record_of(output), _lock_of(output), _copy_of(output)]
     for role, path in (("`output`", output), ("`summary`", summary)):
         if path is not None and path.name.endswith(ENDINGS):
             raise ValueError(f"{role}: {path} has the name of an interrupted run's file; choose another name")
@@ -253,6 +283,10 @@ def _partial_of(output: Path) -> Path:
 
 def _lock_of(output: Path) -> Path:
     return output.with_name(f"{output.name}.partial.lock")
+
+
+def _copy_of(output: Path) -> Path:
+    return output.with_name(f"{output.name}.partial.copy")
 
 
 def _record_of(output: Path) -> Path:

@@ -1,6 +1,6 @@
 """Many audio files to one file of texts, or to a folder with one file each; an interrupted job can be resumed.
 
-A file that cannot be transcribed is named and does not stop the others.
+A file that cannot be transcribed is named and does not stop the others. A resumed job tries it again.
 
     job = Recordings((Path("a.wav"), Path("b.mp3")), Destination(Path("texts.jsonl"), resume=True), {"num_beams": 5})
     done = transcribe_files(job, lambda: load_speech("whisper"))
@@ -11,7 +11,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -23,7 +23,7 @@ from l0drop.data.whole import write_whole
 from l0drop.decoding.destination import Destination
 from l0drop.decoding.folder import fingerprint
 from l0drop.decoding.partial import Position
-from l0drop.decoding.speech import BATCH_CLIPS, SpeechModel, Transcript
+from l0drop.decoding.speech import BATCH_CLIPS, ROW_SECONDS, SpeechModel, Transcript
 from l0drop.runs.job import AudioTotals, SpeechSummary
 from l0drop.runs.provenance import provenance
 
@@ -135,7 +135,10 @@ class Recordings:
 
 @dataclass(frozen=True)
 class DoneRecordings:
-    """A finished job: totals over the whole output, over what an interrupted job had written, and what failed now."""
+    """A finished job.
+
+    totals: over the whole output. before: over the transcripts of an interrupted job. failures: of this job.
+    """
 
     totals: AudioTotals
     before: AudioTotals
@@ -165,25 +168,77 @@ def transcribe_files(
         facts = job.facts(model)
         began = time.perf_counter()
         output = stack.enter_context(job.output.opened(facts))
-        before = totals = AudioTotals(**output.position.totals)
-        failures: list[FileOutcome] = []
-        read = output.position.lines
-        if output.position.digest != _digest(job.files[:read]):
-            raise ValueError("`resume`: audio files changed since the interrupted run; start again with `restart=True`")
-        for outcomes in _windows(model, job, job.files[read:]):
-            for outcome in outcomes:
-                totals = totals.plus(outcome.totals)
-                if outcome.error is not None:
-                    warn(outcome.error)
-                    failures.append(outcome)
-            read += len(outcomes)
+        progressed = _Progress.of(output.position, job.files)
+        before, retried = progressed.done, tuple(progressed.failed)
+        for outcomes in _windows(model, job, job.files[output.position.lines :]):
+            for number, outcome in enumerate(outcomes, output.position.lines):
+                progressed.add(number, outcome, warn)
+                progressed.identify(outcome.file, outcome.error is not None)
             text = "".join(written(outcome, job.kind) for outcome in outcomes)
-            output.append(text, Position(read, _digest(job.files[:read]), asdict(totals)))
-            progress(totals)
+            output.append(text, progressed.position(output.position.lines + len(outcomes)))
+            progress(progressed.totals)
+        again = iter(retried)
+        for outcomes in _windows(model, job, tuple(job.files[number] for number in retried)):
+            lines = {number: outcome for outcome, number in zip(outcomes, again, strict=False)}
+            for number, outcome in lines.items():
+                progressed.add(number, outcome, warn)
+            output.replace({number: written(outcome, job.kind) for number, outcome in lines.items()})
+            progress(progressed.totals)
         seconds = time.perf_counter() - began
     if (summary := job.output.summary_file) is not None:
-        _summary(totals, seconds, facts).write(summary)
-    return DoneRecordings(totals, before, seconds, tuple(failures), model.is_gated)
+        _summary(progressed.totals, seconds, facts).write(summary)
+    return DoneRecordings(progressed.totals, before, seconds, tuple(progressed.failures), model.is_gated)
+
+
+@dataclass
+class _Progress:
+    """What has become of the files so far.
+
+    done: totals over the files with a transcript. failed: the numbers of the others, counted from 0, which a resumed
+    job tries again. failures: those of this job. digest: of the files read so far.
+    """
+
+    done: AudioTotals = field(default_factory=AudioTotals)
+    failed: dict[int, None] = field(default_factory=dict)
+    failures: list[FileOutcome] = field(default_factory=list)
+    digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)
+
+    @classmethod
+    def of(cls, position: Position, files: tuple[Path, ...]) -> "_Progress":
+        """That of an interrupted job, from its record; ValueError if it read other files."""
+        totals = dict(position.totals)
+        found = cls(failed=dict.fromkeys(totals.pop("failed_files", ())))
+        found.done = AudioTotals(**totals)
+        for number, file in enumerate(files[: position.lines]):
+            found.identify(file, number in found.failed)
+        if position.lines and position.digest != found.digest.hexdigest():
+            raise ValueError("`resume`: audio files changed since the interrupted run; start again with `restart=True`")
+        return found
+
+    @property
+    def totals(self) -> AudioTotals:
+        return self.done.plus(AudioTotals(files=len(self.failed), failed=len(self.failed)))
+
+    def position(self, read: int) -> Position:
+        """The record after this number of files."""
+        return Position(read, self.digest.hexdigest(), {**asdict(self.done), "failed_files": list(self.failed)})
+
+    def identify(self, file: Path, failed: bool) -> None:
+        """Note name, size and time of change of the next file; of one that failed the name, because it may change."""
+        stat = None
+        if not failed:
+            with suppress(OSError):
+                stat = file.stat()
+        self.digest.update(repr((str(file), stat and stat.st_size, stat and stat.st_mtime_ns)).encode())
+
+    def add(self, number: int, outcome: FileOutcome, warn: Callable[[str], None]) -> None:
+        self.failed.pop(number, None)
+        if outcome.error is None:
+            self.done = self.done.plus(outcome.totals)
+            return
+        self.failed[number] = None
+        self.failures.append(outcome)
+        warn(outcome.error)
 
 
 def _into_folder(
@@ -282,7 +337,10 @@ def subtitles(transcript: Transcript, kind: str) -> str:
     for number, segment in enumerate(shown, 1):
         head = f"{number}\n" if kind == "srt" else ""
         text = one_line(segment.text.replace("-->", "->"))  # an arrow or a blank line would end the cue
-        parts.append(f"{head}{_clock(segment.start, mark)} --> {_clock(segment.end, mark)}\n{text}\n")
+        if kind == "vtt":
+            text = text.replace("&", "&amp;").replace("<", "&lt;")  # they begin entities and tags
+        end = max(segment.end, segment.start + ROW_SECONDS)  # a cue without duration is invalid, or never shown
+        parts.append(f"{head}{_clock(segment.start, mark)} --> {_clock(end, mark)}\n{text}\n")
     return "\n".join(parts)
 
 
@@ -319,17 +377,6 @@ def _summary(totals: AudioTotals, seconds: float, facts: Mapping[str, Any]) -> S
         settings=facts,
         made_by=provenance(facts["device"]),
     )
-
-
-def _digest(files: tuple[Path, ...]) -> str:
-    """Identifies files by name, size and time of change; a missing file by its name."""
-    if not files:
-        return ""
-    digest = hashlib.sha256()
-    for file in files:
-        stat = file.stat() if file.is_file() else None
-        digest.update(repr((str(file), stat and stat.st_size, stat and stat.st_mtime_ns)).encode())
-    return digest.hexdigest()
 
 
 def _plain(value: Any) -> Any:

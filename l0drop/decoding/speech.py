@@ -164,16 +164,27 @@ class SpeechModel:
 
         sampling_rate: of arrays; files have their own. batch_size: clips of at most 30 seconds decoded at once.
         `generation` takes the settings of `Engine.generate`, those of Whisper's `generate` included: `language`,
-        `task`, `return_timestamps`, `prompt_ids`, `num_beams`, `keep`, ... Recordings of more than 30 seconds are
-        decoded window by window, always with timestamps. Segments that begin after the end of the audio are left out.
+        `task`, `return_timestamps`, `prompt_ids`, `num_beams`, `keep`, ... A list as `language` has one language per
+        recording. Recordings of more than 30 seconds are decoded window by window, always with timestamps. Segments
+        that begin after the end of the audio are left out.
         """
         if isinstance(audio, (str, Path)) or (isinstance(audio, (np.ndarray, Tensor)) and audio.ndim == 1):
             raise ValueError("audio: expected a list of files or arrays, got one; put it into a list")
+        languages = generation.get("language")
+        if isinstance(languages, (list, tuple)):
+            if len(languages) != len(audio):
+                raise ValueError(
+                    f"`language`: {len(languages)} languages for {len(audio)} recordings; give one for each"
+                )
+            del generation["language"]
+        else:
+            languages = None
         settings = self.settings(generation)
         clips = [self.read(item, f"audio[{index}]", sampling_rate) for index, item in enumerate(audio)]
         results = [Transcript("", seconds=clip.seconds) for clip in clips]
         for batch in self.batches(clips, batch_size):
-            for index, result in zip(batch, self.decode([clips[i] for i in batch], settings), strict=True):
+            own = {} if languages is None else {"language": [languages[i] for i in batch]}
+            for index, result in zip(batch, self.decode([clips[i] for i in batch], settings | own), strict=True):
                 results[index] = result
         return results
 
@@ -182,7 +193,9 @@ class SpeechModel:
         return read_audio(item) if isinstance(item, (str, Path)) else as_audio(item, name, sampling_rate)
 
     def settings(self, generation: Mapping[str, Any]) -> dict[str, Any]:
-        """Checked settings for `decode`."""
+        """Checked settings for `decode`, the same for all recordings."""
+        if isinstance(generation.get("language"), (list, tuple)):
+            raise ValueError("`language`: expected one language; `SpeechModel.transcribe` takes one for each recording")
         others = {*self.engine.argument_names, *ARGUMENTS, *REFUSED}.difference(("inputs", "attention_mask"))
         check_names(generation, self.model.generation_config, others)
         self.engine.search_of_windows({name: value for name, value in generation.items() if name not in DIAL})
@@ -217,10 +230,12 @@ class SpeechModel:
 
     def _decode(self, clips: Sequence[Audio], settings: Mapping[str, Any]) -> tuple[list[Transcript], Generation]:
         is_long = self.is_long(clips[0])
-        features = [log_mel(clip.samples, self.extractor, padded=not is_long) for clip in clips]
         lengths = torch.tensor([self._frames(clip) for clip in clips])
-        longest = max(part.shape[1] for part in features)
-        batch = torch.stack([torch.nn.functional.pad(part, (0, longest - part.shape[1])) for part in features])
+        longest = int(lengths.max()) if is_long else self.window_frames
+        batch = torch.zeros(len(clips), self.extractor.feature_size, longest)
+        for row, one in zip(batch, clips, strict=True):
+            part = log_mel(one.samples, self.extractor, padded=not is_long)
+            row[:, : part.shape[1]] = part
         mask = torch.arange(longest) < lengths[:, None]
         if is_long:
             settings = {**settings, "return_timestamps": True}

@@ -1,5 +1,6 @@
 """Audio files and arrays: formats, rates, channels, bad files, and the features of Hugging Face's extractor."""
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,8 @@ import soundfile
 import torch
 from transformers import WhisperFeatureExtractor
 
-from l0drop.data.audio import Audio, AudioError, as_audio, log_mel, read_audio
+from l0drop.data.audio import Audio, AudioError, as_audio, audio_of_bytes, log_mel, read_audio
+from l0drop.data.ogg import page_checksum
 from tests.models.whispers import tone
 
 
@@ -105,6 +107,80 @@ def test_a_file_that_is_damaged_in_the_middle_is_named(tmp_path: Path) -> None:
     file.write_bytes(data)
     with pytest.raises(AudioError, match=r"a\.flac: (is damaged after \d\.\d of 5\.0 seconds|cannot be read as audio)"):
         read_audio(file)
+
+
+def test_a_folder_and_a_name_that_no_file_can_have_are_named(tmp_path: Path) -> None:
+    """They fail as other files do, so that a job over many files goes on."""
+    with pytest.raises(AudioError, match=r": is a folder, not an audio file"):
+        read_audio(tmp_path)
+    with pytest.raises(AudioError, match=r"aaa\.wav: cannot be read \(File name too long\)"):
+        read_audio(tmp_path / f"{'a' * 300}.wav")
+
+
+def test_flac_of_unknown_length_is_named(tmp_path: Path) -> None:
+    file = written(tmp_path, tone(1.0), name="a.flac")
+    data = bytearray(file.read_bytes())
+    data[21] &= 0xF0  # STREAMINFO begins at byte 8; the last 36 bits before its checksum count the samples
+    data[22:26] = bytes(4)
+    file.write_bytes(data)
+    with pytest.raises(AudioError, match=r"a\.flac: its header does not say how long it is"):
+        read_audio(file)
+
+
+OGG = {"a.ogg": "VORBIS", "a.opus": "OPUS"}
+
+
+@pytest.mark.parametrize("name", OGG)
+def test_ogg_that_is_damaged_or_cut_is_named(tmp_path: Path, name: str) -> None:
+    """libsndfile skips damaged pages without an error, and takes the beginning of a file for all of it."""
+    file = written(tmp_path, tone(20.0), name=name, format="OGG", subtype=OGG[name])
+    data = file.read_bytes()
+    assert read_audio(file).seconds == pytest.approx(20.0, abs=0.1)
+    half = len(data) // 2
+    for bad in (
+        data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :],
+        data[:half],
+        data[: data.rindex(b"OggS") + 20],
+        without_a_page(data),
+    ):
+        file.write_bytes(bad)
+        with pytest.raises(AudioError, match=rf"{name}: is damaged after \d+\.\d of \d+\.\d seconds"):
+            read_audio(file)
+        with pytest.raises(AudioError, match=r"upload: is damaged after"):
+            audio_of_bytes(bad, "upload", 60)
+    file.write_bytes(data + b"TAG" + bytes(125))
+    assert read_audio(file).seconds == pytest.approx(20.0, abs=0.1)
+
+
+def without_a_page(data: bytes) -> bytes:
+    """The file without the last page but one."""
+    last = data.rindex(b"OggS")
+    return data[: data.rindex(b"OggS", 0, last)] + data[last:]
+
+
+def test_the_checksum_of_ogg_pages() -> None:
+    """The table-free definition: polynomial 0x04C11DB7, the highest bit first."""
+    page = b"OggS" + bytes(range(18)) + b"\xff\xff\xff\xff" + bytes(range(50))
+    register = 0
+    for byte in page[:22] + bytes(4) + page[26:]:
+        register ^= byte << 24
+        for _ in range(8):
+            register = (register << 1 ^ (0x04C11DB7 if register >> 31 else 0)) & 0xFFFFFFFF
+    assert page_checksum(page) == register
+
+
+def test_samples_are_in_memory_once(tmp_path: Path) -> None:
+    """The blocks of a long file are freed while they are joined."""
+    rate, blocks = 16_000, 12
+    file = written(tmp_path, np.tile(tone(60.0), blocks), rate)
+    tracemalloc.start()
+    audio = read_audio(file)
+    assert not audio.is_silent
+    features = log_mel(audio.samples, WhisperFeatureExtractor(feature_size=80), padded=False)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert features.shape[1] == 100 * 60 * blocks
+    assert peak < 2.2 * audio.samples.nbytes
 
 
 @pytest.mark.parametrize("seconds", [0.3, 7.0, 30.0])

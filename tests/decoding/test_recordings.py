@@ -1,6 +1,7 @@
 """Many audio files: formats, folders, bad files among good ones, interruptions."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from l0drop.decoding.speech import Segment, SpeechModel, Transcript, load_speech
 from l0drop.runs.job import SpeechSummary
 from tests.models import whispers
 from tests.models.whispers import tone
+
+REPLACE = os.replace
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +126,82 @@ def test_an_interrupted_job_is_resumed(
     assert (tmp_path / "out.jsonl").read_text() == (tmp_path / "whole.jsonl").read_text()
 
 
+@pytest.mark.parametrize("name", ["out.jsonl", "out.txt"])
+def test_files_that_failed_before_an_interruption_are_tried_again(
+    model: SpeechModel, files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(recordings, "WINDOW_FILES", 2)
+    run(model, files, tmp_path / f"whole-{name}")
+    contents = {number: files[number].read_bytes() for number in (0, 1, 5)}
+    files[0].unlink()
+    files[1].write_bytes(b"no audio")
+    files[5].unlink()
+    decode = model.decode
+
+    def stops(clips, settings):  # type: ignore[no-untyped-def]
+        if any(clip.name == str(files[3]) for clip in clips):
+            raise KeyboardInterrupt
+        return decode(clips, settings)
+
+    monkeypatch.setattr(model, "decode", stops)
+    with pytest.raises(KeyboardInterrupt):
+        run(model, files, tmp_path / name)
+    monkeypatch.setattr(model, "decode", decode)
+    files[0].write_bytes(contents[0])
+    job = Recordings(tuple(files), Destination(tmp_path / name, resume=True), {"language": "en"})
+    said: list[str] = []
+    with monkeypatch.context() as patch:  # a crash at the very end loses nothing
+        patch.setattr(
+            "l0drop.decoding.partial.os.replace", lambda *paths: 1 / 0 if paths[1].name == name else REPLACE(*paths)
+        )
+        with pytest.raises(ZeroDivisionError):
+            transcribe_files(job, lambda: model)
+    assert not list(tmp_path.glob("*.copy"))
+    done = transcribe_files(job, lambda: model, warn=said.append)
+    assert [text.partition(":")[0] for text in said] == [str(files[1]), str(files[5])]
+    assert (done.totals.files, done.totals.failed) == (7, 2)
+    # a score's last digits depend on the batch, texts do not
+    expected, found = (
+        [json.loads(line).get("text") if name.endswith("jsonl") else line for line in file.read_text().splitlines()]
+        for file in (tmp_path / f"whole-{name}", tmp_path / name)
+    )
+    assert [number for number in range(7) if found[number] != expected[number]] == [1, 5]
+    assert [path.name for path in tmp_path.glob(f"{name}.partial*")] == []
+
+
+def test_a_good_file_that_changed_is_still_refused(
+    model: SpeechModel, files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recordings, "WINDOW_FILES", 2)
+    good, decode = files[0].read_bytes(), model.decode
+
+    def stops(clips, settings):  # type: ignore[no-untyped-def]
+        if any(clip.name == str(files[3]) for clip in clips):
+            raise KeyboardInterrupt
+        return decode(clips, settings)
+
+    monkeypatch.setattr(model, "decode", stops)
+    with pytest.raises(KeyboardInterrupt):
+        run(model, files, tmp_path / "out.txt")
+    files[0].write_bytes(good + bytes(2))
+    with pytest.raises(ValueError, match="audio files changed since the interrupted run"):
+        run(model, files, tmp_path / "out.txt", resume=True)
+
+
+def test_one_missing_among_a_thousand(model: SpeechModel, files: list[Path], tmp_path: Path) -> None:
+    names = [tmp_path / "many" / f"{number}.wav" for number in range(1_000)]
+    names[0].parent.mkdir()
+    for number, name in enumerate(names):
+        if number != 700:
+            name.symlink_to(files[number % 3])
+    job = Recordings(tuple(names), Destination(tmp_path / "out.txt"), {"language": "en", "max_new_tokens": 2})
+    done = transcribe_files(job, lambda: model)
+    lines = (tmp_path / "out.txt").read_text().split("\n")
+    assert len(lines) == 1_001
+    assert [outcome.file for outcome in done.failures] == [names[700]]
+    assert [number for number in range(1_000) if not lines[number]] == [700]
+
+
 def test_a_folder_with_a_file_for_each(model: SpeechModel, files: list[Path], tmp_path: Path) -> None:
     folder = tmp_path / "subtitles"
     folder.mkdir()
@@ -153,6 +232,15 @@ def test_subtitles() -> None:
     assert subtitles(transcript, "vtt") == (
         "WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nOne ->\n\n01:01:01.250 --> 01:01:02.000\ntwo\n"
     )
+
+
+def test_subtitles_of_any_text_are_valid() -> None:
+    transcript = Transcript("", (Segment(1.0, 1.0, "AT&T <i>"), Segment(2.0, 3.0, "<v Bob> &amp;")))
+    assert subtitles(transcript, "vtt") == (
+        "WEBVTT\n\n00:00:01.000 --> 00:00:01.020\nAT&amp;T &lt;i>\n\n"
+        "00:00:02.000 --> 00:00:03.000\n&lt;v Bob> &amp;amp;\n"
+    )
+    assert subtitles(transcript, "srt").startswith("1\n00:00:01,000 --> 00:00:01,020\nAT&T <i>\n")
 
 
 def test_bad_jobs_are_refused(files: list[Path]) -> None:

@@ -108,6 +108,21 @@ def test_explain(model: SpeechModel) -> None:
         model.explain(np.zeros(4_000, np.float32))
 
 
+def test_every_recording_has_its_own_language(model: SpeechModel) -> None:
+    """Batches are sorted by length, languages are in the order of the recordings."""
+    sounds, languages = [tone(0.2, 1), tone(0.4, 2), np.zeros(800, np.float32), tone(0.3, 4)], ["de", "en", "en", "en"]
+    expected = [
+        model.transcribe([sound], language=language)[0].text for sound, language in zip(sounds, languages, strict=True)
+    ]
+    assert [result.text for result in model.transcribe(sounds, language=languages)] == expected
+    other = [model.transcribe([sound], language="de")[0].text for sound in sounds]
+    assert expected != other
+    with pytest.raises(ValueError, match="`language`: 3 languages for 4 recordings"):
+        model.transcribe(sounds, language=languages[:3])
+    with pytest.raises(ValueError, match="`language`: expected one language"):
+        model.settings({"language": languages})
+
+
 def test_bad_audio_is_named(model: SpeechModel, tmp_path: Path) -> None:
     with pytest.raises(AudioError, match=r"missing\.wav: there is no such file"):
         model.transcribe([tone(0.2), tmp_path / "missing.wav"])

@@ -71,7 +71,7 @@ def test_long_recordings_in_the_windows_of_generate(gating: str) -> None:
     model, features = some_closed(gating), whispers.features(3, 170).double()
     mask = (torch.arange(170) < torch.tensor([[170], [131], [60]])).long()
     engine = Engine(model)
-    ways = ({}, {"num_beams": 3}, {"condition_on_prev_tokens": True, "num_beams": 2}, {"prompt_ids": PROMPT})
+    ways = ({}, {"num_beams": 5}, {"condition_on_prev_tokens": True, "num_beams": 2}, {"prompt_ids": PROMPT})
     for way in ways:
         arguments = {"attention_mask": mask, "language": "en", "return_timestamps": True, **way}
         found = engine.generate(features, **arguments)
@@ -84,6 +84,37 @@ def test_long_recordings_in_the_windows_of_generate(gating: str) -> None:
         starts = [[w.start for w in found.windows if w.clip == clip] for clip in range(3)]
         assert all(own[0] == 0 and own == sorted(own) for own in starts)
         assert len(starts[0]) > len(starts[2]) >= 2
+
+
+@pytest.mark.parametrize("beams", [1, 5])
+@torch.no_grad()
+def test_a_long_recording_does_not_depend_on_its_batch(beams: int) -> None:
+    """Recordings of a batch have windows at different times, and the shorter ones end earlier."""
+    model, features = some_closed("zero"), whispers.features(3, 170).double()
+    lengths = [170, 131, 60]
+    mask = (torch.arange(170) < torch.tensor(lengths)[:, None]).long()
+    engine, way = Engine(model), {"language": "en", "return_timestamps": True, "num_beams": beams}
+    together = engine.generate(features, mask, **way)
+    for clip, length in enumerate(lengths):
+        alone = engine.generate(features[clip : clip + 1, :, :length], mask[clip : clip + 1, :length], **way)
+        assert together.segments[clip] == alone.segments[0]
+        assert float(together.scores[clip]) == pytest.approx(float(alone.scores[0]), abs=1e-9)
+        own = [window for window in together.windows if window.clip == clip]
+        assert [window.start for window in own] == [window.start for window in alone.windows]
+        assert all(torch.equal(one.kept, other.kept) for one, other in zip(own, alone.windows, strict=True))
+
+
+@torch.no_grad()
+def test_long_recordings_without_times_are_refused_as_by_generate() -> None:
+    """The windows follow each other by their times."""
+    model, features = some_closed("zero"), whispers.features(1, 170).double()
+    arguments = {"attention_mask": torch.ones(1, 170).long(), "language": "en", "return_timestamps": False}
+    messages = []
+    for generate in (Engine(model).generate, model.generate):
+        with pytest.raises(ValueError, match="return_timestamps=True") as caught:
+            generate(features, **arguments)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
 
 
 @torch.no_grad()

@@ -44,11 +44,13 @@ _CONFIG = hf.WhisperConfig(
 )
 
 
-def build(attention: str | None = None, seed: int = 0, *, multilingual: bool = True, layers: int = 3) -> Any:
-    """A random model in eval mode with peaked attention and non-zero biases."""
+def build(
+    attention: str | None = None, seed: int = 0, *, multilingual: bool = True, layers: int = 3, positions: int = 40
+) -> Any:
+    """A random model in eval mode with peaked attention and non-zero biases. positions: of the decoder."""
     torch.manual_seed(seed)
     config = copy.deepcopy(_CONFIG)
-    config.encoder_layers = layers
+    config.encoder_layers, config.max_target_positions = layers, positions
     if attention is not None:
         config._attn_implementation = attention
     model = hf.WhisperForConditionalGeneration(config).eval()

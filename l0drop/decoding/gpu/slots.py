@@ -9,11 +9,11 @@ after it has queued the next steps.
 Shapes: B slots, k beams, n sentences, K memory rows, D model width.
 """
 
-import importlib.util
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -82,7 +82,7 @@ def reason_against(model: Any, search: Search) -> str | None:
         return f"the decoder of {type(model).__name__}"
     if torch.is_autocast_enabled(model.device.type):
         return "autocast"
-    if importlib.util.find_spec("triton") is None:
+    if find_spec("triton") is None:
         return "a machine without Triton"
     if search.beams > MAX_BEAMS:
         return f"num_beams={search.beams}"

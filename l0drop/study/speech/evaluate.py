@@ -13,7 +13,7 @@ import numpy as np
 from l0drop.data.score import Score
 from l0drop.data.speech_metrics import ClipErrors, Unit, cer, clip_errors, wer
 from l0drop.data.spoken import SpokenClip
-from l0drop.data.text import file_stamp
+from l0drop.data.text import CorpusError, file_stamp
 from l0drop.data.whole import write_whole
 from l0drop.decoding.speech import BATCH_CLIPS
 from l0drop.runs.evaluation import EvaluationFolder, FileStamp
@@ -142,6 +142,7 @@ class SpeechJob:
             )  # fmt: skip
 
         sides = [*systems, *([] if baseline is None else [baseline])]
+        _check_clips(audio, clips, heard=any(side.is_model for side in sides), compared=baseline is not None)
         outputs = [transcripts(system, generation) for system in sides]
         if self.keep and outputs[0].sparsity is None:
             raise ValueError(f"`keep`: {systems[0].path} has no gates to open or close")
@@ -157,6 +158,18 @@ class SpeechJob:
             texts[evaluation.baseline.transcripts] = theirs.texts
         _write(folder, evaluation, counts, texts)
         return folder, evaluation
+
+
+def _check_clips(file: Path, clips: Sequence[SpokenClip], *, heard: bool, compared: bool) -> None:
+    """Refuse, before hours of decoding, what would end them. heard: some system is a model."""
+    if compared and len(clips) < 2:
+        raise ValueError(
+            f"{file}: has one clip, and the interval of a difference needs two or more; add clips, or omit `baseline`"
+        )
+    missing = [clip for clip in clips if heard and not clip.file.is_file()]
+    if missing:
+        more = f" ({len(missing)} of {len(clips)} clips are missing)" if len(missing) > 1 else ""
+        raise CorpusError(f"{file}, line {missing[0].line}: {missing[0].file}: there is no such file{more}")
 
 
 def evaluate_transcripts(

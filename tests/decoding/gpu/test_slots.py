@@ -237,7 +237,7 @@ def test_reasons_against(monkeypatch):
     with torch.autocast("cpu", torch.bfloat16):
         assert "autocast" in reason_against(model, search)
     with monkeypatch.context() as patch:
-        patch.setattr("importlib.util.find_spec", lambda name: None)
+        patch.setattr("l0drop.decoding.gpu.slots.find_spec", lambda name: None)
         assert "Triton" in reason_against(model, search)
     for changes, name in (
         ({"sample": True}, "do_sample"),

@@ -1,5 +1,6 @@
 """The commands on runs with audio, from the recipe to the files they write."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,17 @@ def test_another_list_and_other_settings(folder: Path) -> None:
     assert (system.decoding or {})["max_new_tokens"] == 5
     assert (system.speakers, system.differences["wer"].speakers) == ({}, 0)
     assert "whose speakers are not known" in (system.verdict or "")
+
+
+def test_a_list_that_cannot_be_judged_is_refused_before_decoding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("l0drop.study.speech.evaluate.transcribed", lambda *_, **__: pytest.fail("decoded"))
+    listed = folder / "valid" / "short.tsv"
+    lines = (folder / "valid" / "list.tsv").read_text().splitlines(keepends=True)
+    listed.write_text(lines[0])
+    words = ("evaluate", folder / "sparse", "--baseline", folder / "whisper", "--audio", listed)
+    assert "short.tsv: has one clip" in str(invoke(*words).exception)
+    listed.write_text(lines[0] + "missing.wav\tspeaker\ta0\n" + lines[1])
+    assert re.search(r"short\.tsv, line 2: .*missing\.wav: there is no such file", str(invoke(*words).exception))
 
 
 @pytest.mark.parametrize("words", [("--tokenize", "intl"), ("--controls",), ("--source", "a.txt")])
