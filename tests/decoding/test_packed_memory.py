@@ -79,6 +79,24 @@ def test_engine_gives_the_same_tokens(family, gating, monkeypatch):
     torch.testing.assert_close(found[True].scores, found[False].scores, atol=1e-4, rtol=0)
 
 
+def test_short_memories_are_not_packed(monkeypatch):
+    """Packing them costs as much as it saves."""
+    packed = []
+    real = PackedMemory.of
+    monkeypatch.setattr(module, "is_faster", lambda threads: True)
+    monkeypatch.setattr(
+        PackedMemory, "of", staticmethod(lambda *given: packed.append(given[0].shape[2]) or real(*given))
+    )
+    engine = Engine(zoo.build("marian").float(), linears="packed")
+    for rows in (40, 41):
+        monkeypatch.setattr(stack_module, "PACK_FROM", 41)
+        engine.generate(torch.full((2, rows), 9), num_beams=3, max_new_tokens=3)
+    assert set(packed) == {41}
+    packed.clear()
+    engine.generate(torch.full((2, 41), 9), num_beams=1, max_new_tokens=3)
+    assert not packed, "a single query reads keys and values in float32 as fast without"
+
+
 def test_int8_engine_keeps_its_memory_in_bfloat16(monkeypatch):
     monkeypatch.setattr(module, "is_faster", lambda threads: True)
     monkeypatch.setattr(stack_module, "PACK_FROM", 1)
