@@ -22,6 +22,9 @@ from l0drop.decoding.attention import attend
 PACK_FROM = 128
 """The memory rows of a sentence from which this pays; with fewer, packing costs as much as it saves."""
 
+PACK_FROM_ALL = 1024
+"""The memory rows of all sentences from which this pays: a single sentence of 400 rows takes longer with it."""
+
 ROWS = 16
 """Memories are padded to a multiple of this number of rows, because oneDNN computes so many outputs at once. It also
 keeps a kernel of 10 to 60 KiB for each of the last 1,024 shapes, so fewer shapes take less memory."""

@@ -24,7 +24,7 @@ from l0drop.decoding import packed_memory
 from l0drop.decoding.attention import NAME, attend, current_ancestry, value_blocks
 from l0drop.decoding.caches import DecoderCache, MemoryLayer, PrefixLayer
 from l0drop.decoding.linear import HALF, Kind, PackedLinear, make_linear
-from l0drop.decoding.packed_memory import PACK_FROM, PackedMemory
+from l0drop.decoding.packed_memory import PACK_FROM, PACK_FROM_ALL, PackedMemory
 
 NORMS_FIRST = {
     MarianDecoderLayer: False,
@@ -154,7 +154,9 @@ class _DecoderLayer:
     def store(self, states_BKD: Tensor, bias_B11K: Tensor | None, memory: MemoryLayer, beams: int) -> None:
         """Project the memory and keep its keys and values, packed if attention is faster on that."""
         keys = self._memory_heads(self.key(states_BKD))
-        if self.packs and keys.shape[2] >= PACK_FROM and (beams > 1 or self.halves):
+        sentences, rows = states_BKD.shape[:2]
+        enough = rows >= PACK_FROM and sentences * rows >= PACK_FROM_ALL
+        if self.packs and enough and (beams > 1 or self.halves):
             assert bias_B11K is not None
             dtype = torch.bfloat16 if self.halves else keys.dtype
             values = self._memory_heads(self.value(states_BKD)).transpose(2, 3)

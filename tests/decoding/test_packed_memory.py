@@ -73,6 +73,7 @@ def test_engine_gives_the_same_tokens(family, gating, monkeypatch):
     for packs in (False, True):
         monkeypatch.setattr(module, "is_faster", lambda threads, packs=packs: packs)
         monkeypatch.setattr(stack_module, "PACK_FROM", 1)
+        monkeypatch.setattr(stack_module, "PACK_FROM_ALL", 1)
         found[packs] = Engine(model, linears="packed").generate(*inputs, **settings)
         assert bool(kept) == packs
     assert torch.equal(found[True].sequences, found[False].sequences)
@@ -88,10 +89,11 @@ def test_short_memories_are_not_packed(monkeypatch):
         PackedMemory, "of", staticmethod(lambda *given: packed.append(given[0].shape[2]) or real(*given))
     )
     engine = Engine(zoo.build("marian").float(), linears="packed")
-    for rows in (40, 41):
-        monkeypatch.setattr(stack_module, "PACK_FROM", 41)
-        engine.generate(torch.full((2, rows), 9), num_beams=3, max_new_tokens=3)
-    assert set(packed) == {41}
+    monkeypatch.setattr(stack_module, "PACK_FROM", 41)
+    monkeypatch.setattr(stack_module, "PACK_FROM_ALL", 82)
+    for sentences, rows in ((9, 40), (1, 50), (2, 41)):
+        engine.generate(torch.full((sentences, rows), 9), num_beams=3, max_new_tokens=3)
+    assert set(packed) == {41}, "few rows of a sentence, few rows in all, and enough of both"
     packed.clear()
     engine.generate(torch.full((2, 41), 9), num_beams=1, max_new_tokens=3)
     assert not packed, "a single query reads keys and values in float32 as fast without"
@@ -100,6 +102,7 @@ def test_short_memories_are_not_packed(monkeypatch):
 def test_int8_engine_keeps_its_memory_in_bfloat16(monkeypatch):
     monkeypatch.setattr(module, "is_faster", lambda threads: True)
     monkeypatch.setattr(stack_module, "PACK_FROM", 1)
+    monkeypatch.setattr(stack_module, "PACK_FROM_ALL", 1)
     model = zoo.build("marian").float()
     batch = zoo.ragged_batch()
     engine = Engine(model, dtype="int8")
