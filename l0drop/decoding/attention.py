@@ -103,13 +103,12 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scali
     eight queries it takes two thirds of the time of torch's fused attention, which is optimized for as many queries as
     keys. Transposed values, [B, n, H, D, s], save another third.
     """
-    if key.dtype != query.dtype:
-        return _attend_in_halves(query, key, value, mask, scaling)
     if not _uses_bmm(query):
         mask = None if mask is None else mask.to(query.dtype)  # a GPU requires this dtype
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
     B, H, q, D = query.shape
-    scaled_GqD = (query * (D**-0.5 if scaling is None else scaling)).reshape(B * H, q, D)
+    scale = D**-0.5 if scaling is None else scaling
+    scaled_GqD = (query if scale == 1 else query * scale).reshape(B * H, q, D)
     scores_GSq = torch.bmm(key.flatten(0, 1), scaled_GqD.transpose(1, 2))
     scores_BHqS = scores_GSq.transpose(1, 2).contiguous().view(B, H, q, -1)
     if mask is not None:
@@ -123,19 +122,6 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scali
     blocks_NHqs = blocks.unflatten(-1, (n, s)).permute(0, 3, 1, 2, 4).reshape(B * n * H, q, s)
     sums = torch.bmm(value.flatten(0, 2), blocks_NHqs.transpose(1, 2)).view(B, n, H, D, q)
     return (sums[:, 0] if n == 1 else sums.sum(1)).transpose(2, 3)
-
-
-def _attend_in_halves(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
-    """`attend` on keys and values in bfloat16: half the bytes, and products that need no other layout.
-
-    Scores and weights are rounded to bfloat16; the mask, sums and softmax are not.
-    """
-    B, H, q, D = query.shape
-    scaled_GqD = (query * (D**-0.5 if scaling is None else scaling)).to(key.dtype).reshape(B * H, q, D)
-    scores_BHqS = torch.bmm(scaled_GqD, key.flatten(0, 1).transpose(1, 2)).view(B, H, q, -1)
-    scores_BHqS = scores_BHqS.to(query.dtype) if mask is None else scores_BHqS + mask
-    weights_GqS = scores_BHqS.softmax(-1).to(value.dtype).flatten(0, 1)
-    return torch.bmm(weights_GqS, value.flatten(0, 1)).view(B, H, q, D).to(query.dtype)
 
 
 AttentionInterface.register(NAME, folded_attention)

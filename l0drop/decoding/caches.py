@@ -13,6 +13,7 @@ from transformers import EncoderDecoderCache
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from l0drop.decoding.attention import Ancestry
+from l0drop.decoding.packed_memory import PackedMemory
 
 PACK_EVERY = 4
 PACK_AT = 0.9
@@ -42,11 +43,27 @@ class _CacheLayer(CacheLayerMixin):
 class MemoryLayer(_CacheLayer):
     """Keys and values of the memory, [B, H, S, D]; written in the first step, then read by every beam.
 
-    Values may be transposed, in blocks: [B, n, H, D, s], see `attend`. Both may be in bfloat16.
+    Values may be transposed, in blocks: [B, n, H, D, s], see `attend`. `packed` replaces both if it is set.
     """
 
     keys: Tensor
     values: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed: PackedMemory | None = None
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the first step has been computed."""
+        return self.packed is not None or self.keys is not None
+
+    @property
+    def nbytes(self) -> int:
+        """Size of keys and values."""
+        if self.packed is not None:
+            return self.packed.nbytes
+        return sum(tensor.nbytes for tensor in (self.keys, self.values) if torch.is_tensor(tensor))
 
     def get_seq_length(self) -> int:
         return 0 if self.keys is None else self.keys.shape[2]
@@ -57,6 +74,9 @@ class MemoryLayer(_CacheLayer):
 
     def keep(self, sentences: Tensor, rows: int) -> None:
         """Keep only these sentences, and the first `rows` memory rows."""
+        if self.packed is not None:
+            self.packed = self.packed.keep(sentences, rows)
+            return
         self.keys = self.keys[:, :, :rows].index_select(0, sentences)
         if self.values.dim() == 4:
             values = self.values[:, :, :rows]
@@ -193,5 +213,4 @@ class DecoderCache(EncoderDecoderCache):
     @property
     def memory_bytes(self) -> int:
         """Size of the keys and values of the memory."""
-        tensors = [t for layer in self.memory for t in (layer.keys, layer.values) if torch.is_tensor(t)]
-        return sum(t.numel() * t.element_size() for t in tensors)
+        return sum(layer.nbytes for layer in self.memory)

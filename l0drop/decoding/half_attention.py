@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -26,6 +27,10 @@ MIN_KEYS = 512
 
 ROWS = 256
 """Queries per block: their scores should stay in the cache."""
+
+KEYS = 64
+"""Keys are padded to a multiple of this number. oneDNN keeps a kernel of two thirds of a megabyte for each of the last
+1,024 sizes of a product, and texts of many lengths have thousands of sizes."""
 
 MAX_TIME_RATIO = 0.7
 """Used if a product in bfloat16 takes at most this share of the time in float32."""
@@ -87,11 +92,19 @@ def _attention(
 def _bfloat16_attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, bias_BS: Tensor | None) -> Tensor:
     """[B, T, H, D], in bfloat16."""
     batch, heads, queries, width = q_BHTD.shape
+    keys = k_BHSD.shape[2]
+    missing = -keys % KEYS
+    if missing:
+        k_BHSD, v_BHSD = (F.pad(x, (0, 0, 0, missing)) for x in (k_BHSD, v_BHSD))
+        bias_BS = k_BHSD.new_zeros(batch, keys) if bias_BS is None else bias_BS
+        bias_BS = F.pad(bias_BS, (0, missing), value=-torch.inf).bfloat16()
     q, k, v = (x.to(torch.bfloat16, memory_format=torch.contiguous_format) for x in (q_BHTD, k_BHSD, v_BHSD))
     out_BTHD = q.new_empty(batch, queries, heads, width)
+    # the last block overlaps the one before it, so that all blocks have one size
+    blocks = [min(first, max(0, queries - ROWS)) for first in range(0, queries, ROWS)]
     for b in range(batch):
         for h in range(heads):
-            for first in range(0, queries, ROWS):
+            for first in blocks:
                 scores_TS = torch.mm(q[b, h, first : first + ROWS], k[b, h].T)
                 if bias_BS is not None:
                     scores_TS += bias_BS[b]

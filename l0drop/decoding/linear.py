@@ -12,7 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,8 @@ Made = TypeVar("Made")
 LinearKind = str
 """A kind of linear layer: `plain`, `packed`, or `int8-FEW-MANY` with torch's engines for few and for many outputs;
 followed by `-bf16` if attention of the encoder (`half_attention`) and to the memory is in bfloat16."""
+
+Activation = Literal["none", "relu"]
 
 HALF = "bf16"
 
@@ -49,8 +51,9 @@ PACKED_ROWS = 128
 """The row count that oneDNN packs for; other counts work too."""
 
 ROW_BITS = 4
-"""Packed layers round row counts up to so many significant bits. oneDNN compiles a kernel for every count and keeps
-1,024 of them, which takes milliseconds and half a megabyte each; texts of many lengths have thousands of counts."""
+"""Row counts are rounded up to so many significant bits. oneDNN and FBGEMM compile a kernel for every count and keep a
+thousand of them or more, which takes milliseconds and up to half a megabyte each; texts of many lengths have thousands
+of counts."""
 
 SAMPLED = 16
 """Elements of each weight that are compared to notice a write."""
@@ -69,25 +72,29 @@ class PackedLinear(nn.Module):
     def copied_bytes(self) -> int:
         return self.weight.nbytes
 
-    def forward(self, x: Tensor, activation: str = "none") -> Tensor:
+    def forward(self, x: Tensor, activation: Activation = "none") -> Tensor:
         """activation: none or relu, fused into the product."""
-        rows, width = x.numel() // x.shape[-1], x.shape[-1]
-        if rounded_rows(rows) == rows:
-            return self._product(x, activation)
-        x_RI, outputs = x.reshape(rows, width), len(self.weight)
-        if width <= outputs or rows < PACKED_ROWS:
-            return self._padded(x_RI, activation).view(*x.shape[:-1], outputs)
-        # wide inputs are not copied: most rows are a round number, and only the others are padded
-        most = rounded_rows(rows - rows // (1 << ROW_BITS - 1))
-        parts = [self._product(x_RI[:most], activation), self._padded(x_RI[most:], activation)]
-        return torch.cat(parts).view(*x.shape[:-1], outputs)
+        return in_rounded_rows(lambda part: self._product(part, activation), x, len(self.weight))
 
-    def _padded(self, x_RI: Tensor, activation: str) -> Tensor:
-        rows = len(x_RI)
-        return self._product(F.pad(x_RI, (0, 0, 0, rounded_rows(rows) - rows)), activation)[:rows]
+    def _product(self, x: Tensor, activation: Activation) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias_O, activation, [], "")
 
-    def _product(self, x: Tensor, activation: str) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias_O, activation, [], "")
+
+def in_rounded_rows(product: Callable[[Tensor], Tensor], x: Tensor, outputs: int) -> Tensor:
+    """A product of rows, computed for rounded row counts only."""
+    rows, width = x.numel() // x.shape[-1], x.shape[-1]
+    if rounded_rows(rows) == rows:
+        return product(x)
+
+    def padded(x_RI: Tensor) -> Tensor:
+        return product(F.pad(x_RI, (0, 0, 0, rounded_rows(len(x_RI)) - len(x_RI))))[: len(x_RI)]
+
+    x_RI = x.reshape(rows, width)
+    if width <= outputs or rows < PACKED_ROWS:
+        return padded(x_RI).view(*x.shape[:-1], outputs)
+    # wide inputs are not copied: most rows are a round number, and only the others are padded
+    most = rounded_rows(rows - rows // (1 << ROW_BITS - 1))
+    return torch.cat([product(x_RI[:most]), padded(x_RI[most:])]).view(*x.shape[:-1], outputs)
 
 
 def rounded_rows(rows: int) -> int:
@@ -126,7 +133,11 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         many = x.numel() // x.shape[-1] * self.out >= MANY_OUTPUTS
-        return torch.ops.quantized.linear_dynamic(x, self.many if many else self.few, self.reduce_range)
+        packed = self.many if many else self.few
+        return in_rounded_rows(lambda part: self._product(part, packed), x, self.out)
+
+    def _product(self, x: Tensor, packed: Any) -> Tensor:
+        return torch.ops.quantized.linear_dynamic.default(x, packed, self.reduce_range)
 
 
 def _packed_int8(rounded: Tensor, bias_O: Tensor | None, engine: str) -> Any:

@@ -20,9 +20,11 @@ from transformers.models.mbart.modeling_mbart import MBartDecoderLayer
 from transformers.models.pegasus.modeling_pegasus import PegasusDecoderLayer
 from transformers.models.whisper.modeling_whisper import WhisperDecoderLayer
 
+from l0drop.decoding import packed_memory
 from l0drop.decoding.attention import NAME, attend, current_ancestry, value_blocks
 from l0drop.decoding.caches import DecoderCache, MemoryLayer, PrefixLayer
 from l0drop.decoding.linear import HALF, LinearKind, PackedLinear, make_linear
+from l0drop.decoding.packed_memory import PACK_FROM, PACK_FROM_ALL, PackedMemory
 
 NORMS_FIRST = {
     MarianDecoderLayer: False,
@@ -72,8 +74,11 @@ class Stack(nn.Module):
         ancestry = current_ancestry()
         seen = None if ancestry is None else ancestry.bias
         x_RD = hidden_R1D[:, 0]
+        if not past_key_values.memory[0].is_stored:
+            for step, memory in zip(self.steps, past_key_values.memory, strict=True):
+                step.store(states_BKD, bias_B11K, memory, past_key_values.beams)
         for step, prefix, memory in zip(self.steps, past_key_values.prefix, past_key_values.memory, strict=True):
-            x_RD = step(x_RD, seen, states_BKD, bias_B11K, prefix, memory)
+            x_RD = step(x_RD, seen, bias_B11K, prefix, memory)
         return x_RD[:, None]
 
 
@@ -84,32 +89,40 @@ class _DecoderLayer:
         own, cross = layer.self_attn, layer.encoder_attn
         self.heads, self.scale = own.num_heads, own.scaling
         self.norm_first = NORMS_FIRST[type(layer)]
-        self.memory_dtype = torch.bfloat16 if kind.endswith(HALF) else None
+        self.halves = kind.endswith(HALF)
+        self.packs = kind != "plain" and packed_memory.is_faster(torch.get_num_threads())
         self.copied_bytes = 0
         self.query_key_value = self._joined(own, kind)
-        linears = (own.out_proj, cross.q_proj, cross.k_proj, cross.v_proj, cross.out_proj, layer.fc1, layer.fc2)
+        self.query = self._make(cross.q_proj, kind, self.scale)
+        linears = (own.out_proj, cross.k_proj, cross.v_proj, cross.out_proj, layer.fc1, layer.fc2)
         made = [self._make(linear, kind) for linear in linears]
-        self.own_out, self.query, self.key, self.value, self.cross_out, widen, self.narrow = made
+        self.own_out, self.key, self.value, self.cross_out, widen, self.narrow = made
         self.widen = _with_activation(widen, layer.activation_fn)
         self.value_weights = None if kind.startswith("int8") else (cross.v_proj.weight, cross.v_proj.bias)
         self.own_norm, self.cross_norm, self.last_norm = map(
             _norm, (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm)
         )
 
-    def _make(self, linear: nn.Linear, kind: LinearKind) -> Apply:
-        made = make_linear(kind, linear.weight, linear.bias)
+    def _make(self, linear: nn.Linear, kind: LinearKind, scale: float = 1.0) -> Apply:
+        """The layer, times `scale`."""
+        made = make_linear(kind, *_scaled(linear, scale))
         self.copied_bytes += 0 if made is None else made.copied_bytes
-        return linear.forward if made is None else made.forward
+        if made is not None:
+            return made.forward
+        return linear.forward if scale == 1 else lambda x: linear.forward(x) * scale
 
     def _joined(self, attention: Any, kind: LinearKind) -> Callable[[Tensor], tuple[Tensor, ...]]:
-        """Query, key and value in one product, if the weights are copied anyway."""
+        """Scaled query, key and value in one product, if the weights are copied anyway."""
         parts = (attention.q_proj, attention.k_proj, attention.v_proj)
-        given = parts[0].bias is not None  # Whisper's keys have none
-        biases = [torch.zeros_like(parts[0].bias) if part.bias is None else part.bias for part in parts if given]
-        bias = torch.cat(biases) if given else None
-        made = make_linear(kind, torch.cat([part.weight for part in parts]).detach(), bias)
+        weights, biases = zip(
+            *(_scaled(part, scale) for part, scale in zip(parts, (self.scale, 1.0, 1.0), strict=True)), strict=True
+        )
+        given = biases[0] is not None  # Whisper's keys have none
+        filled = [torch.zeros_like(biases[0]) if bias is None else bias for bias in biases if given]
+        made = make_linear(kind, torch.cat(weights), torch.cat(filled) if given else None)
         if made is None:
-            return lambda x_RD: tuple(part.forward(x_RD) for part in parts)
+            query = self._make(attention.q_proj, kind, self.scale)
+            return lambda x_RD: (query(x_RD), *(part.forward(x_RD) for part in parts[1:]))
         self.copied_bytes += made.copied_bytes
         return lambda x_RD: made.forward(x_RD).chunk(3, -1)
 
@@ -117,7 +130,6 @@ class _DecoderLayer:
         self,
         x_RD: Tensor,
         seen: Tensor | None,
-        states_BKD: Tensor,
         bias_B11K: Tensor | None,
         prefix: PrefixLayer,
         memory: MemoryLayer,
@@ -128,9 +140,7 @@ class _DecoderLayer:
         x_RD = x_RD + self.own_out(self._attended(q_RD, keys, values, seen))
         x_RD = x_RD if first else self.own_norm(x_RD)
         q_RD = self.query(self.cross_norm(x_RD) if first else x_RD)
-        if memory.keys is None:
-            self._store(states_BKD, memory)
-        x_RD = x_RD + self.cross_out(self._attended(q_RD, memory.keys, memory.values, bias_B11K))
+        x_RD = x_RD + self.cross_out(self._attended_memory(q_RD, bias_B11K, memory))
         x_RD = x_RD if first else self.cross_norm(x_RD)
         x_RD = x_RD + self.narrow(self.widen(self.last_norm(x_RD) if first else x_RD))
         return x_RD if first else self.last_norm(x_RD)
@@ -141,11 +151,18 @@ class _DecoderLayer:
     def _memory_heads(self, x_BKD: Tensor) -> Tensor:
         return x_BKD.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
-    def _store(self, states_BKD: Tensor, memory: MemoryLayer) -> None:
-        """Project the memory and keep its keys and values, in bfloat16 if attention is faster on it."""
-        keys, values = self._memory_heads(self.key(states_BKD)), self._values(states_BKD)
-        dtype = self.memory_dtype or keys.dtype
-        memory.update(*(x.to(dtype, memory_format=torch.contiguous_format) for x in (keys, values)))
+    def store(self, states_BKD: Tensor, bias_B11K: Tensor | None, memory: MemoryLayer, beams: int) -> None:
+        """Project the memory and keep its keys and values, packed if attention is faster on that."""
+        keys = self._memory_heads(self.key(states_BKD))
+        sentences, rows = states_BKD.shape[:2]
+        enough = rows >= PACK_FROM and sentences * rows >= PACK_FROM_ALL
+        if self.packs and enough and (beams > 1 or self.halves):
+            assert bias_B11K is not None
+            dtype = torch.bfloat16 if self.halves else keys.dtype
+            values = self._memory_heads(self.value(states_BKD)).transpose(2, 3)
+            memory.packed = PackedMemory.of(keys.to(dtype), values.to(dtype), bias_B11K[:, 0, 0], beams)
+        else:
+            memory.update(keys, self._values(states_BKD))
 
     def _values(self, states_BKD: Tensor) -> Tensor:
         """The memory's values; transposed by the product that computes them if that makes `attend` faster."""
@@ -160,10 +177,22 @@ class _DecoderLayer:
             transposed += bias_D[:, None]
         return transposed.unflatten(2, (self.heads, -1))
 
+    def _attended_memory(self, query_RD: Tensor, bias_B11K: Tensor | None, memory: MemoryLayer) -> Tensor:
+        if memory.packed is not None:
+            return memory.packed.attend(query_RD)
+        return self._attended(query_RD, memory.keys, memory.values, bias_B11K)
+
     def _attended(self, query_RD: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         rows, width = query_RD.shape
         query_BHkd = query_RD.unflatten(0, (len(key), -1)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        return attend(query_BHkd, key, value, mask, self.scale).transpose(1, 2).reshape(rows, width)
+        return attend(query_BHkd, key, value, mask, 1.0).transpose(1, 2).reshape(rows, width)
+
+
+def _scaled(linear: nn.Linear, scale: float) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of a layer, times `scale`."""
+    if scale == 1:
+        return linear.weight, linear.bias
+    return linear.weight.detach() * scale, None if linear.bias is None else linear.bias.detach() * scale
 
 
 def _norm(module: nn.LayerNorm) -> Apply:

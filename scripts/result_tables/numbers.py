@@ -64,6 +64,9 @@ def of_speed() -> dict[str, str]:
     assert short is not None
     assert dense is not None
     alone = short.cpu.p50 / dense.cpu.p50 - 1
+    one = files.decoding("decode-one-sentence")
+    for name, key in (("engine", "speed-one-sentence"), ("engine-int8", "speed-int8-one-sentence")):
+        found[key] = ratio(one, "end_to_end", f"{name}-short", f"{name}-dense")
     predicted = SpeedPrediction.read(RESULTS / "predict.json")
     (long,) = [cell for cell in predicted.table if (cell.batch, cell.source) == (32, 512)]
     pays_from = predicted.pays_from["32"]["both"]

@@ -48,6 +48,26 @@ def test_few_row_counts_reach_the_packed_product(monkeypatch):
     torch.testing.assert_close(made(x[:999], "relu"), F.linear(x[:999], weight, bias).relu(), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("engine", int8_engines())
+def test_few_row_counts_reach_the_int8_product(monkeypatch, engine):
+    weight, bias = layer()
+    made, counts = Int8Linear(weight, bias, engine), set()
+    real = made._product
+
+    def noted(x, packed):
+        counts.add(x.numel() // x.shape[-1])
+        return real(x, packed)
+
+    monkeypatch.setattr(made, "_product", noted)
+    for rows in range(1, 257):
+        made(torch.randn(rows, 40))
+    assert len(counts) == 16 + 8 * 4
+    x = torch.randn(3, 33, 40)
+    one_by_one = real(x.flatten(0, 1), made.few)
+    torch.testing.assert_close(made(x).flatten(0, 1)[:64], one_by_one[:64], atol=0.1, rtol=0)
+    assert torch.equal(made(x[:1]), real(x[:1], made.few)), "padding must not change the scale of inputs"
+
+
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 18, 33, 100, 960, 4000, 4097, 65_537])
 def test_row_counts_are_rounded_up_by_an_eighth_at_most(rows):
     found = linear_module.rounded_rows(rows)
@@ -78,9 +98,7 @@ def test_large_calls_use_the_other_engine(monkeypatch):
     made, alone = Int8Linear(weight, added, few, many), Int8Linear(weight, added, many)
     monkeypatch.setattr(linear_module, "MANY_OUTPUTS", 24 * 5)
     used = []
-    monkeypatch.setattr(
-        linear_module.torch.ops.quantized, "linear_dynamic", lambda x, packed, reduce: used.append(packed) or x
-    )
+    monkeypatch.setattr(made, "_product", lambda x, packed: used.append(packed) or x)
     made(torch.randn(4, 40))
     made(torch.randn(1, 5, 40))
     assert used == [made.few, made.many]
