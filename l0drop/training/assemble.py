@@ -124,7 +124,7 @@ def _set_schedule(model: Any, recipe: Recipe, section: L0Drop) -> None:
 def gate_config(section: L0Drop, tokenizers: TokenizerPair) -> L0DropConfig:
     """The recipe's section as a config, with tokens replaced by their ids."""
     values = section.model_dump(exclude={"ramp", "always_keep"})
-    if not section.has_learned_gate and values["lambda_"] is None:
+    if section.shortener is None and not section.has_learned_gate and values["lambda_"] is None:
         values["lambda_"] = 0.0
     return L0DropConfig(**values, always_keep=tuple(_token_ids(section, tokenizers)))
 

@@ -58,8 +58,8 @@ def test_published_files_have_no_texts_and_no_names_of_clips():
 def test_the_small_training_is_the_recipe():
     content = read("whisper-tiny-small")
     recipe = load_recipe(ROOT / "recipes" / "whisper-tiny-small.yaml")
-    assert content["recipe"]["train"] == recipe.train.model_dump(mode="json")
-    assert content["recipe"]["l0drop"] == recipe.l0drop.model_dump(mode="json")
+    for name, section in (("train", recipe.train), ("l0drop", recipe.l0drop)):
+        assert type(section).model_validate(content["recipe"][name]) == section, "newer keys have defaults"
     assert {key: content["recipe"][key] for key in ("seed", "timestamps", "cut", "join")} == {
         "seed": recipe.seed, "timestamps": recipe.data.timestamps, "cut": recipe.data.cut, "join": recipe.data.join,
     }  # fmt: skip
