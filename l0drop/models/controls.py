@@ -94,7 +94,8 @@ class Controls(Encoding):
         if self.training and shift is not None:
             raise ValueError("shift: moves the test-time gate; in training, use keep")
         dial = dial_of(keep, max_memory, shift, dense)
-        self._require_gate(f"dial({dial})")
+        if self.shortener is not None:  # otherwise, making the text of a tensor would wait for the GPU
+            self._require_gate(f"dial({dial})")
         if self.training and isinstance(dial, Dials):
             raise ValueError("dial: a list of settings works in decoding only; in training, use a tensor keep")
         return DialContext(self._dial_key, dial)

@@ -149,3 +149,11 @@ def test_steer_without_a_value_uses_the_batches_since_the_last_call() -> None:
     model.steer()
     assert model.schedule.steps == 2
     assert min(expected) <= model.schedule.average <= max(expected), "there was no new batch"
+
+
+def test_the_dial_makes_no_text_of_a_setting_for_each_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU that would wait for the tensor, which a captured training step cannot do."""
+    model = sparsify(task.small_model(), L0DropConfig()).train()
+    monkeypatch.setattr(torch.Tensor, "__format__", lambda *_: pytest.fail("made a text of a tensor"))
+    with model.dial(keep=torch.tensor([0.3, 0.5])):
+        pass
