@@ -7,7 +7,8 @@ Attention to the memory: one program reads the keys and values of one sentence a
 sentences are split over the keys, and a second kernel joins the parts. Programs end at a sentence's last row, so
 padding is neither stored nor read.
 
-Attention to the target: one program per row and head reads the keys of its hypothesis where the ancestors wrote them.
+Attention to the target: likewise, with the keys of each hypothesis where its ancestors wrote them. Hypotheses of a
+sentence soon share all but their last tokens; what they share is read once.
 
 Shapes as in `state.py`; H heads, d head width, K rows of all memories, S splits.
 """
@@ -19,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from l0drop.decoding.gpu.state import State
+from l0drop.decoding.gpu.state import State, split_count
 
 BEAM_TILE = 16
 """Rows of the smallest matrix product; a sentence has at most so many beams."""
@@ -27,7 +28,7 @@ BEAM_TILE = 16
 KEYS = 64
 """Memory rows that a program reads at a time."""
 
-TIMES = 32
+TIMES = 64
 """Target positions that a program reads at a time."""
 
 
@@ -111,64 +112,102 @@ def self_attention(
 ) -> Tensor:
     """[R, I]; stores the new key and value."""
     rows, width = len(qkv_R3I), qkv_R3I.shape[1] // 3
+    positions = keys.shape[1]
+    splits = split_count(state.slots * heads, positions)
     out_RI = torch.empty(rows, width, dtype=qkv_R3I.dtype, device=qkv_R3I.device)
-    head = width // heads
-    _self_attention[(rows, heads)](
-        out_RI, qkv_R3I, keys, values, state.ancestors, state.length, state.open, distances, scale,
-        BEAMS=state.beams, SLOTS=state.slots, T=keys.shape[1], WIDTH=width, D=head, HAS_DISTANCES=distances is not None,
-        N=triton.next_power_of_2(head), BLOCK=TIMES, num_warps=2,
+    sizes, parts, heads_of_parts = _parts(out_RI, state, heads, splits)
+    _self_attention[(state.slots, heads, splits)](
+        out_RI, parts, heads_of_parts, qkv_R3I, keys, values, state.ancestors, state.length, state.open, distances,
+        scale,
+        **sizes, SLOTS=state.slots, T=positions, HAS_DISTANCES=distances is not None, TILE=BEAM_TILE, BLOCK=TIMES,
+        EXACT=qkv_R3I.dtype == torch.float32, num_warps=4,
     )  # fmt: skip
+    if splits > 1:
+        _join[(rows, heads)](out_RI, parts, heads_of_parts, state.open, **sizes, num_warps=1)
     return out_RI
 
 
 @triton.jit
 def _self_attention(  # type: ignore[no-untyped-def]
-    OUT, QKV, KEYS_, VALUES_, ANCESTORS, LENGTH, OPEN, DISTANCES, scale,
-    BEAMS: tl.constexpr, SLOTS: tl.constexpr, T: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
-    HAS_DISTANCES: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
+    OUT, PARTS, HEADS_OF_PARTS, QKV, KEYS_, VALUES_, ANCESTORS, LENGTH, OPEN, DISTANCES, scale,
+    BEAMS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr, S: tl.constexpr, N: tl.constexpr, SLOTS: tl.constexpr,
+    T: tl.constexpr, HAS_DISTANCES: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
+    slot = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    slot = row // BEAMS
+    split = tl.program_id(2)
     if tl.load(OPEN + slot) != 0:
+        beam = tl.arange(0, TILE)
         column = tl.arange(0, N)
         inside = column < D
-        own = QKV + row * (3 * WIDTH) + head * D + column
-        q = tl.load(own, mask=inside, other=0.0).to(tl.float32) * scale
-        k = tl.load(own + WIDTH, mask=inside, other=0.0)
-        v = tl.load(own + 2 * WIDTH, mask=inside, other=0.0)
+        of_beam = beam < BEAMS
+        row = slot * BEAMS + beam
+        mask = of_beam[:, None] & inside[None, :]
+        own = row[:, None] * (3 * WIDTH) + head * D + column[None, :]
+        q = tl.load(QKV + own, mask=mask, other=0.0)
         position = tl.load(LENGTH + slot) - 1
-        here = (row * T + position) * WIDTH + head * D + column
-        tl.store(KEYS_ + here, k, mask=inside)
-        tl.store(VALUES_ + here, v, mask=inside)
-        # the new position itself
-        top = tl.sum(q * k.to(tl.float32), 0)
-        if HAS_DISTANCES:
-            top += tl.load(DISTANCES + head * T).to(tl.float32)
-        total = 1.0
-        sums = v.to(tl.float32)
-        beam = row % BEAMS
-        side = position % 2
-        ancestors = ANCESTORS + ((side * SLOTS + slot) * BEAMS + beam) * T
-        for start in range(0, position, BLOCK):
-            time = start + tl.arange(0, BLOCK)
-            before = time < position
-            ancestor = tl.load(ancestors + time, mask=before, other=0)
-            there = ((slot * BEAMS + ancestor) * T + time)[:, None] * WIDTH + head * D + column[None, :]
-            both = before[:, None] & inside[None, :]
-            key = tl.load(KEYS_ + there, mask=both, other=0.0).to(tl.float32)
-            score = tl.sum(key * q[None, :], 1)
+        top = tl.full((TILE,), float("-inf"), tl.float32)
+        total = tl.zeros((TILE,), tl.float32)
+        sums = tl.zeros((TILE, N), tl.float32)
+        if split == 0:  # the new position itself
+            k = tl.load(QKV + own + WIDTH, mask=mask, other=0.0)
+            v = tl.load(QKV + own + 2 * WIDTH, mask=mask, other=0.0)
+            here = (row * T + position)[:, None] * WIDTH + head * D + column[None, :]
+            tl.store(KEYS_ + here, k, mask=mask)
+            tl.store(VALUES_ + here, v, mask=mask)
+            top = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * scale
             if HAS_DISTANCES:
-                score += tl.load(DISTANCES + head * T + position - time, mask=before, other=0.0).to(tl.float32)
-            score = tl.where(before, score, float("-inf"))
-            higher = tl.maximum(top, tl.max(score, 0))
-            weight = tl.exp(score - higher)
-            shrunk = tl.exp(top - higher)
-            value = tl.load(VALUES_ + there, mask=both, other=0.0).to(tl.float32)
-            sums = sums * shrunk + tl.sum(weight[:, None] * value, 0)
-            total = total * shrunk + tl.sum(weight, 0)
-            top = higher
-        tl.store(OUT + row * WIDTH + head * D + column, (sums / total).to(OUT.dtype.element_ty), mask=inside)
+                top += tl.load(DISTANCES + head * T).to(tl.float32)
+            total += 1.0
+            sums = v.to(tl.float32)
+        size = tl.cdiv(tl.cdiv(position, S), BLOCK) * BLOCK
+        first = split * size
+        last = tl.minimum(position, first + size)
+        side = position % 2
+        ancestors = ANCESTORS + (side * SLOTS + slot) * BEAMS * T
+        for start in range(first, last, BLOCK):
+            time = start + tl.arange(0, BLOCK)
+            before = time < last
+            # the beam that wrote each position of each hypothesis
+            writer = tl.load(
+                ancestors + beam[:, None] * T + time[None, :], mask=of_beam[:, None] & before[None, :], other=-1
+            )
+            for other in range(BEAMS):
+                # what hypothesis `other` reads and none before it: once, for all that share it
+                wanted = tl.load(ancestors + other * T + time, mask=before, other=-2)
+                shares = writer == wanted[None, :]
+                known = tl.max((shares & (beam < other)[:, None]).to(tl.int32), 0)
+                new = before & (known == 0)
+                if tl.max(new.to(tl.int32), 0) != 0:
+                    there = ((slot * BEAMS + wanted) * T + time)[:, None] * WIDTH + head * D + column[None, :]
+                    both = new[:, None] & inside[None, :]
+                    key = tl.load(KEYS_ + there, mask=both, other=0.0)
+                    value = tl.load(VALUES_ + there, mask=both, other=0.0)
+                    score = tl.dot(q, tl.trans(key), input_precision="ieee") if EXACT else tl.dot(q, tl.trans(key))
+                    score *= scale
+                    if HAS_DISTANCES:
+                        distance = tl.load(DISTANCES + head * T + position - time, mask=new, other=0.0)
+                        score += distance.to(tl.float32)[None, :]
+                    score = tl.where(shares & new[None, :], score, float("-inf"))
+                    higher = tl.maximum(top, tl.max(score, 1))
+                    # a hypothesis may have none of these positions
+                    safe = tl.where(higher == float("-inf"), 0.0, higher)
+                    weight = tl.exp(score - safe[:, None])
+                    shrunk = tl.exp(top - safe)
+                    if EXACT:
+                        sums = sums * shrunk[:, None] + tl.dot(weight, value, input_precision="ieee")
+                    else:
+                        sums = sums * shrunk[:, None] + tl.dot(weight.to(value.dtype), value)
+                    total = total * shrunk + tl.sum(weight, 1)
+                    top = higher
+        if S == 1:
+            where = row[:, None] * WIDTH + head * D + column[None, :]
+            tl.store(OUT + where, (sums / total[:, None]).to(OUT.dtype.element_ty), mask=mask)
+        else:
+            part = ((slot * tl.num_programs(1) + head) * S + split) * BEAMS + beam
+            tl.store(PARTS + part[:, None] * D + column[None, :], sums, mask=mask)
+            tl.store(HEADS_OF_PARTS + part * 2, top, mask=of_beam)
+            tl.store(HEADS_OF_PARTS + part * 2 + 1, total, mask=of_beam)
 
 
 # --- attention to the memory -------------------------------------------------------------------------------------
@@ -178,21 +217,14 @@ def cross_attention(
     query_RI: Tensor, memory_K2I: Tensor, bias_K: Tensor, state: State, heads: int, scale: float, splits: int
 ) -> Tensor:
     """[R, I]; rows of closed slots are not written."""
-    width = query_RI.shape[1]
-    head, beams, slots = width // heads, state.beams, state.slots
     out_RI = torch.empty_like(query_RI)
-    block = max(16, triton.next_power_of_2(head))
-    parts = heads_of_parts = query_RI.new_empty(0, dtype=torch.float32)
-    if splits > 1:
-        parts = torch.empty(slots, heads, splits, beams, head, dtype=torch.float32, device=query_RI.device)
-        heads_of_parts = torch.empty(slots, heads, splits, beams, 2, dtype=torch.float32, device=query_RI.device)
-    sizes: dict[str, Any] = {"BEAMS": beams, "WIDTH": width, "D": head, "S": splits, "N": block}
-    _cross_attention[(slots, heads, splits)](
+    sizes, parts, heads_of_parts = _parts(out_RI, state, heads, splits)
+    _cross_attention[(state.slots, heads, splits)](
         out_RI, parts, heads_of_parts, query_RI, memory_K2I, bias_K, state.offset, state.rows, state.open, scale,
         **sizes, TILE=BEAM_TILE, BLOCK=KEYS, EXACT=query_RI.dtype == torch.float32, num_warps=4, num_stages=3,
     )  # fmt: skip
     if splits > 1:
-        _join[(slots * beams, heads)](out_RI, parts, heads_of_parts, state.open, **sizes, num_warps=1)
+        _join[(len(out_RI), heads)](out_RI, parts, heads_of_parts, state.open, **sizes, num_warps=1)
     return out_RI
 
 
@@ -271,3 +303,13 @@ def _join(  # type: ignore[no-untyped-def]
         sums = tl.load(PARTS + part[:, None] * D + column[None, :], mask=inside[None, :], other=0.0)
         joined = tl.sum(sums * share[:, None], 0) / tl.sum(total * share, 0)
         tl.store(OUT + row * WIDTH + head * D + column, joined.to(OUT.dtype.element_ty), mask=inside)
+
+
+def _parts(out_RI: Tensor, state: State, heads: int, splits: int) -> tuple[dict[str, Any], Tensor, Tensor]:
+    """Sizes that kernels of attention share; buffers for the sums of the splits, their highest scores and totals."""
+    width = out_RI.shape[1]
+    head = width // heads
+    sizes = {"BEAMS": state.beams, "WIDTH": width, "D": head, "S": splits, "N": max(16, triton.next_power_of_2(head))}
+    shape = (state.slots, heads, splits, state.beams) if splits > 1 else (0,)
+    sums = torch.empty(*shape, head, dtype=torch.float32, device=out_RI.device)
+    return sizes, sums, torch.empty(*shape, 2, dtype=torch.float32, device=out_RI.device)

@@ -23,7 +23,7 @@ from torch import Tensor
 from l0drop.core.memory import Memory
 from l0drop.core.out_of_memory import is_out_of_memory
 from l0drop.decoding.gpu.graphs import Graphs, free_bytes, on_device
-from l0drop.decoding.gpu.state import SearchTensors, State, kinds_of
+from l0drop.decoding.gpu.state import SearchTensors, State, kinds_of, split_count
 from l0drop.decoding.gpu.step import DecoderStep, Operations, is_supported
 from l0drop.decoding.search import Search
 
@@ -42,12 +42,6 @@ REFILL_SHARE = 1 / 8
 CAPTURED = 64
 STATES_SHARE = 0.2
 """Captured steps to keep: at most so many, and at most this share of a GPU's memory for the buffers of their slots."""
-
-PROGRAMS = 1056
-"""Blocks of threads that keep a large GPU busy: eight for each of 132 multiprocessors."""
-
-SPLIT_ROWS = 128
-"""The least memory rows per split of attention to the memory."""
 
 MEMORY_SHARE = 0.6
 """The share of a GPU's free memory for keys and values of the memory; and for those of the target half of the rest."""
@@ -301,7 +295,7 @@ class Slots:
         positions = next(positions for positions in POSITIONS if positions >= search.max_length)
 
         def key_of(slots: int) -> tuple[int, ...]:
-            splits = self._splits(slots, max(rows))
+            splits = split_count(slots * self.step.heads, max(rows))
             return (slots, search.beams, search.candidates, positions, splits, *kinds_of(search))
 
         key = key_of(next((slots for slots in SLOTS if slots >= sentences), SLOTS[-1]))
@@ -337,11 +331,6 @@ class Slots:
         if self.device.type != "cuda":
             return 1 << 40
         return int(STATES_SHARE * torch.cuda.get_device_properties(self.device).total_memory)
-
-    def _splits(self, slots: int, rows: int) -> int:
-        """Parts into which the rows of a memory are split, so that there is work for all multiprocessors."""
-        wanted = min(PROGRAMS // max(1, slots * self.step.heads), rows // SPLIT_ROWS)
-        return 1 << max(0, wanted.bit_length() - 1) if wanted > 1 else 1
 
     def _most_slots(self, search: Search) -> int:
         """Slots whose keys and values of the target fit into the GPU's memory."""

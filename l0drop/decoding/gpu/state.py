@@ -24,6 +24,21 @@ FIRST_TIME, NO_TIMES, END_OF_TEXT, LATEST_START, NO_REPEAT_NGRAM = range(8, 13)
 AT_LENGTH, AT_NEXT, AT_END = range(3)
 """The length that divides a running score when it is compared with finished ones: `SearchTensors.numbers[DIVISOR]`."""
 
+PROGRAMS = 1056
+"""Blocks of threads that keep a large GPU busy: eight for each of 132 multiprocessors."""
+
+SPLIT_ROWS = 128
+"""The least keys per split of an attention."""
+
+
+def split_count(programs: int, rows: int) -> int:
+    """Parts into which an attention's keys are split, so that there is work for all multiprocessors: a power of 2.
+
+    programs: blocks of threads without a split. rows: the number of keys.
+    """
+    wanted = min(PROGRAMS // max(1, programs), rows // SPLIT_ROWS)
+    return 1 << max(0, wanted.bit_length() - 1) if wanted > 1 else 1
+
 
 @dataclass(frozen=True, eq=False)
 class State:

@@ -33,7 +33,10 @@ SEARCH = {"BEAMS": 4, "W": 13, "C": 8}
 KERNELS = (
     (attention._embed, {"BEAMS": 4, "D": 512, "COUNT": 1024, "N": 512}),
     (attention._add_norm, {"D": 512, "ADDS": True, "BIASED": True, "RMS": False, "N": 512}),
-    (attention._self_attention, {**HEADS, "SLOTS": 8, "T": 128, "HAS_DISTANCES": True, "BLOCK": 32}),
+    (
+        attention._self_attention,
+        {**HEADS, "S": 8, "SLOTS": 8, "T": 1024, "HAS_DISTANCES": True, "TILE": 16, "BLOCK": 64, "EXACT": False},
+    ),
     (attention._cross_attention, {**HEADS, "S": 8, "TILE": 16, "BLOCK": 64, "EXACT": False}),
     (attention._join, {**HEADS, "S": 8}),
     (selection._mark, {"BEAMS": 4, "SLOTS": 8, "T": 128, "V": 51864, "COPY": 128}),

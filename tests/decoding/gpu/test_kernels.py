@@ -26,6 +26,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 """Relative errors, against plain torch in float64 on the same inputs."""
+NO_BFLOAT16 = "Triton's interpreter multiplies matrices in bfloat16 wrongly; runs on a GPU"
 
 
 @pytest.fixture(autouse=True)
@@ -92,12 +93,26 @@ def test_add_norm_in_two_types(wide_x):
         close(two, three, dtype)
 
 
+def related(state, alone):
+    """Let the hypotheses of each slot share their ancestors up to the last `alone` positions."""
+    for slot, length in enumerate(state.length.tolist()):
+        end = max(0, length - 1 - alone)
+        state.ancestors[:, slot, :, :end] = state.ancestors[:, slot, :1, :end].clone()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("beams", "heads", "width", "positions"), [(1, 2, 32, 32), (4, 3, 24, 64), (5, 2, 128, 96)])
+@pytest.mark.parametrize(
+    ("beams", "heads", "width", "positions"), [(1, 2, 32, 32), (4, 3, 24, 64), (5, 2, 128, 96), (4, 2, 32, 640)]
+)
 @pytest.mark.parametrize("has_distances", [False, True])
-def test_self_attention(dtype, beams, heads, width, positions, has_distances):
+@pytest.mark.parametrize("alone", [0, 9, 1000])
+def test_self_attention(dtype, beams, heads, width, positions, has_distances, alone):
+    """From 256 positions on, in several splits. Hypotheses share all ancestors, all but the last nine, or none."""
+    if DEVICE.type == "cpu" and dtype == torch.bfloat16:
+        pytest.skip(NO_BFLOAT16)
     state = random_state(4, beams, positions, width, dtype)
-    state.length[0] = 1
+    state.length[0], state.length[1] = 1, positions
+    related(state, alone)
     twin = replace(state, keys=state.keys.double(), values=state.values.double())
     qkv = torch.randn(4 * beams, 3 * width, device=DEVICE).to(dtype)
     distances = torch.randn(heads, positions, device=DEVICE).to(dtype) if has_distances else None
@@ -107,6 +122,23 @@ def test_self_attention(dtype, beams, heads, width, positions, has_distances):
     close(ours, expected, dtype)
     assert torch.equal(state.keys.double(), twin.keys)
     assert torch.equal(state.values.double(), twin.values)
+
+
+@pytest.mark.parametrize("positions", [64, 512])
+def test_self_attention_reads_only_ancestors(positions):
+    """What no hypothesis descends from may be anything: slots are reused."""
+    state = random_state(3, 4, positions, 16, torch.float32)
+    related(state, 5)
+    side = (state.length.long() - 1) % 2
+    live = torch.zeros(3, 4, positions, dtype=torch.bool, device=DEVICE)
+    for slot, length in enumerate(state.length.tolist()):
+        for beam in range(4):
+            ancestors = state.ancestors[side[slot], slot, beam, : length - 1].long()
+            live[slot, ancestors, torch.arange(length - 1, device=DEVICE)] = True
+    live = live.view(12, positions)
+    state.keys[0][~live], state.values[0][~live] = torch.nan, torch.nan
+    qkv = torch.randn(12, 48, device=DEVICE)
+    assert kernels.self_attention(qkv, state.keys[0], state.values[0], state, 2, 0.3, None).isfinite().all()
 
 
 def ragged_memory(state, lengths, width, dtype, masked):
@@ -127,7 +159,7 @@ def ragged_memory(state, lengths, width, dtype, masked):
 @pytest.mark.parametrize(("beams", "heads", "width"), [(1, 2, 16), (4, 2, 128), (5, 3, 72)])
 def test_cross_attention(dtype, splits, masked, beams, heads, width):
     if DEVICE.type == "cpu" and dtype == torch.bfloat16:
-        pytest.skip("Triton's interpreter multiplies matrices in bfloat16 wrongly; runs on a GPU")
+        pytest.skip(NO_BFLOAT16)
     lengths = [1, 64, 65, 300, 129]
     state = random_state(len(lengths), beams, 4, width, dtype)
     memory, bias = ragged_memory(state, lengths, width, dtype, masked)
