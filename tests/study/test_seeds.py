@@ -320,8 +320,9 @@ def test_runs_that_read_the_same_outputs_tokenize_them_once(tmp_path, monkeypatc
     (runs / "apart-s1" / "metrics.json").write_text("{}")
     then = {("on-s1",): lambda: (runs / "translated").write_text("x\n")}
     seeds.train_all([zero, dense, rule, other, on, base], runs, 2, 1, Console(quiet=True), then)
-    assert (runs / "on-taught-s1" / "data").resolve() == (runs / "zero-s1" / "data").resolve()
-    assert not (runs / "zero-s1" / "data").is_symlink()
+    shared = [runs / name / "data" for name in ("on-taught-s1", "zero-s1")]  # whichever starts first has the data
+    assert shared[0].resolve() == shared[1].resolve()
+    assert [path.is_symlink() for path in shared].count(True) == 1
     for name in ("freq-s1", "zero-s2", "on-s1"):
         assert not (runs / name / "data").exists(), f"{name} reads other text, or with hints"
     assert len(pool.order) == 6
