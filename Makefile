@@ -30,10 +30,12 @@ test: setup
 test-slow: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m slow
 
-# Uses the installed Python and torch, which support the GPU; installs nothing.
+# Uses the installed Python and torch, which support the GPU; installs nothing. One process without pytest-xdist.
 GPU_PYTHON ?= python3
+GPU_WORKERS ?= 6
 test-gpu:
-	$(GPU_PYTHON) -m pytest -q -rs -p no:cacheprovider tests/gpu tests/decoding/gpu
+	workers=; if $(GPU_PYTHON) -c 'import xdist' 2>/dev/null; then workers='-n $(GPU_WORKERS) --dist worksteal'; fi; \
+		$(GPU_PYTHON) -m pytest -q -rs -p no:cacheprovider $$workers tests/gpu tests/decoding/gpu
 
 # Random arguments, files, weights, texts and settings. TARGET and SEED repeat a finding.
 SECONDS ?= 600

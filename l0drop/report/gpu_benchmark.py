@@ -147,4 +147,5 @@ def text_table(result: GpuTextBenchmark) -> Titled:
     faster = ["speed-up, engine-short", "speed-up, engine-dense"]
     head = ["", "sent./s", *faster, "batch tokens", "output tokens", "P50 ms", "P99 ms"]
     note = "".join(f"{name} is left out: {reason}. " for name, reason in result.left_out.items())
+    note += "".join(f"{limit}. " for limit in result.limited)
     return f"{title}, beam {result.generation['num_beams']}, {result.dtype}", Table(head, rows, note)

@@ -101,12 +101,20 @@ class GpuDecodeBenchmark(JsonFile):
     made_by: Provenance | None = flat()
 
 
+@dataclass(frozen=True)
+class Stopped:
+    """A call that was not finished: its seconds, and the share of the source tokens that were decoded."""
+
+    seconds: float
+    share: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class GpuTextSystem:
     """One system on lines of text, from text to text. seconds: wall time of all lines, by round.
 
-    batch_tokens: of the batches that were fastest, for systems that were tried with several. latency_ms: of lines
-    decoded alone.
+    batch_tokens: of the batches that are timed. tried: seconds of the calls that found them; stopped: those that were
+    too slow to finish. latency_ms: of lines decoded alone, in latency_rounds.
     """
 
     seconds: list[float]
@@ -115,14 +123,17 @@ class GpuTextSystem:
     output_tokens: int
     batch_tokens: int | None = optional()
     tried: dict[str, float] = optional(factory=dict)
+    stopped: dict[str, Stopped] = optional(factory=dict)
     latency_ms: Percentiles | None = optional()
+    latency_rounds: int | None = optional()
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuTextBenchmark(JsonFile):
     """Lines of text on a GPU. Ratios are of the wall time of all lines. sparsity: None without a gate.
 
-    baseline: the dense model that the systems of others decode, and ours as engine-baseline.
+    baseline: the dense model that the systems of others decode, and ours as engine-baseline. alone: the number of lines
+    that were also decoded alone. limited: what was measured less often than asked, and why.
     """
 
     COMMAND = "l0drop bench decode --device cuda"
@@ -138,6 +149,8 @@ class GpuTextBenchmark(JsonFile):
     systems: dict[str, GpuTextSystem]
     ratios: list[Ratio]
     baseline: str | None = optional()
+    alone: int | None = optional()
+    limited: list[str] = optional(factory=list)
     left_out: dict[str, str] = optional(factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     ctranslate2: str | None = None

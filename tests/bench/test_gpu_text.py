@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from l0drop import load
 from l0drop.bench import gpu_text
 from l0drop.bench.gpu_text import gpu_text_benchmark
+from l0drop.bench.peers import BRIEF
 from l0drop.bench.workloads import TextFile
 from l0drop.decoding.text import TextModel
 from l0drop.report.gpu_benchmark import text_table
@@ -103,13 +105,77 @@ def test_the_table_shows_every_system(result):
     assert all(name in shown for name in SYSTEMS)
 
 
-def test_results_are_saved_after_every_round(result, saved):
-    """A run that is ended has those of the rounds before."""
-    assert [len(one.systems["engine-short"].seconds) for one in saved] == [1, 2, 2]
-    assert [one.systems["engine-short"].latency_ms is None for one in saved] == [True, True, False]
-    assert [list(one.systems) for one in saved] == [list(SYSTEMS)] * 3
+def test_results_are_saved_whenever_a_system_is_done(result, saved):
+    """A run that is ended keeps them."""
+    slow = [name for name in SYSTEMS if name.startswith("hf")]
+    turns = [*SYSTEMS, *(name for name in reversed(SYSTEMS) if name not in slow)]
+    for index, one in enumerate(saved[: len(turns)]):
+        assert {name: len(system.seconds) for name, system in one.systems.items()} == Counter(turns[: index + 1])
+    assert [one.alone for one in saved] == [None] * len(turns) + [3, 3, 3]  # two rounds, and the end
+    assert [one.systems["engine-short"].latency_rounds for one in saved[len(turns) :]] == [1, 2, 2]
     assert saved[-1] == result
     assert {one.sparsity for one in saved} == {result.sparsity}, "lines alone do not change it"
+
+
+def test_a_run_that_is_ended_in_its_first_round_leaves_the_systems_that_are_done(
+    model_folder, text, tmp_path, monkeypatch
+):
+    file = tmp_path / "text.json"
+
+    def ended(self, peer, limit, lines, report=None, **changes):
+        if changes:  # it warms up
+            return 0
+        if report is None:
+            raise KeyboardInterrupt
+        return 0
+
+    monkeypatch.setattr(gpu_text.Contest, "hf", ended)
+    workload = TextFile(str(model_folder), text, sentences=3, max_new_tokens=6)
+    systems = ("engine-short", "engine-dense", "hf-dense")
+    with pytest.raises(KeyboardInterrupt):
+        gpu_text_benchmark(
+            workload, systems, device="cpu", dtype="float32", **QUIET, save=lambda result: result.write(file)
+        )
+    found = GpuTextBenchmark.read(file)
+    assert {name: len(system.seconds) for name, system in found.systems.items()} == dict.fromkeys(systems[:2], 1)
+
+
+def test_the_second_system_of_a_library_takes_the_batch_size_of_the_first(result, model_folder, text, monkeypatch):
+    calls = []
+    real = gpu_text.Contest.hf
+
+    def hf(self, peer, limit, lines, *report, **changes):
+        calls.append((peer.dense, limit, bool(report), dict(changes)))
+        return real(self, peer, limit, lines, *report, **changes)
+
+    monkeypatch.setattr(gpu_text.Contest, "hf", hf)
+    monkeypatch.setattr(gpu_text, "LIMITS", {"hf": (64,)})
+    said = []
+    workload = TextFile(str(model_folder), text, sentences=3, max_new_tokens=6)
+    found = gpu_text_benchmark(workload, ("hf-short", "hf-dense"), None, 5, 2, 0, "cpu", "float32", say=said.append)
+    assert calls == [
+        (False, 64, False, BRIEF), (False, 64, True, {}),  # it tries the only size
+        (True, 64, False, BRIEF),  # it does not warm up in full
+        (False, 64, False, {}), (True, 64, False, {}), (True, 64, False, {}), (False, 64, False, {}),
+    ]  # fmt: skip
+    short, dense = (found.systems[name] for name in ("hf-short", "hf-dense"))
+    assert (short.batch_tokens, [*short.tried]) == (64, ["64"])
+    assert (dense.batch_tokens, dense.tried) == (64, {})
+    assert found.limited == ["hf-dense: batches of 64 tokens, the fastest of hf-short"]
+    assert found.limited[0] in text_table(found)[1].note
+    phases = [line.split(": took")[0] for line in said if ": took" in line]
+    assert phases == ["loading", "hf-short: warm-up", "hf-dense: warm-up", "rounds", "lines alone"]
+
+
+def test_generate_reports_its_progress(model_folder, text):
+    loaded = load(model_folder, device="cpu")
+    contest = gpu_text.Contest(loaded, None, {"num_beams": 1, "max_new_tokens": 3})
+    shares = []
+    lines = text.read_text().splitlines()
+    contest.hf(contest.peer("hf-dense", text.parent), 64, lines, shares.append)
+    assert len(shares) > 1
+    assert shares == sorted(set(shares))
+    assert shares[-1] == 1.0
 
 
 def test_a_system_that_fails_in_a_round_is_left_out(model_folder, text, monkeypatch):
@@ -188,7 +254,7 @@ def test_the_command_measures_text(model_folder, text, tmp_path, monkeypatch, ca
 
     monkeypatch.setattr(gpu_text, "gpu_text_benchmark", on_cpu)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    options = "--device cuda --sentences 4 --max-new-tokens 5 --rounds 1 --alone 2"
+    options = "--device cuda --sentences 4 --max-new-tokens 5 --rounds 1 --alone 2 --alone-seconds 1e-9"
     output = tmp_path / "text.json"
     given = [model_folder, "--input", text, *options.split(), "--systems", "engine-short,engine-dense"]
     code, said = l0drop(monkeypatch, capsys, "bench", "decode", *given, "--json", output)
@@ -197,6 +263,8 @@ def test_the_command_measures_text(model_folder, text, tmp_path, monkeypatch, ca
     found = GpuTextBenchmark.read(output)
     assert list(found.systems) == ["engine-short", "engine-dense"]
     assert found.systems["engine-short"].latency_ms is not None
+    assert found.alone == 1
+    assert any("had no time for more" in limit for limit in found.limited)
 
 
 def test_unknown_systems_are_refused(model_folder, text):

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import soundfile
 import tokenizers
 import torch
 import transformers as hf
@@ -166,6 +165,8 @@ def tone(seconds: float, seed: int = 0, rate: int = 16_000) -> np.ndarray:
 
 def wav(seconds: float, seed: int = 0) -> bytes:
     """A sound file with `tone`."""
+    import soundfile  # tests without sound files must run without it
+
     file = io.BytesIO()
     soundfile.write(file, tone(seconds, seed), 16_000, format="WAV", subtype="FLOAT")
     return file.getvalue()

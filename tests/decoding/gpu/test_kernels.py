@@ -1,6 +1,7 @@
 """Each kernel against the function of its name in plain torch."""
 
 import copy
+import itertools
 import os
 import re
 import subprocess
@@ -17,7 +18,8 @@ from l0drop.decoding.search import Search, Timestamps
 
 triton = pytest.importorskip("triton", reason="needs triton")
 
-from l0drop.decoding.gpu import kernels  # noqa: E402
+from l0drop.decoding.gpu import attention, kernels, selection  # noqa: E402
+from tests.decoding.gpu import compile_kernels  # noqa: E402
 from tests.gpu import every_kernel  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
@@ -317,11 +319,44 @@ def test_large_vocabulary():
         same(state, twin, 1)
 
 
+class Recorded:
+    """A kernel that notes the constants of its launches."""
+
+    def __init__(self, kernel):
+        self.kernel, self.launches = kernel, []
+
+    def __getitem__(self, grid):
+        def launch(*arguments, **constants):
+            self.launches.append(constants)
+            return self.kernel[grid](*arguments, **constants)
+
+        return launch
+
+    def values(self, *names):
+        return {tuple(constants[name] for name in names) for constants in self.launches}
+
+
 @pytest.mark.slow
 def test_the_program_for_memory_checkers(monkeypatch):
-    """It runs on a GPU; here for few steps."""
-    monkeypatch.setattr(every_kernel, "POSITIONS", 4)
+    """It runs on a GPU; here, that it launches every kernel in every variant."""
+    recorded = {kernel.fn.__name__: (Recorded(kernel), constants) for kernel, constants in compile_kernels.KERNELS}
+    for name, (kernel, _) in recorded.items():
+        monkeypatch.setattr(attention if hasattr(attention, name) else selection, name, kernel)
     every_kernel.main(str(DEVICE))
+    for name, (kernel, constants) in recorded.items():
+        flags = [name for name, value in constants.items() if isinstance(value, bool)]
+        assert kernel.values(*flags) == {*itertools.product((False, True), repeat=len(flags))}, name
+    other = {
+        "_embed": ("COUNT", {0, every_kernel.POSITIONS}),
+        "_add_norm": ("num_warps", {2, 4}),
+        "_cross_attention": ("S", {1, 2, 8}),
+        "_join": ("S", {2, 8}),
+        "_best_of_block": ("num_warps", {4, 8}),
+        "_advance": ("num_warps", {1, 4}),
+    }
+    for name, (constant, expected) in other.items():
+        assert recorded[name][0].values(constant) == {(value,) for value in expected}, name
+    assert sum(len(kernel.launches) for kernel, _ in recorded.values()) < 200, "memory checkers are slow"
 
 
 def test_kernels_compile_without_a_gpu():
