@@ -18,14 +18,14 @@ from l0drop.report.figures import attention_mass, entropy, groups, quality_and_t
 from l0drop.runs.benchmark import DecodeBenchmarks
 from l0drop.runs.gpu_benchmark import GpuDecodeBenchmark, GpuTextBenchmark
 from l0drop.runs.precision import Precision
-from l0drop.runs.study import LengthScores
 from l0drop.runs.prediction import SpeedPrediction
+from l0drop.runs.study import LengthScores
 from l0drop.runs.table import Table, in_markdown
 from l0drop.runs.training_benchmark import TrainingSpeed
 from result_tables import files, quality, speech, speed, toys
 from result_tables.claims import claims_table
-from result_tables.files import RESULTS, ROOT, TOYS, read
 from result_tables.documents import lengths_table
+from result_tables.files import RESULTS, ROOT, TOYS, read
 from result_tables.gpu import gpu_profile_table, gpu_tables, gpu_text_table, gpu_whisper_tables, precision_tables
 from result_tables.numbers import all_numbers
 from result_tables.summary import NOTE, summary_table

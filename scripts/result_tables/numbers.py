@@ -1,7 +1,7 @@
 """Single numbers in running text, by name: `<!-- number: NAME -->VALUE<!-- /number -->`."""
 
 from l0drop.bench.cost_model import PAYS
-from l0drop.runs.gpu_benchmark import GpuDecodeBenchmark
+from l0drop.runs.gpu_benchmark import GpuDecodeBenchmark, GpuTextBenchmark
 from l0drop.runs.prediction import SpeedPrediction
 from l0drop.runs.training_benchmark import TrainingSpeed
 from result_tables import files
@@ -97,6 +97,9 @@ def of_gpu() -> dict[str, str]:
     dense = times("decode", "ct2-bfloat16", "engine-dense")
     whole = times("end_to_end", "ct2-bfloat16", "engine-short")
     alone = times("decode", "engine-dense", "engine-short")
+    texts = [GpuTextBenchmark.read(RESULTS / f"decode-gpu-{name}.json") for name in ("europarl", "windows")]
+    real = [r.times for text in texts for r in text.ratios if (r.system, r.by) == ("ct2-bfloat16", "engine-short")]
+    assert texts[0].sparsity is not None
     return {
         "gpu-copy": f"{result.bytes_per_second / 1e12:.2f}",
         "gpu-dense-least": f"{min(dense):.1f}",
@@ -104,6 +107,9 @@ def of_gpu() -> dict[str, str]:
         "gpu-whole-least": f"{min(whole):.1f}",
         "gpu-whole-most": f"{max(whole):.1f}",
         "gpu-short-most": f"{max(alone):.2f}",
+        "gpu-text-dropped": f"{texts[0].sparsity:.0%}",
+        "gpu-text-least": f"{min(real):.1f}",
+        "gpu-text-most": f"{max(real):.1f}",
     }
 
 
