@@ -450,6 +450,7 @@ def test_a_model_on_the_hub_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(f"{name} has no weights\nand more")
 
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda url: None)
+    monkeypatch.setattr(hf.PreTrainedConfig, "get_config_dict", lambda name: ({"model_type": "marian"}, {}))
     monkeypatch.setattr(hf.AutoModelForSeq2SeqLM, "from_pretrained", broken)
     message = r"^some/model: loading it from the Hugging Face hub failed \(some/model has no weights\)$"
     with pytest.raises(ValueError, match=message):

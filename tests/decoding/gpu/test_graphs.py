@@ -167,6 +167,7 @@ def random_batches(count):
         yield batch, {"num_beams": random(1, 4), "max_new_tokens": 32 if number % 8 == 0 else random(2, 7)}
 
 
+@pytest.mark.slow
 def test_graphs_and_their_memory_are_bounded(on_gpu, monkeypatch):
     """Batches of random shapes, with room for few graphs and a growing arena, have the plain path's outputs."""
     monkeypatch.setattr("l0drop.decoding.gpu.slots.CAPTURED", 4)

@@ -214,7 +214,7 @@ SEARCHES = [
 ]
 
 
-@pytest.mark.parametrize(("beams", "given"), [(1, 3), (2, 1), (5, 3)])
+@pytest.mark.parametrize(("beams", "given"), [(1, 3), (2, 1), pytest.param(5, 3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("changes", SEARCHES, ids=str)
 def test_choose(beams, given, changes):
     """A whole search on random logits, step by step; slots begin at different times, so their lengths differ."""
