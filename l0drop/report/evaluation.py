@@ -131,7 +131,7 @@ def sweep_table(names: Sequence[str], found: Sequence[Evaluation]) -> Table:
     threshold = first.first.tail_or_agreement.chrf.threshold
     head = ["model", "dropped", metric, "difference [95% bounds]", "verdict", f"lose over {threshold:.0f} chrF"]
     note = (
-        f"{first.scored:,} sentences. Differences are to dense, continued. Bounds are one-sided and over texts: they "
+        f"{first.scored:,} outputs. Differences are to dense, continued. Bounds are one-sided and over texts: they "
         "and the verdicts speak for these models only. Each point is tested separately; among many, one may pass by "
         "chance."
     )
@@ -195,7 +195,7 @@ def tail_table(evaluation: Evaluation, system: str, baseline: str, reference: st
     rows, head = tail_rows(run.tail_or_agreement, reference), ["tail risk", system, baseline, reference]
     if run.tail is None:  # baseline and reference are the same outputs, so none can gain
         chrf = run.tail_or_agreement.chrf
-        rows[:2] = [[f"sentences under {100 - chrf.threshold:.0f} chrF", f"{chrf.losing:.1%}", "", ""]]
+        rows[:2] = [[f"outputs under {100 - chrf.threshold:.0f} chrF", f"{chrf.losing:.1%}", "", ""]]
         head, rows = head[:3], [row[:3] for row in rows]
     same = run.agreement.same_outputs if run.tail is None and run.agreement is not None else run.same_outputs
     where, reverse = f"the {baseline} output and the {reference}", "; gained: the reverse"
@@ -204,7 +204,7 @@ def tail_table(evaluation: Evaluation, system: str, baseline: str, reference: st
     note = (
         f"{same} of {evaluation.scored} outputs are identical to the {baseline} model's. Missing: share of those in "
         f"the source. Lost: in {where}, but not in the {system} output{reverse}. Names: capitalised words inside a "
-        f"source sentence that the {reference} has too. Negations: sentences with a negation word."
+        f"source sentence that the {reference} has too. Negations: texts with a negation word."
     )
     if len(evaluation.runs) > 1:
         note += f" First of {len(evaluation.runs)} seeds."
@@ -220,7 +220,7 @@ def tail_rows(tail: Tail, reference: str = "human reference") -> list[list[str]]
     """The figures of an evaluation's tail risk, each with the values of system, baseline and reference."""
     chrf, length, sides = tail.chrf, tail.length, ("system", "baseline", "reference")
     rows = [
-        [f"sentences that {verb} more than {chrf.threshold:.0f} chrF", f"{share:.1%}", "", ""]
+        [f"outputs that {verb} more than {chrf.threshold:.0f} chrF", f"{share:.1%}", "", ""]
         for verb, share in (("lose", chrf.losing), ("gain", chrf.gaining))
     ]
     for name, label in TAIL.items():

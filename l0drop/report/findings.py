@@ -382,7 +382,7 @@ def _text(evaluation: Evaluation | None, trained: _Trained) -> str:
     if (scored := trained.scored) is None:
         return "no text"
     against = "" if scored.references is None else f", against {scored.references}"
-    return f"{scored.sentences:,} sentences of the {trained.split} text{against}"
+    return f"{scored.sentences:,} lines of the {trained.split} text{against}"
 
 
 def _compared_with(rows: list[Row]) -> str | None:

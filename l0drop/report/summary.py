@@ -52,7 +52,7 @@ def _price(findings: Findings) -> str:
     chrf = findings.tail.chrf
     first = "in the first pair of models, " if findings.seeds > 1 else ""
     return (
-        f"{gain}; {first}{chrf.losing:.1%} of the sentences lose more than {chrf.threshold:.0f} chrF against the "
+        f"{gain}; {first}{chrf.losing:.1%} of the outputs lose more than {chrf.threshold:.0f} chrF against the "
         f"dense model, and {chrf.gaining:.1%} gain as much."
     )
 

@@ -336,7 +336,7 @@ class Evaluation(JsonFile):
         paths = [str(entry["path"]) for entry in self.inputs if "path" in entry]
         if any("held_out" in entry for entry in self.inputs):
             return f"{self.scored:,} lines held out of {paths[0] if paths else 'the training text'}"
-        return f"{self.scored:,} sentences of {paths[0] if paths else 'the test text'}"
+        return f"{self.scored:,} lines of {paths[0] if paths else 'the test text'}"
 
 
 @dataclass(frozen=True)

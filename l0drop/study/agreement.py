@@ -96,7 +96,7 @@ def differences_to_training(
     }
     others: Terms = {
         "metric": (there.score.name, there.score.name),
-        "text": (there.sentences, f"{there.sentences:,} sentences, as in training"),
+        "text": (there.sentences, f"{there.sentences:,} lines, as in training"),
         "references": (there.references, there.references or HUMAN),
         "seeds": (1, "1"),
     }

@@ -129,14 +129,14 @@ def test_rows_without_an_evaluation_are_scored_as_those_with_one(tmp_path: Path)
     assert {row.name: row.score for row in found.rows} == pytest.approx(scores(tmp_path))
     folders.evaluated(tmp_path / "target-0.3", GOOD, GOOD, 0.31, sentences=3, metric="chrf")
     found = gather(tmp_path)
-    assert (found.metric, found.text) == ("BLEU", "40 sentences of the test text")
+    assert (found.metric, found.text) == ("BLEU", "40 lines of the test text")
     assert {row.name: row.score for row in found.rows} == scores(tmp_path)
     assert all(row.lower is None for row in found.rows)
     assert found.evaluation is None
     text = tmp_path / "target-0.3-texts" / "source"
     assert (
         "target-0.3/evaluation differs from sweep.json: metric chrF2, not BLEU; "
-        f"text 3 sentences of {text}, not 40 sentences, as in training."
+        f"text 3 lines of {text}, not 40 lines, as in training."
     ) in found.missing
     assert "Rows of one table must be scored in the same way, so all scores are taken from sweep.json." in found.missing
 
@@ -161,7 +161,7 @@ def test_another_text_of_equal_length_is_detected_by_the_score_of_the_continued_
         ({"metric": "chrf"}, "metric chrF2, not BLEU."),
         ({"tokenize": "intl"}, "tokenisation intl, not 13a."),
         ({"margin": 20.0}, "margin 20, not 10."),
-        ({"sentences": 20}, "text 20 sentences of "),
+        ({"sentences": 20}, "text 20 lines of "),
         ({"seeds": [(GOOD, GOOD)]}, "seeds 2, not 1."),
     ],
 )
@@ -196,7 +196,7 @@ def test_a_sweep_evaluated_on_another_text_shows_that_text(tmp_path: Path) -> No
         folders.evaluated(tmp_path / name, outputs, GOOD, folders.SPARSITIES[name], sentences=20, metric="chrf")
     found = gather(tmp_path)
     assert found.metric == "chrF2"
-    assert found.text.startswith("20 sentences of ")
+    assert found.text.startswith("20 lines of ")
     assert [row.name for row in found.rows] == ["reference", *folders.OUTPUTS]
     (continued, *points) = found.rows
     for row in points:
@@ -224,7 +224,7 @@ def test_scores_against_a_teachers_outputs_are_labelled(tmp_path: Path) -> None:
         entry["test"]["references"] = "outputs of runs/base"
     folders.put(tmp_path / "sweep.json", sweep)
     found = gather(tmp_path)
-    assert found.text == "40 sentences of the test text, against outputs of runs/base"
+    assert found.text == "40 lines of the test text, against outputs of runs/base"
     assert found.text in points_table(found).note
     folders.evaluated(tmp_path / "target-0.3", GOOD, GOOD, 0.31)
     assert any("references human references, not outputs of runs/base" in note for note in gather(tmp_path).missing)
@@ -305,7 +305,7 @@ def test_a_run_with_and_without_its_evaluation(tmp_path: Path) -> None:
     alone = gather(run)
     assert [(row.name, row.role, row.score) for row in alone.rows] == [("run", "sparse", 45.0)]
     assert alone.recommended is None
-    assert "run drops 40.0% of its encodings and reaches 45.00 BLEU on 40 sentences" in summary(alone)[2]
+    assert "run drops 40.0% of its encodings and reaches 45.00 BLEU on 40 lines" in summary(alone)[2]
     folders.evaluated(run, GOOD, GOOD, 0.4)
     found = gather(run)
     assert [row.role for row in found.rows] == ["dense", "sparse"]
