@@ -28,7 +28,7 @@ BEAM_TILE = 16
 KEYS = 64
 """Memory rows that a program reads at a time."""
 
-TIMES = 64
+TIMES = 32
 """Target positions that a program reads at a time."""
 
 
@@ -165,6 +165,7 @@ def _self_attention(  # type: ignore[no-untyped-def]
         last = tl.minimum(position, first + size)
         side = position % 2
         ancestors = ANCESTORS + (side * SLOTS + slot) * BEAMS * T
+        cached = slot * (BEAMS * T * WIDTH) + head * D  # positions inside a slot are 32 bits wide
         for start in range(first, last, BLOCK):
             time = start + tl.arange(0, BLOCK)
             before = time < last
@@ -179,10 +180,10 @@ def _self_attention(  # type: ignore[no-untyped-def]
                 known = tl.max((shares & (beam < other)[:, None]).to(tl.int32), 0)
                 new = before & (known == 0)
                 if tl.max(new.to(tl.int32), 0) != 0:
-                    there = ((slot * BEAMS + wanted) * T + time)[:, None] * WIDTH + head * D + column[None, :]
+                    there = (wanted * T + time)[:, None] * WIDTH + column[None, :]
                     both = new[:, None] & inside[None, :]
-                    key = tl.load(KEYS_ + there, mask=both, other=0.0)
-                    value = tl.load(VALUES_ + there, mask=both, other=0.0)
+                    key = tl.load(KEYS_ + cached + there, mask=both, other=0.0)
+                    value = tl.load(VALUES_ + cached + there, mask=both, other=0.0)
                     score = tl.dot(q, tl.trans(key), input_precision="ieee") if EXACT else tl.dot(q, tl.trans(key))
                     score *= scale
                     if HAS_DISTANCES:

@@ -35,7 +35,7 @@ KERNELS = (
     (attention._add_norm, {"D": 512, "ADDS": True, "BIASED": True, "RMS": False, "N": 512}),
     (
         attention._self_attention,
-        {**HEADS, "S": 8, "SLOTS": 8, "T": 1024, "HAS_DISTANCES": True, "TILE": 16, "BLOCK": 64, "EXACT": False},
+        {**HEADS, "S": 8, "SLOTS": 8, "T": 1024, "HAS_DISTANCES": True, "TILE": 16, "BLOCK": 32, "EXACT": False},
     ),
     (attention._cross_attention, {**HEADS, "S": 8, "TILE": 16, "BLOCK": 64, "EXACT": False}),
     (attention._join, {**HEADS, "S": 8}),
