@@ -56,6 +56,7 @@ def test_the_corpus_is_ragged_and_translates_word_by_word():
     assert all(len(targets) == 1 for targets in pairs.values())
 
 
+@pytest.mark.slow
 def test_every_system_is_measured_on_the_same_tokens(tmp_path):
     result = Benchmark("cpu", TINY).run(say=lambda text: None)
     assert list(result.rounds) == [THEIRS, THEIRS_OFF, OURS, OURS_GATED]

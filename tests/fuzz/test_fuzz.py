@@ -34,7 +34,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(sys.modules, "tests.fuzz.planted", target)
     monkeypatch.setattr("tests.fuzz.__main__.limit_memory", lambda: None)
 
-    def run(rounds: str, seconds: float = 3) -> list[tuple[str, str, str]]:
+    def run(rounds: str, seconds: float = 2) -> list[tuple[str, str, str]]:
         sent: Any = multiprocessing.SimpleQueue()
         fuzz("planted", _Stage(tmp_path / "stage"), rounds, seconds, tmp_path / "kept", sent)
         messages = []

@@ -131,6 +131,7 @@ def test_dropped_pieces_are_marked_without_a_terminal_too() -> None:
     assert struck(words, styled=False).plain == "~~The~~ cat~~s~~"
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_one_line_and_the_demo_resumes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "l0drop", "demo", "--task", "translation", "--folder", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -138,6 +138,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_signal_that_reaches_one_process_a_step_later_ends_both(baseline: Path, tmp_path: Path) -> None:
     values = tiny.sparse(tmp_path, str(baseline), train={"steps": 20, "save_every": 20, "batch_tokens": 600})
     recipe, script = written(tmp_path, values), tmp_path / "late.py"

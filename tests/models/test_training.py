@@ -75,6 +75,7 @@ def test_the_documented_loop_refuses_to_ruin_a_model_after_too_few_steps(solved,
     assert task.accuracy(model, held_out) < after - 0.3, "this is why it refuses"
 
 
+@pytest.mark.slow
 def test_the_trainer_reaches_the_target(solved, held_out, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     model = sparsify(copy.deepcopy(solved), L0DropConfig(gating="weight", target_sparsity=0.4))
     pairs = [pair for batch in task.batches(STEPS, seed=2) for pair in task.unbatched(batch)]

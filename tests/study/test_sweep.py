@@ -379,6 +379,7 @@ def test_a_failed_run_is_named(baseline: Path, tmp_path: Path) -> None:
     assert "tiny-sweep/lambda-" in message.replace(" ", "")
 
 
+@pytest.mark.slow
 def test_two_processes_train_each_point_together(whole: tuple[str, Path], tmp_path: Path) -> None:
     recipe, alone = whole
     values = yaml.safe_load(Path(recipe).read_text())

@@ -260,7 +260,7 @@ def test_an_interruption_does_not_change_the_average(tmp_path: Path, monkeypatch
     assert all(torch.equal(other[name], tensor) for name, tensor in one.items())
 
 
-@pytest.mark.parametrize(("gated", "fast"), [(False, False), (True, True)])
+@pytest.mark.parametrize(("gated", "fast"), [pytest.param(False, False, marks=pytest.mark.slow), (True, True)])
 def test_a_resumed_compiled_run_compiles_at_the_same_batches(
     gated: bool, fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
