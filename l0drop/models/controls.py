@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from l0drop.core.dial import Dials, dial_of
+from l0drop.core.dial import Dial, Dials, dial_of
 from l0drop.core.gates import LearnedGate
 from l0drop.core.penalty import (
     TOLERANCE,
@@ -94,8 +94,7 @@ class Controls(Encoding):
         if self.training and shift is not None:
             raise ValueError("shift: moves the test-time gate; in training, use keep")
         dial = dial_of(keep, max_memory, shift, dense)
-        if self.shortener is not None:  # otherwise, making the text of a tensor would wait for the GPU
-            self._require_gate(f"dial({dial})")
+        self._require_gate("dial", dial)
         if self.training and isinstance(dial, Dials):
             raise ValueError("dial: a list of settings works in decoding only; in training, use a tensor keep")
         return DialContext(self._dial_key, dial)
@@ -195,11 +194,15 @@ class Controls(Encoding):
         if not self.config.l0drop.enabled:
             raise ValueError("enabled: the model runs ungated; set model.config.l0drop.enabled = True first")
 
-    def _require_gate(self, method: str) -> None:
-        """Raise ValueError for a model with a shortener, for a method that is about gates."""
+    def _require_gate(self, method: str, dial: Dial | Dials | None = None) -> None:
+        """Raise ValueError for a model with a shortener, for a method that is about gates.
+
+        Only the error makes a text of the dial: that of a tensor waits for the GPU.
+        """
         if self.shortener is not None:
+            given = "" if dial is None else f"({dial})"
             raise ValueError(
-                f"{method}: acts on gates, and this model's memory comes from its shortener, "
+                f"{method}{given}: acts on gates, and this model's memory comes from its shortener, "
                 f"{type(self.shortener).__name__}, whose arguments say how many rows it keeps (shortener_args)"
             )
 
