@@ -115,9 +115,6 @@ def decode(
     alone: Annotated[
         int | None, typer.Option(help="On a GPU: lines that are also decoded one at a time. Default: 100.", min=0)
     ] = None,
-    alone_seconds: Annotated[
-        float | None, typer.Option(help="On a GPU: the most time for these lines, for each system. Default: 20.", min=0)
-    ] = None,
     shape: Annotated[
         str | None,
         typer.Option(
@@ -157,9 +154,9 @@ def decode(
 
     job = DecodeJob(
         model=model, input=input_, audio=audio, baseline=baseline, rival=rival, language=language, sentences=sentences,
-        max_new_tokens=max_new_tokens, alone=alone, alone_seconds=alone_seconds, shapes=_names(shape), batch=batch,
-        source=source, target=target, dropped=dropped, beams=beams, systems=_names(systems), device=device,
-        rounds=rounds, slow_rounds=slow_rounds, threads=threads,
+        max_new_tokens=max_new_tokens, alone=alone, shapes=_names(shape), batch=batch, source=source, target=target,
+        dropped=dropped, beams=beams, systems=_names(systems), device=device, rounds=rounds, slow_rounds=slow_rounds,
+        threads=threads,
     )  # fmt: skip
     result = job.run(log.print, _Shown(output))
     _print_decoded(result)

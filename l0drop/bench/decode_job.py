@@ -30,7 +30,7 @@ class DecodeJob:
 
     model: a run or model folder, or a name on the hub, which decodes the text of `input` or the recordings of `audio`;
     without one, batches of these shapes are decoded on random weights. baseline, rival: other models to time beside it.
-    alone: lines that are also decoded one at a time, on a GPU, for alone_seconds by each system.
+    alone: lines that are also decoded one at a time, on a GPU.
     """
 
     model: str | None = None
@@ -42,7 +42,6 @@ class DecodeJob:
     sentences: int | None = None
     max_new_tokens: int | None = None
     alone: int | None = None
-    alone_seconds: float | None = None
     shapes: tuple[str, ...] | None = None
     batch: int | None = None
     source: int | None = None
@@ -57,7 +56,7 @@ class DecodeJob:
 
     def __post_init__(self) -> None:
         if self.device == "cpu":
-            self._refuse("is for a GPU; on a CPU, every line is also decoded alone", "alone", "alone_seconds")
+            self._refuse("is for a GPU; on a CPU, every line is also decoded alone", "alone")
         elif self.device != "cuda":
             raise ValueError(f"device: expected cpu or cuda, got {self.device!r}")
         else:
@@ -65,7 +64,7 @@ class DecodeJob:
             if self._reads_text:
                 self._refuse("is for random weights; a model decodes text of natural length", *SIZES, "shapes")
             else:
-                self._refuse("needs a model folder", *LIMITS, "alone", "alone_seconds", "baseline")
+                self._refuse("needs a model folder", *LIMITS, "alone", "baseline")
 
     @property
     def _reads_text(self) -> bool:
@@ -109,7 +108,7 @@ class DecodeJob:
         require_cuda()
         return gpu_text.gpu_text_benchmark(
             workload, self.systems, rounds=self.rounds, slow_rounds=self.slow_rounds,
-            **self._given("alone", "alone_seconds", "baseline"), say=say, save=lambda result: show("", result),
+            **self._given("alone", "baseline"), say=say, save=lambda result: show("", result),
         )  # fmt: skip
 
     def _shapes_on_gpu(self, say: Callable[[str], None], show: Show) -> GpuDecodeBenchmark:

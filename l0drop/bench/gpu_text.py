@@ -85,12 +85,11 @@ def gpu_text_benchmark(
     dtype: str = "bfloat16",
     say: Say = print,
     save: Callable[[GpuTextBenchmark], None] = lambda result: None,
-    alone_seconds: float = ALONE_SECONDS,
 ) -> GpuTextBenchmark:
     """Time systems (default: all) on lines of text.
 
     baseline: a dense model with the same tokenizer. alone: lines that are also decoded one at a time, for at most
-    alone_seconds by each system. `save` gets the result so far whenever a system has decoded all lines, and after every
+    ALONE_SECONDS by each system. `save` gets the result so far whenever a system has decoded all lines, and after every
     round of lines alone. A system that fails is left out, and the reason is recorded.
     """
     for name in systems or ():
@@ -155,7 +154,7 @@ def gpu_text_benchmark(
         {name: race.calls[name] for name in ALONE if name in race.calls},
         [*islice(filter(str.strip, lines), alone)],
         min(rounds, ALONE_ROUNDS),
-        alone_seconds,
+        ALONE_SECONDS,
         device,
     )
     with _timed("lines alone", device, say):

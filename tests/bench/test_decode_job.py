@@ -54,7 +54,6 @@ def test_device_and_arguments_choose_the_benchmark(called: list[tuple[str, Any]]
     ("settings", "message"),
     [
         ({"alone": 0}, "`alone`: is for a GPU"),
-        ({"alone_seconds": 1.0}, "`alone_seconds`: is for a GPU"),
         ({"device": "tpu"}, "device: expected cpu or cuda, got 'tpu'"),
         ({"device": "cuda", "rival": "x"}, "`rival`: not measured on a GPU"),
         ({"device": "cuda", "baseline": "x"}, "`baseline`: needs a model folder"),

@@ -253,8 +253,9 @@ def test_the_command_measures_text(model_folder, text, tmp_path, monkeypatch, ca
         return gpu_text_benchmark(workload, systems, device="cpu", dtype="float32", **turns)
 
     monkeypatch.setattr(gpu_text, "gpu_text_benchmark", on_cpu)
+    monkeypatch.setattr(gpu_text, "ALONE_SECONDS", 1e-9)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    options = "--device cuda --sentences 4 --max-new-tokens 5 --rounds 1 --alone 2 --alone-seconds 1e-9"
+    options = "--device cuda --sentences 4 --max-new-tokens 5 --rounds 1 --alone 2"
     output = tmp_path / "text.json"
     given = [model_folder, "--input", text, *options.split(), "--systems", "engine-short,engine-dense"]
     code, said = l0drop(monkeypatch, capsys, "bench", "decode", *given, "--json", output)
